@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -266,6 +268,19 @@ def test_the_code_beside_the_weights_imports_ours(made: Any, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ostinato.hf", None)
     with pytest.raises(ImportError, match="this model needs ostinato: pip install"):
         exec(compile(source, "modeling_ostinato.py", "exec"), {"__name__": "again"})
+
+
+@pytest.mark.slow
+def test_a_program_without_our_import_loads_it_where_it_trusts_the_code(made: Any, tmp_path: Path) -> None:
+    _, folder = made("looped")
+    code = (
+        "import sys, transformers\n"
+        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)\n"
+        "print(model.config.model_type, type(model).__name__)"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.split() == ["ostinato", "OstinatoForCausalLM"], done.stderr
 
 
 def test_the_model_card_has_the_recipe(made: Any) -> None:

@@ -41,17 +41,26 @@ def trainer_of(model: Any, folder: Path, **settings: Any) -> Trainer:
     return kinds[0](model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collate)
 
 
-@pytest.mark.parametrize("name", ["experts", pytest.param("pairs", marks=pytest.mark.slow)])
-def test_trainer_learns_and_what_it_saves_is_the_same_model(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("experts", {}),
+        pytest.param("pairs", {}, marks=pytest.mark.slow),
+        pytest.param("halting", {"bf16": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_trainer_learns_and_what_it_saves_is_the_same_model(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     model = wrapped(runs.make_run(name, tmp_path / "run"))
-    trainer = trainer_of(model, tmp_path / "out", max_steps=24, gradient_accumulation_steps=2)
+    trainer = trainer_of(model, tmp_path / "out", max_steps=24, gradient_accumulation_steps=2, **settings)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
     assert after < 0.8 * before
     trainer.save_model(str(tmp_path / "saved"))
     again = type(model).from_pretrained(tmp_path / "saved")
-    assert abs(trainer_of(again, tmp_path / "again").evaluate()["eval_loss"] - after) < 1e-5
+    assert abs(trainer_of(again, tmp_path / "again", **settings).evaluate()["eval_loss"] - after) < 1e-5
 
 
 @pytest.mark.slow
