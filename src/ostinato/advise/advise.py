@@ -37,10 +37,12 @@ from ostinato.experiments.timing.workloads import Workload
 from ostinato.tasks.recipes import check_derived, load_recipe, write_derived
 
 RECIPE, TRIALS, ANSWER = "recommended.yaml", "trials.jsonl", "answer.json"
+MOST_SEEDS = 5
+"""Of candidates of the last stage that are not told apart."""
 _RESERVE = 0.03
 """Share of the time that is kept for the answer, between the two limits below in seconds."""
 _LEAST_RESERVE, _MOST_RESERVE = 15.0, 120.0
-_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
+LATENCY_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
 Say = Callable[[str], None]
 
 
@@ -140,7 +142,8 @@ def advise(
         watcher=watcher,
         n_threads=question.n_threads,
     )
-    planned = Halving(tuple(question.space.rates), mode, BASE, length=recipe.training.n_updates)
+    rates = tuple(question.space.rates)
+    planned = Halving(rates, mode, BASE, most_seeds=MOST_SEEDS, length=recipe.training.n_updates)
     costs = {one.name: one.figures["macs"] for one in candidates.found}
     pace = Pace(journal, costs, planned, question.n_workers, deadline, recipe.training.n_updates)
     try:
@@ -269,5 +272,5 @@ class _Latency:
         batch_size = limits.latency.batch_size if limits.latency else 1
         kind = "decoding" if model.generates else "forward"
         workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
-        (measured,) = Timer("auto", self._n_threads).measure([Timed(name, model)], [workload], _EFFORT)
+        (measured,) = Timer("auto", self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
         return measured.median_s

@@ -346,7 +346,7 @@ def _seeds_in_words(best: Standing, rival: Standing, mode: Mode, trainings_an_ho
     needed = seeds_needed(sample, (0.0, None)) if len(sample) > 1 else None
     each = min(trainings_an_hour.get(best.name, 0.0), trainings_an_hour.get(rival.name, 0.0)) / 2
     if needed is None or not each:
-        return f"not which of {names} is better: the seeds there are do not say how many it would take"
+        return f"not which of {names} is better: by the seeds there are that takes more than can be said"
     more = max(0, needed - len(sample))
     if more <= each:
         return f"which of {names} is better, were their difference what it is now: {more} more seeds of each"

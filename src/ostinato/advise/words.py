@@ -19,7 +19,7 @@ def findings(answer: Answer, recipe: str) -> list[str]:
         lines.append("time was up before the last stage: what follows is what the search had found by then")
     seeds = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
     lines.append(
-        f"advised: {best.name}: {answer.metric} {best.mean:.4g} after {best.updates:,} updates ({seeds}), learning rate "
+        f"advised: {best.name}: {answer.metric} {best.mean:.4g} after {best.updates:,} updates ({seeds}), rate "
         f"x {best.rate:g} of the recipe's; {recipe}"
     )
     if best.expected is not None and best.expected.update > best.updates:

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ostinato.advise.curves import continue_curve
+
+
+def test_a_power_law_is_continued() -> None:
+    points = [(u, 1.0 + 2.0 * u**-0.5) for u in (10, 20, 40, 80, 160)]
+    found = continue_curve(points, 640)
+    truth = 1.0 + 2.0 * 640**-0.5
+    assert abs(found.mean - truth) < 0.04
+    assert found.low <= truth <= found.high
+
+
+def test_a_flat_end_stays() -> None:
+    points = [(10, 3.0), (20, 1.0), (40, 0.5), (80, 0.5), (160, 0.5)]
+    assert continue_curve(points, 1000).mean == pytest.approx(0.4, abs=0.15)
+
+
+def test_what_is_further_away_is_less_certain() -> None:
+    points = [(10, 2.0), (30, 1.5), (90, 1.3)]
+    spreads = [continue_curve(points, update).sd for update in (90, 200, 2000)]
+    assert spreads[0] < spreads[1] < spreads[2]
+
+
+def test_one_point_says_no_more_than_the_spread_of_seeds() -> None:
+    found = continue_curve([(50, 0.7)], 500, noise=0.1)
+    assert (found.mean, found.sd) == (0.7, 0.1)
+
+
+def test_a_curve_needs_a_point() -> None:
+    with pytest.raises(ValueError, match="a curve needs a point"):
+        continue_curve([], 10)
+
+
+def test_nine_of_ten_intervals_hold_the_end_of_noisy_power_laws() -> None:
+    draw, hits = np.random.default_rng(0), 0
+    for _ in range(200):
+        c, a, b = draw.uniform(0, 2), draw.uniform(0.5, 3), draw.uniform(0.2, 1.2)
+
+        def at(u: float, c: float = c, a: float = a, b: float = b) -> float:
+            return float(c + a * (u / 20) ** -b + draw.normal(0, 0.02))
+
+        found = continue_curve([(u, at(u)) for u in (20, 60, 200)], 800, noise=0.02)
+        hits += found.low <= at(800) <= found.high
+    assert hits >= 170
