@@ -13,14 +13,15 @@ from typing import Any
 from ostinato.advise.answer import LATENCY, Answer, is_too_slow, make_answer
 from ostinato.advise.candidates import BASE, Candidate, Candidates, make_candidates
 from ostinato.advise.checks import NoAdviceError, baseline, check_data, why_not
-from ostinato.advise.halving import Halving, search
+from ostinato.advise.halving import Found, Halving, search
 from ostinato.advise.journal import Journal
 from ostinato.advise.limits import Limits
 from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
 from ostinato.advise.report import write_report
 from ostinato.advise.runs import SweepTrainer, mode_of
-from ostinato.advise.trials import Outcome, TimeUp
+from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer
+from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.space import SpaceConfig
 from ostinato.data.disk import make_folder, write_text
@@ -111,30 +112,19 @@ def advise(
         DataError: data that cannot be read, or too little of it. NoAdviceError: nothing can be advised, and why.
     """
     began = time.monotonic()
-    reserve = min(_MOST_RESERVE, max(_LEAST_RESERVE, _RESERVE * 3600 * question.hours))
-    deadline = began + 3600 * question.hours - reserve
     check_derived(question.out / RECIPE)
-    base, overrides = question.source, list(question.overrides)
-    if is_data(base):
-        base, overrides = recipe_of_data(base, overrides, question.out / "data")
-    recipe = load_recipe(base, overrides)
-    metric = question.metric or recipe.training.selection.metric
-    mode = mode_of(metric)
-    load_recipe(
-        base, [*overrides, f"training.selection.metric={metric}", f"training.selection.mode={mode}"]
-    )  # refuses an unknown metric
-    task, n_examples = check_data(recipe, access)
-    without = baseline(recipe, task, metric)
-    candidates = make_candidates(base, overrides, question.space, question.limits, access)
-    say(f"{len(candidates.found)} candidates of {candidates.limits}; {len(candidates.left_out)} left out")
-    journal = Journal(question.out, _asked(recipe, candidates, question, metric))
+    task = _read(question, access)
+    say(f"{len(task.candidates.found)} candidates of {task.limits}; {len(task.candidates.left_out)} left out")
+    seconds = 3600 * question.hours
+    deadline = began + seconds - min(_MOST_RESERVE, max(_LEAST_RESERVE, _RESERVE * seconds))
+    journal = Journal(question.out, task.as_dict(question.space))
     trainer = SweepTrainer(
-        f"advise {recipe.name}",
-        base,
-        overrides,
-        recipe,
-        candidates.found,
-        metric,
+        f"advise {task.recipe.name}",
+        task.base,
+        task.overrides,
+        task.recipe,
+        task.candidates.found,
+        task.metric,
         question.store,
         make_executor=make_executor or (lambda: LocalPool(question.n_workers)),
         deadline=deadline,
@@ -142,20 +132,106 @@ def advise(
         watcher=watcher,
         n_threads=question.n_threads,
     )
-    rates = tuple(question.space.rates)
-    planned = Halving(rates, mode, BASE, most_seeds=MOST_SEEDS, length=recipe.training.n_updates)
-    costs = {one.name: one.figures["macs"] for one in candidates.found}
-    pace = Pace(journal, costs, planned, question.n_workers, deadline, recipe.training.n_updates)
+    halving = Halving(
+        tuple(question.space.rates), task.mode, BASE, most_seeds=MOST_SEEDS, length=task.recipe.training.n_updates
+    )
+    costs = {one.name: one.figures["macs"] for one in task.candidates.found}
+    pace = Pace(journal, costs, halving, question.n_workers, deadline, halving.length)
+    clock = _Latency(journal, task.candidates.found, task.limits, question.n_threads)
+    found, n_tried = _searched(trainer, halving, pace, clock, say)
+    last = found.stages[-1] if found.stages else []
+    make_folder(question.out)
+    write_text(question.out / TRIALS, "".join(json.dumps(asdict(one)) + "\n" for one in found.outcomes))
+    if (reason := why_not(last, task.metric, task.mode, task.n_examples, task.without)) is not None:
+        raise NoAdviceError(f"no advice: {reason}")
+    for name in dict.fromkeys(one.trial.candidate for one in last):
+        if found.is_complete and time.monotonic() < deadline:
+            clock.seconds_of(name)
+    answer = make_answer(
+        found,
+        task.candidates.found,
+        question.space,
+        task.metric,
+        task.mode,
+        task.limits,
+        latencies=clock.known(),
+        length=halving.length,
+        trainings_an_hour={
+            one.trial.candidate: 3600 * question.n_workers / pace.seconds_of(one.trial)
+            for one in last
+            if one.score is not None
+        },
+        n_untried=task.candidates.n_untried + len(task.candidates.found) - n_tried,
+    )
+    if is_too_slow(answer.best, task.limits):
+        milliseconds = 1000 * answer.best.figures[LATENCY]
+        raise NoAdviceError(f"no advice: none is as fast as asked: {answer.best.name} takes {milliseconds:.3g} ms")
+    path = _write_recipe(question, task, answer)
+    report = write_report(question.out, answer, task.candidates, found, question.space, str(path))
+    advice = Advice(answer, task.candidates, found.outcomes, path, report)
+    write_text(question.out / ANSWER, json.dumps(advice.as_dict(), indent=2, ensure_ascii=False, default=str) + "\n")
+    return advice
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is trained, and what decides.
+
+    Args:
+        base, overrides: of `recipe`. n_examples: of its selection split. without: the best score there without a model.
+    """
+
+    base: str
+    overrides: list[str]
+    recipe: Recipe
+    metric: str
+    mode: Mode
+    n_examples: int
+    without: tuple[str, float] | None
+    candidates: Candidates
+
+    @property
+    def limits(self) -> Limits:
+        """The budget, that of the recipe where none was given."""
+        return self.candidates.limits
+
+    def as_dict(self, space: SpaceConfig) -> dict[str, Any]:
+        """Return all that the answer depends on but time."""
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "candidates": {one.name: one.settings for one in self.candidates.found},
+            "rates": space.rates,
+            "limits": asdict(self.limits),
+            "metric": self.metric,
+        }
+
+
+def _read(question: Question, access: DataAccess | None) -> _Task:
+    """Return what a question is about, refusing what cannot be told."""
+    base, overrides = question.source, list(question.overrides)
+    if is_data(base):
+        base, overrides = recipe_of_data(base, overrides, question.out / "data")
+    recipe = load_recipe(base, overrides)
+    metric = question.metric or recipe.training.selection.metric
+    mode = mode_of(metric)
+    selected = [f"training.selection.metric={metric}", f"training.selection.mode={mode}"]
+    load_recipe(base, [*overrides, *selected])  # refuses a metric that the task cannot have
+    task, n_examples = check_data(recipe, access)
+    candidates = make_candidates(base, overrides, question.space, question.limits, access)
+    without = baseline(recipe, task, metric)
+    return _Task(base, overrides, recipe, metric, mode, n_examples, without, candidates)
+
+
+def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: _Latency, say: Say) -> tuple[Found, int]:
+    """Return what the search found, and how many candidates were tried."""
     try:
         pace.probe(trainer)
     except TimeUp:
-        raise ConfigError(
-            f"--hours is too short: two trainings of the recipe, of {PROBES[0]} and {PROBES[1]} updates, take longer"
-        ) from None
-    names, rates = pace.shorten(question.space.rates)
-    say(f"{len(names)} of them are tried, at {len(rates)} learning rates")
-    halving = replace(planned, rates=rates)
-    clock = _Latency(journal, candidates.found, candidates.limits, question.n_threads)
+        first, second = PROBES
+        reason = f"two trainings of the recipe, of {first} and {second} updates, take longer"
+        raise ConfigError(f"--hours is too short: {reason}") from None
+    names, rates = pace.shorten(halving.rates)
+    say(f"{len(names)} of them are tried, at {len(rates)} learning rate{'s' if len(rates) > 1 else ''}")
 
     def size_of(stage: int, going_on: Sequence[Outcome]) -> int:
         updates = pace.size_of(stage, going_on, names, rates)
@@ -165,62 +241,22 @@ def advise(
     found = search(
         names,
         trainer,
-        halving,
+        replace(halving, rates=rates),
         size_of,
         is_open=clock.is_met,
         has_time=pace.has_time,
-        are_apart=lambda outcomes, name: _are_apart(outcomes, name, halving),
+        are_apart=lambda outcomes, name: _are_apart(outcomes, name, halving.mode),
     )
-    last = found.stages[-1] if found.stages else []
-    make_folder(question.out)
-    write_text(question.out / TRIALS, "".join(json.dumps(asdict(one)) + "\n" for one in found.outcomes))
-    if (reason := why_not(last, metric, mode, n_examples, without)) is not None:
-        raise NoAdviceError(f"no advice: {reason}")
-    for name in dict.fromkeys(one.trial.candidate for one in last):
-        if found.is_complete and time.monotonic() < deadline:
-            clock.seconds_of(name)
-    answer = make_answer(
-        found,
-        candidates.found,
-        question.space,
-        metric,
-        mode,
-        candidates.limits,
-        latencies=clock.known(),
-        length=recipe.training.n_updates,
-        trainings_an_hour={
-            one.trial.candidate: 3600 * question.n_workers / pace.seconds_of(one.trial) for one in last if one.score
-        },
-        n_untried=candidates.n_untried + len(candidates.found) - len(names),
-    )
-    if is_too_slow(answer.best, candidates.limits):
-        seconds = 1000 * answer.best.figures[LATENCY]
-        raise NoAdviceError(f"no advice: none is as fast as asked: {answer.best.name} takes {seconds:.3g} ms")
-    path = _write_recipe(question, base, overrides, recipe, answer, candidates.found)
-    report = write_report(question.out, answer, candidates, found, question.space, str(path))
-    advice = Advice(answer, candidates, found.outcomes, path, report)
-    write_text(question.out / ANSWER, json.dumps(advice.as_dict(), indent=2, ensure_ascii=False, default=str) + "\n")
-    return advice
+    return found, len(names)
 
 
-def _asked(recipe: Recipe, candidates: Candidates, question: Question, metric: str) -> dict[str, Any]:
-    """Return all that the answer depends on but time."""
-    return {
-        "recipe": recipe.model_dump(mode="json"),
-        "candidates": {one.name: one.settings for one in candidates.found},
-        "rates": question.space.rates,
-        "limits": asdict(candidates.limits),
-        "metric": metric,
-    }
-
-
-def _are_apart(outcomes: Sequence[Outcome], name: str, halving: Halving) -> bool:
+def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
     """Return whether a candidate of the last stage is told apart from the best one, by the seeds so far."""
     scores: dict[str, dict[int, float]] = {}
     for one in outcomes:
         if one.score is not None:
             scores.setdefault(one.trial.candidate, {})[one.trial.seed] = one.score
-    sign = 1.0 if halving.mode == "min" else -1.0
+    sign = 1.0 if mode == "min" else -1.0
     best = min(scores, key=lambda key: sign * sum(scores[key].values()) / len(scores[key]))
     if name == best:
         return False
@@ -228,18 +264,15 @@ def _are_apart(outcomes: Sequence[Outcome], name: str, halving: Halving) -> bool
     return bool(sample) and judge(sample, (0.0, None)).p_supported <= ALPHA
 
 
-def _write_recipe(
-    question: Question, base: str, overrides: list[str], recipe: Recipe, answer: Answer, candidates: Sequence[Candidate]
-) -> Path:
+def _write_recipe(question: Question, task: _Task, answer: Answer) -> Path:
     """Write the recommended recipe: the candidate's settings over the recipe, at the rate that was best."""
     best = answer.best
-    chosen = next(one for one in candidates if one.name == best.name)
-    rate = recipe.training.optimizer.lr * best.rate
-    settings = {**chosen.settings, "training.optimizer.lr": rate}
+    chosen = next(one for one in task.candidates.found if one.name == best.name)
+    settings = {**chosen.settings, "training.optimizer.lr": task.recipe.training.optimizer.lr * best.rate}
     return write_derived(
         question.out / RECIPE,
-        base,
-        overrides=[*overrides, *(f"{key}={json.dumps(value)}" for key, value in settings.items())],
+        task.base,
+        overrides=[*task.overrides, *as_overrides(settings)],
         description=f"Advised among {len(answer.standings)} candidates of {answer.limits}: {best.name}",
         command=shlex.join(["ostinato", "advise", question.source, *question.overrides, "--out", str(question.out)]),
     )

@@ -83,7 +83,8 @@ def search(
             best one, and needs no more seeds.
     """
     found = Found()
-    trials = [Trial(name, rate, 1, size_of(0, [])) for name in names for rate in halving.rates]
+    updates = size_of(0, [])
+    trials = [Trial(name, rate, 1, updates) for name in names for rate in halving.rates]
     for stage in range(N_STAGES):
         label = f"stage {stage}"
         try:

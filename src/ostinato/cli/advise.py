@@ -72,13 +72,8 @@ def advise(
     Candidates of the budget are trained for short times, the better ones longer. Killed, the same command goes on.
     Ends with exit code 1 where nothing can be advised.
     """
-    from ostinato.advise.advise import Question
-    from ostinato.advise.advise import advise as answer_question
     from ostinato.advise.limits import Limits, read_bytes, read_count, read_latency
-    from ostinato.advise.report import table
     from ostinato.advise.space import load_space
-    from ostinato.advise.words import findings
-    from ostinato.experiments.sweep.watch import make_watcher
 
     names, overrides = split_settings(words)
     if len(names) != 1:
@@ -91,11 +86,21 @@ def advise(
         source_length=source_length,
         target_length=target_length,
     )
+    chosen = load_space(space)
+
+    # All that follows imports torch: a wrong option is refused before.
+    from ostinato.advise.advise import Question
+    from ostinato.advise.advise import advise as answer_question
+    from ostinato.advise.candidates import BASE
+    from ostinato.advise.report import table
+    from ostinato.advise.words import findings
+    from ostinato.experiments.sweep.watch import make_watcher
+
     question = Question(
         source=names[0],
         out=out or Path("advice") / Path(names[0]).name.partition(".")[0],
         store=store,
-        space=load_space(space),
+        space=chosen,
         limits=limits,
         overrides=tuple(overrides),
         metric=metric,
@@ -117,6 +122,9 @@ def advise(
     print_table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
     for line in findings(advice.answer, str(advice.recipe)):
         print_line(line)
-    for reason, n in Counter(one.reason for one in advice.candidates.left_out).items():
+    named = {one.name: one.reason for one in advice.candidates.left_out}
+    if BASE in named:
+        print_line(f"left out: {BASE} itself: {named.pop(BASE)}")
+    for reason, n in Counter(named.values()).items():
         print_line(f"left out: {n} combination{'s' if n > 1 else ''}: {reason}")
     print_line(f"report: {advice.report}")

@@ -44,8 +44,8 @@ _RUN, _LOOK, _COMPARE = "Run", "Look inside", "Compare"
 _COUNT, _LABORATORY, _DATA = "Count", "Laboratory", "Data and settings"
 
 _COMMANDS = (
-    (_RUN, advise, "ostinato advise mine.jsonl --params 1M --hours 0.5"),
     (_RUN, demo, "ostinato demo --run-dir runs/demo"),
+    (_RUN, advise, "ostinato advise mine.jsonl --params 1M --hours 0.5"),
     (_RUN, train, "ostinato train scan/universal task.split=length training.n_updates=4000 --run-dir runs/mine"),
     (_RUN, generate, "echo 'jump twice' | ostinato generate runs/x --beam 4"),
     (_LOOK, evaluate, "ostinato evaluate runs/x --split gen --by category --beam 4"),
