@@ -80,6 +80,12 @@ def test_the_front_holds_what_nothing_beats_in_all_ways() -> None:
     assert {one.name for one in found.standings if one.is_on_front} == {"a", BASE}
 
 
+def test_costs_within_the_tolerance_of_the_budget_are_one() -> None:
+    macs = {"a": 9.1, BASE: 9.0, "c": 5.0}
+    found = answer(CLEAR, [candidate(name, macs=cost) for name, cost in macs.items()])
+    assert {one.name for one in found.standings if one.is_on_front} == {"a", "c"}
+
+
 def test_one_that_is_too_slow_is_not_advised() -> None:
     limits = Limits(parameters=10, latency=LatencyLimit(0.02))
     found = answer(CLEAR, limits=limits, latencies={"a": 0.03, BASE: 0.01, "c": 0.01})

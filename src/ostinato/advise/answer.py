@@ -139,7 +139,7 @@ def make_answer(
     by_name = {one.name: one for one in candidates}
     standings = _standings(found, by_name, mode, limits, latencies, length)
     standings = _compared(standings, mode, limits)
-    standings = _with_front(standings, mode)
+    standings = _with_front(standings, mode, space.tolerance)
     return Answer(
         metric,
         mode,
@@ -254,20 +254,25 @@ def _same_size(a: Standing, b: Standing) -> bool:
     return (a.stage, a.updates) == (b.stage, b.updates)
 
 
-def _with_front(standings: Sequence[Standing], mode: Mode) -> list[Standing]:
-    """Return the standings with those marked, among the best one's stage, that no other is better than in all ways."""
+def _with_front(standings: Sequence[Standing], mode: Mode, tolerance: float) -> list[Standing]:
+    """Return the standings with those marked, among the best one's stage, that no other is better than in all ways.
+
+    Costs that differ by no more than the tolerance, to which the budget is met, are one.
+    """
     if not standings:
         return []
     sign = 1.0 if mode == "min" else -1.0
     pool = [one for one in standings if one.mean is not None and _same_size(one, standings[0])]
     axes = [name for name in (*pool[0].figures, LATENCY) if all(name in one.figures for one in pool)] if pool else []
-    points = {one.name: [sign * float(one.mean or 0.0), *(one.figures[axis] for axis in axes)] for one in pool}
+    points = {one.name: (sign * float(one.mean or 0.0), [one.figures[axis] for axis in axes]) for one in pool}
 
     def is_beaten(name: str) -> bool:
-        mine = points[name]
+        score, costs = points[name]
         return any(
-            all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine
-            for key, other in points.items()
+            other <= score
+            and all(a <= b * (1 + tolerance) for a, b in zip(theirs, costs, strict=True))
+            and (other < score or any(a < b * (1 - tolerance) for a, b in zip(theirs, costs, strict=True)))
+            for key, (other, theirs) in points.items()
             if key != name
         )
 

@@ -125,7 +125,7 @@ class Pace:
 
     def _most_of(self, stage: int) -> int:
         """Return the updates beyond which a stage needs none: the recipe's in the last one, a third before it."""
-        return max(1, self.most // ETA ** (N_STAGES - 1 - stage))
+        return max(1, self.most // int(ETA ** (N_STAGES - 1 - stage)))
 
     def _left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
@@ -141,7 +141,7 @@ class Pace:
         n_second = max(self.halving.n_final, -(-len(names) // ETA)) + 1
         n_last = (self.halving.n_final + 1) * self.halving.n_seeds
         n_trainings = len(rates) * len(names) + n_second + n_last
-        slope = len(rates) * sum(slopes) + mean * (n_second * ETA + n_last * ETA ** (N_STAGES - 1))
+        slope = len(rates) * sum(slopes) + mean * (n_second * ETA + n_last * int(ETA ** (N_STAGES - 1)))
         return n_trainings * self._fixed, slope
 
     def _first_size(self, names: Sequence[str], rates: Sequence[float]) -> int:
