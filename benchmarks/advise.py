@@ -136,8 +136,18 @@ def row_of(task: str, length: int, metric: str, one: Outcome, levels: dict[str, 
     }
 
 
+def whole_part(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the candidates that have a long training."""
+    done = {row["candidate"] for row in rows if row["updates"] == row["length"]}
+    return [row for row in rows if row["candidate"] in done]
+
+
 def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the search advises on a grid, and how that compares."""
+    """Return what the search advises on a grid, and how that compares.
+
+    Raises:
+        DataError: long trainings are missing.
+    """
     length, metric = rows[0]["length"], rows[0]["metric"]
     mode, sizes = mode_of(metric), stage_sizes(length)
     names = list(dict.fromkeys(row["candidate"] for row in rows))
@@ -219,12 +229,14 @@ def main() -> None:
     grid.add_argument("--workers", type=int, default=1)
     again = commands.add_parser("replay", help="replay the search on grids")
     again.add_argument("grids", nargs="+", type=Path)
+    again.add_argument("--partial", action="store_true", help="of a grid that is not whole, the candidates that are")
     again.add_argument("--out", type=Path, help="write the outcomes as JSON lines")
     given = parser.parse_args()
     if given.command == "grid":
         train_grid(given.task, given.out, given.store, given.hours, given.workers, given.changes)
         return
-    found = [replay(read_rows(path)) for path in given.grids]
+    grids = [read_rows(path) for path in given.grids]
+    found = [replay(whole_part(rows) if given.partial else rows) for rows in grids]
     if given.out is not None:
         write_rows(found, given.out)
     print(table(found))

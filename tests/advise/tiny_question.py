@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,4 +33,5 @@ def question(folder: Path, **changes: Any) -> Question:
 
 
 if __name__ == "__main__":
-    advise(question(Path(sys.argv[1]), hours=float(sys.argv[2])), say=lambda line: print(line, flush=True))
+    asked = question(Path(sys.argv[1]), hours=float(sys.argv[2]))
+    advise(asked, say=lambda line: print(line, flush=True), began=time.monotonic() - time.process_time())

@@ -61,6 +61,14 @@ def test_a_grid_that_is_not_whole_is_refused(script: Callable[[str], ModuleType]
         script("advise").replay(rows()[:-1])
 
 
+def test_of_a_grid_that_is_not_whole_the_candidates_that_are_can_be_replayed(
+    script: Callable[[str], ModuleType],
+) -> None:
+    study = script("advise")
+    found = study.replay(study.whole_part(rows()[:-8]))
+    assert (found["candidates"], found["best"], found["advised"]) == (23, "c21", "c21")
+
+
 def test_the_tasks_have_recipes(script: Callable[[str], ModuleType]) -> None:
     tasks = script("advise").TASKS
     assert len(tasks) >= 6

@@ -44,6 +44,8 @@ _RESERVE = 0.03
 """Share of the time that is kept for the answer, between the two limits below in seconds."""
 _LEAST_RESERVE, _MOST_RESERVE = 15.0, 120.0
 LATENCY_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
+_ENDS = 1.5
+"""The end takes at most so many times what reading the question did, besides."""
 Say = Callable[[str], None]
 
 
@@ -100,23 +102,27 @@ def advise(
     say: Say = lambda line: None,
     watcher: Callable[[], Watcher] = Watcher,
     make_executor: Callable[[], Executor] | None = None,
+    began: float | None = None,
 ) -> Advice:
     """Answer a question: what it takes is bounded by its hours; killed, it goes on when it is asked again.
 
     Args:
         say: takes a line for people at each step. watcher: makes what shows the progress of a stage.
         make_executor: where trainings are done; None: `question.n_workers` processes of this machine.
+        began: `time.monotonic()` from which the hours count; None: now.
 
     Raises:
         ConfigError: a recipe or budget that cannot be used, too little time, a folder with another question's search.
         DataError: data that cannot be read, or too little of it. NoAdviceError: nothing can be advised, and why.
     """
-    began = time.monotonic()
+    began = time.monotonic() if began is None else began
     check_derived(question.out / RECIPE)
+    reading = time.monotonic()
     task = _read(question, access)
     say(f"{len(task.candidates.found)} candidates of {task.limits}; {len(task.candidates.left_out)} left out")
-    seconds = 3600 * question.hours
-    deadline = began + seconds - min(_MOST_RESERVE, max(_LEAST_RESERVE, _RESERVE * seconds))
+    # What the end takes is like what the beginning took: recipes that are read, libraries that are imported.
+    reserve = max(_LEAST_RESERVE, min(_MOST_RESERVE, _RESERVE * 3600 * question.hours))
+    deadline = began + 3600 * question.hours - reserve - _ENDS * (time.monotonic() - reading)
     journal = Journal(question.out, task.as_dict(question.space))
     trainer = SweepTrainer(
         f"advise {task.recipe.name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -112,6 +113,7 @@ def advise(
         question,
         access=access,
         say=(lambda line: None) if json else print_line,
+        began=time.monotonic() - time.process_time(),  # what the imports took counts, too
         watcher=lambda: make_watcher(None if json else console(), print_line),
     )
     if json:
