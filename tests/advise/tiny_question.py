@@ -1,4 +1,7 @@
-"""A question that is answered in seconds; as a program it can be killed: `python tiny_question.py FOLDER HOURS`."""
+"""A question that is answered in seconds; as a program it can be killed: `python tiny_question.py FOLDER HOURS`.
+
+With a third word the trainings of its first stage are so long that no time is enough.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ostinato.advise import pace
 from ostinato.advise.advise import Question, advise
 from ostinato.config.space import AxisConfig, LevelConfig, SpaceConfig
 
@@ -33,5 +37,8 @@ def question(folder: Path, **changes: Any) -> Question:
 
 
 if __name__ == "__main__":
+    if sys.argv[3:]:
+        pace.LEAST_UPDATES = 0
+        pace.Pace.size_of = lambda self, *_: 10_000_000  # type: ignore[method-assign]
     asked = question(Path(sys.argv[1]), hours=float(sys.argv[2]))
     advise(asked, say=lambda line: print(line, flush=True), began=time.monotonic() - time.process_time())

@@ -65,7 +65,7 @@ def test_of_a_grid_that_is_not_whole_the_candidates_that_are_can_be_replayed(
     script: Callable[[str], ModuleType],
 ) -> None:
     study = script("advise")
-    found = study.replay(study.whole_part(rows()[:-8]))
+    found = study.replay(study.whole_part(rows()[:-5]))
     assert (found["candidates"], found["best"], found["advised"]) == (23, "c21", "c21")
 
 
