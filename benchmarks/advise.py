@@ -29,7 +29,7 @@ from typing import Any
 from ostinato.advise.candidates import BASE, make_candidates
 from ostinato.advise.halving import Found, Halving, expect, search
 from ostinato.advise.limits import Limits
-from ostinato.advise.runs import SweepTrainer, mode_of
+from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.space import load_space
 from ostinato.advise.trials import Outcome, TimeUp, Trial, best_by_candidate, order
 from ostinato.errors import DataError
@@ -157,7 +157,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     halving = Halving((1.0,), mode, BASE, n_seeds=1, most_seeds=1, length=length)
     found = search(names, Grid(rows), halving, lambda stage, _: sizes[stage])
     advised = best_by_candidate(found.stages[-1], mode)[0]
-    expected = expect(found, advised, length)
+    expected = expect(found, advised, length, best=best_of(metric)).within(*range_of(metric))
     scores = {name: one.score for name, one in final.items() if one.score is not None}
     sign = 1.0 if mode == "min" else -1.0
     best, worst = min(sign * y for y in scores.values()), max(sign * y for y in scores.values())
@@ -180,7 +180,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "expected": [expected.low, expected.high],
         "final": actual,
         "covered": actual is not None and expected.low <= actual <= expected.high,
-        "covered in last stage": coverage(found, scores, length),
+        "covered in last stage": coverage(found, scores, length, metric),
     }
 
 
@@ -189,11 +189,12 @@ def used_share(found: Found, final: dict[str, Outcome]) -> float:
     return sum(one.trial.updates for one in found.outcomes) / sum(one.trial.updates for one in final.values())
 
 
-def coverage(found: Found, scores: dict[str, float], length: int) -> float:
+def coverage(found: Found, scores: dict[str, float], length: int, metric: str) -> float:
     """Return the share of the candidates of the last stage whose interval holds their score at U."""
     hits = []
     for one in found.stages[-1]:
-        expected, name = expect(found, one, length), one.trial.candidate
+        expected = expect(found, one, length, best=best_of(metric)).within(*range_of(metric))
+        name = one.trial.candidate
         hits.append(name in scores and expected.low <= scores[name] <= expected.high)
     return fmean(hits)
 

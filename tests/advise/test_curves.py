@@ -30,6 +30,24 @@ def test_one_point_says_no_more_than_the_spread_of_seeds() -> None:
     assert (found.mean, found.sd) == (0.7, 0.1)
 
 
+def test_an_interval_ends_where_the_metric_does() -> None:
+    found = continue_curve([(30, 2.7), (94, 1.2), (691, 0.09)], 2000)
+    assert found.low < 0
+    assert found.within(0.0, 10.0).low == 0
+    assert found.within(0.0, 10.0).high < found.high + 1
+    assert found.within(0.5, 10.0).mean == 0.5
+
+
+def test_what_is_left_may_be_gained_at_once() -> None:
+    points = [(10, 2.3), (31, 2.2)]
+    law = continue_curve(points, 100)
+    both = continue_curve(points, 100, best=0.0)
+    assert law.mean == both.mean
+    assert law.low > 1.4, "a law does not see that the model has not begun to learn"
+    assert both.low < 1.4
+    assert continue_curve([(10, 0.9), (31, 1.0)], 100, best=1.0).sd == continue_curve([(10, 0.9), (31, 1.0)], 100).sd
+
+
 def test_a_curve_needs_a_point() -> None:
     with pytest.raises(ValueError, match="a curve needs a point"):
         continue_curve([], 10)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from tiny_question import TINY
 
 from ostinato.advise.candidates import Candidate
-from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, mode_of
+from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, mode_of, range_of
 from ostinato.advise.trials import TimeUp, Trial
 from ostinato.experiments.sweep.executors import InProcess, Job
 from ostinato.tasks.recipes import load_recipe
@@ -83,6 +84,12 @@ def test_a_job_that_does_not_end_is_left_at_the_deadline() -> None:
         ours.collect(print)
     ours.stop()
     assert inner.is_stopped
+
+
+def test_metrics_know_their_range() -> None:
+    assert [range_of(name) for name in ("loss", "perplexity", "exact_match", "chrf")] == [
+        *((0.0, math.inf), (1.0, math.inf), (0.0, 1.0), (0.0, 100.0)),
+    ]
 
 
 def test_metrics_know_their_direction() -> None:

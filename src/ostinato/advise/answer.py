@@ -18,6 +18,7 @@ from ostinato.advise.candidates import BASE, Candidate
 from ostinato.advise.curves import Expected
 from ostinato.advise.halving import N_STAGES, Found, expect
 from ostinato.advise.limits import Limits
+from ostinato.advise.runs import best_of, range_of
 from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate
 from ostinato.config.space import SpaceConfig
 from ostinato.experiments.claims.inference import ALPHA, holm, judge, seeds_needed
@@ -137,7 +138,7 @@ def make_answer(
         trainings_an_hour: of the last stage's size, by candidate. n_untried: candidates that there was no time for.
     """
     by_name = {one.name: one for one in candidates}
-    standings = _standings(found, by_name, mode, limits, latencies, length)
+    standings = _standings(found, metric, by_name, mode, limits, latencies, length)
     standings = _compared(standings, mode, limits)
     standings = _with_front(standings, mode, space.tolerance)
     return Answer(
@@ -153,6 +154,7 @@ def make_answer(
 
 def _standings(
     found: Found,
+    metric: str,
     candidates: Mapping[str, Candidate],
     mode: Mode,
     limits: Limits,
@@ -183,7 +185,7 @@ def _standings(
                 fmean(scores.values()),
                 judged.low,
                 judged.high,
-                expect(found, first, length, noise),
+                expect(found, first, length, noise, best_of(metric)).within(*range_of(metric)),
                 figures,
             )
     failed = [o for o in found.outcomes if o.score is None and o.trial.candidate not in made]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ostinato.advise.runs import range_of
 from ostinato.advise.trials import Mode, Outcome
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
@@ -17,8 +18,6 @@ from ostinato.training.prepare import with_splits
 
 LEAST_TRAINING, LEAST_SELECTION = 100, 30
 """Examples: a score of fewer than 30 moves by more than 3 % with every single one."""
-_HUNDRED = ("bleu", "chrf", "spbleu", "ter")
-"""Metrics whose best value is 100; of all others that are larger where better it is 1."""
 
 
 class NoAdviceError(OstinatoError):
@@ -81,8 +80,8 @@ def why_not(
     best = min(scores) if mode == "min" else max(scores)
     worst = max(scores) if mode == "min" else min(scores)
     if mode == "max":
-        top = 100.0 if metric in _HUNDRED else 1.0
-        step = top / n_examples / 2  # half an example
+        top = range_of(metric)[1]
+        step = (top if math.isfinite(top) else 1.0) / n_examples / 2  # half an example
         if worst >= top - step:
             return f"{metric} is at its ceiling ({best:.4g}) for every model of the last stage: harder data would tell"
         if best <= step:

@@ -5,15 +5,21 @@ Of points (u_i, y_i), i = 1 .. n, with the model
     y(u) = c + a (u / u_n)^-b + e,    e ~ N(0, s^2),    b of a grid
 
 (the power law of Hestness et al. 2017) c and a of every b are those of least squares, with a prior a ~ N(0, t^2) whose
-t is the range of the points: two points alone say little of a. What the curve comes to is the mean of the predictions
-of all b, weighted by exp(-RSS_b / (2 s^2)); its variance is that of the parameters, and of b, and s^2. s is at least
-`_LEAST_NOISE` of the range of the points, and at least the spread between seeds where that is known.
+t is ten times the range of the points, so that a line in log u is about as likely as a curve that is flat already. What
+the curve comes to is the mean of the predictions of all b, weighted by exp(-RSS_b / (2 s^2)); its variance is that of
+the parameters, and of b, and s^2. s is at least `_LEAST_NOISE` of the range of the points, and at least the spread
+between seeds where that is known.
+
+A power law knows nothing of a model that has not begun to learn. Where the best value y* of the metric is known the
+variance has the term (`_SUDDEN` log(u / u_n) (y_n - y*))^2 besides: what is left to gain may be gained. Its size was
+chosen by two tasks (digits reversed, dates), on which the law alone was far too certain.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,34 +27,50 @@ from ostinato.advise.trials import Point
 
 _EXPONENTS = np.concatenate([[0.05], np.linspace(0.1, 2.0, 20)])
 _LEAST_NOISE = 0.05
+_PRIOR = 10.0
+_SUDDEN = 0.25
 _HALF = 1.645
 """Standard deviations on either side of a 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a curve comes to at an update, with a standard deviation."""
+    """What a curve comes to at an update, with a standard deviation.
+
+    Args:
+        least, most: what the metric can be; the interval ends there.
+    """
 
     update: int
     mean: float
     sd: float
+    least: float = -math.inf
+    most: float = math.inf
 
     @property
     def low(self) -> float:
         """Lower end of the 90 % interval."""
-        return self.mean - _HALF * self.sd
+        return self._kept(self.mean - _HALF * self.sd)
 
     @property
     def high(self) -> float:
         """Upper end of the 90 % interval."""
-        return self.mean + _HALF * self.sd
+        return self._kept(self.mean + _HALF * self.sd)
+
+    def within(self, least: float, most: float) -> Expected:
+        """Return it for a metric that cannot be beyond these values: a line knows nothing of them."""
+        return replace(self, mean=min(max(self.mean, least), most), least=least, most=most)
+
+    def _kept(self, value: float) -> float:
+        return min(max(value, self.least), self.most)
 
 
-def continue_curve(points: Sequence[Point], update: int, noise: float = 0.0) -> Expected:
+def continue_curve(points: Sequence[Point], update: int, noise: float = 0.0, best: float | None = None) -> Expected:
     """Return what a curve comes to at a later update.
 
     Args:
-        points: one or more, by update. noise: standard deviation between seeds, 0 where it is not known.
+        points: one or more, by update. noise: standard deviation between seeds, 0 where it is not known. best: the
+            best value of the metric; None: there is none, or sudden gains are left out.
 
     Raises:
         ValueError: no points.
@@ -59,24 +81,28 @@ def continue_curve(points: Sequence[Point], update: int, noise: float = 0.0) -> 
     y = np.array([point[1] for point in points], dtype=np.float64)
     spread = float(np.ptp(y))
     # A single point, or none that differs: what more updates bring is not known; they may bring as much as noise does.
-    if len(y) < 2 or spread == 0:
-        return Expected(update, float(y[-1]), noise)
     ratio = max(update, int(u[-1])) / u[-1]
+    sudden = 0.0 if best is None else _SUDDEN * math.log(ratio) * (float(y[-1]) - best)
+    if len(y) < 2 or spread == 0:
+        return Expected(update, float(y[-1]), math.hypot(noise, sudden))
     least = max(noise, _LEAST_NOISE * spread)
     means, variances, misfits = [], [], []
     for b in _EXPONENTS:
         design = np.stack([np.ones_like(u), (u / u[-1]) ** -b], axis=1)
-        precision = design.T @ design / least**2 + np.diag([0.0, spread**-2])
+        precision = design.T @ design / least**2 + np.diag([0.0, (_PRIOR * spread) ** -2])
         covariance = np.linalg.inv(precision)
         weights = covariance @ (design.T @ y) / least**2
         row = np.array([1.0, ratio**-b])
         means.append(float(row @ weights))
         variances.append(float(row @ covariance @ row))
-        misfits.append(float(((y - design @ weights) ** 2).sum()) + least**2 * float(weights[1] / spread) ** 2)
+        misfits.append(
+            float(((y - design @ weights) ** 2).sum()) + least**2 * float(weights[1] / (_PRIOR * spread)) ** 2
+        )
     loss = np.array(misfits) / (2 * least**2)
     likely = np.exp(loss.min() - loss)
     likely /= likely.sum()
     mean = float(likely @ np.array(means))
     between = float(likely @ (np.array(means) - mean) ** 2)
     residual = max(float(likely @ np.array(misfits)) / len(y), least**2)
-    return Expected(update, mean, float(np.sqrt(likely @ np.array(variances) + between + residual)))
+    variance = float(likely @ np.array(variances)) + between + residual
+    return Expected(update, mean, math.hypot(math.sqrt(variance), sudden))

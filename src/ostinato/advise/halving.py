@@ -137,7 +137,7 @@ def _with_late_one(found: Found, ranked: list[Outcome], n_places: int, halving: 
     return [*ranked[: n_places - 1], best, last, *(one for one in behind if one is not best)]
 
 
-def expect(found: Found, outcome: Outcome, length: int, noise: float = 0.0) -> Expected:
+def expect(found: Found, outcome: Outcome, length: int, noise: float = 0.0, best: float | None = None) -> Expected:
     """Return what a candidate comes to after `length` updates.
 
     Continued are the ends of its trainings, each of which has a whole schedule, at one rate; where there is one such
@@ -154,7 +154,7 @@ def expect(found: Found, outcome: Outcome, length: int, noise: float = 0.0) -> E
             by_updates.setdefault(one.trial.updates, []).append(one.score)
     ends = [(updates, sum(scores) / len(scores)) for updates, scores in sorted(by_updates.items())]
     points = ends if len(ends) > 1 else list(outcome.curve) or ends
-    return continue_curve(points, max(length, outcome.trial.updates), noise)
+    return continue_curve(points, max(length, outcome.trial.updates), noise, best)
 
 
 def _add_seeds(

@@ -6,6 +6,7 @@ by any `Executor`. When the time is up the executor is stopped; a run that was g
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ N_EVALUATIONS = 6
 """Of every training."""
 MOST_EXAMPLES = 1000
 """Of the selection split in an evaluation, where the recipe does not say."""
+_HUNDRED = ("bleu", "bleu_compounds_split", "spbleu", "chrf")
+"""Metrics that are at most 100; others that are larger where better are at most 1, but for comet."""
 _SCORE, _LOSS = "score", "loss"
 _OF_UPDATES = ("schedule.warmup", "halting.off_updates", "halting.warmup", "rounds.ramp")
 """Settings of training that count updates, and become shorter with the training."""
@@ -193,6 +196,19 @@ class SweepTrainer:
         curves = learning_curves(run.directory / METRICS).scores.get(self.recipe.training.selection.split, {})
         values = row["values"]
         return Outcome(trial, values[_SCORE], values[_LOSS], tuple(curves.get(self.metric, ())), row["seconds"])
+
+
+def range_of(metric: str) -> tuple[float, float]:
+    """Return the least and the largest value that a metric can have."""
+    if metric in SMALLER_IS_BETTER:
+        return (1.0 if metric.endswith("perplexity") else 0.0), math.inf
+    return 0.0, 100.0 if metric in _HUNDRED else math.inf if metric == "comet" else 1.0
+
+
+def best_of(metric: str) -> float | None:
+    """Return the best value that a metric can have; None where there is none."""
+    best = range_of(metric)[0 if mode_of(metric) == "min" else 1]
+    return best if math.isfinite(best) else None
 
 
 def mode_of(metric: str) -> Mode:

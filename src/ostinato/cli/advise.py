@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -127,6 +126,5 @@ def advise(
     named = {one.name: one.reason for one in advice.candidates.left_out}
     if BASE in named:
         print_line(f"left out: {BASE} itself: {named.pop(BASE)}")
-    for reason, n in Counter(named.values()).items():
-        print_line(f"left out: {n} combination{'s' if n > 1 else ''}: {reason}")
+    print_line(f"left out: {len(named)} combinations, named with the reasons in the report")
     print_line(f"report: {advice.report}")
