@@ -77,6 +77,13 @@ def test_seeds_end_with_the_time() -> None:
     assert {one.trial.seed for one in found.stages[2]} == {1}
 
 
+def test_seeds_that_are_there_count_also_without_time() -> None:
+    halving, trainer = Halving((1.0,), "min", n_final=3, n_seeds=2, most_seeds=2), Formula(quality)
+    whole = search(NAMES, trainer, halving, lambda stage, _: SIZES[stage])
+    again = search(NAMES, trainer, halving, lambda stage, _: SIZES[stage], has_time=lambda trials: False)
+    assert again.stages == whole.stages
+
+
 def test_a_late_one_gets_the_last_place() -> None:
     names = [f"c{number}" for number in range(9)]
 

@@ -171,9 +171,13 @@ def _add_seeds(
     for seed in range(2, halving.most_seeds + 1):
         close = [t for t in rated if seed <= halving.n_seeds or not are_apart(final, t.candidate)]
         more = [Trial(trial.candidate, trial.rate, seed, trial.updates) for trial in close]
-        if len(more) < 2 or not has_time(more):
+        if len(more) < 2:
             return
         label = f"stage {N_STAGES - 1}, seed {seed}"
+        done = trainer.done(label, more)
+        if len(done) < len(more) and not has_time(more):
+            final += done
+            return
         try:
             final += trainer.train(label, more)
         except TimeUp:
