@@ -27,7 +27,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ostinato.advise.candidates import BASE, make_candidates
-from ostinato.advise.halving import Found, Halving, expect, search
+from ostinato.advise.halving import N_STAGES, Found, Halving, expect, search
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.space import load_space
@@ -136,6 +136,17 @@ def row_of(task: str, length: int, metric: str, one: Outcome, levels: dict[str, 
     }
 
 
+def up_to(rows: Sequence[dict[str, Any]], length: int) -> list[dict[str, Any]]:
+    """Return the rows of trainings of at most so many updates, as a grid of that length."""
+    return [row | {"length": length} for row in rows if row["updates"] <= length]
+
+
+def stages_of(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the updates of the stages: the shorter lengths that a grid has, the last one again where they are two."""
+    shorter = sorted({row["updates"] for row in rows if row["updates"] < row["length"]})
+    return [*shorter, *[shorter[-1]] * (N_STAGES - len(shorter))]
+
+
 def whole_part(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of the candidates that have a long training."""
     done = {row["candidate"] for row in rows if row["updates"] == row["length"]}
@@ -149,7 +160,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         DataError: long trainings are missing.
     """
     length, metric = rows[0]["length"], rows[0]["metric"]
-    mode, sizes = mode_of(metric), stage_sizes(length)
+    mode, sizes = mode_of(metric), stages_of(rows)
     names = list(dict.fromkeys(row["candidate"] for row in rows))
     final = {row["candidate"]: outcome_of(row) for row in rows if row["updates"] == length}
     if lacking := [name for name in names if name not in final]:
@@ -186,7 +197,8 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def used_share(found: Found, final: dict[str, Outcome]) -> float:
     """Return the updates of the search over those of all long trainings."""
-    return sum(one.trial.updates for one in found.outcomes) / sum(one.trial.updates for one in final.values())
+    used = {one.trial for one in found.outcomes}
+    return sum(trial.updates for trial in used) / sum(one.trial.updates for one in final.values())
 
 
 def coverage(found: Found, scores: dict[str, float], length: int, metric: str) -> float:
@@ -230,6 +242,7 @@ def main() -> None:
     grid.add_argument("--workers", type=int, default=1)
     again = commands.add_parser("replay", help="replay the search on grids")
     again.add_argument("grids", nargs="+", type=Path)
+    again.add_argument("--length", type=int, help="take the trainings of so many updates as the long ones")
     again.add_argument("--partial", action="store_true", help="of a grid that is not whole, the candidates that are")
     again.add_argument("--out", type=Path, help="write the outcomes as JSON lines")
     given = parser.parse_args()
@@ -237,6 +250,8 @@ def main() -> None:
         train_grid(given.task, given.out, given.store, given.hours, given.workers, given.changes)
         return
     grids = [read_rows(path) for path in given.grids]
+    if given.length is not None:
+        grids = [up_to(rows, given.length) for rows in grids]
     found = [replay(whole_part(rows) if given.partial else rows) for rows in grids]
     if given.out is not None:
         write_rows(found, given.out)

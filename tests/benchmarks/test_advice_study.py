@@ -69,6 +69,15 @@ def test_of_a_grid_that_is_not_whole_the_candidates_that_are_can_be_replayed(
     assert (found["candidates"], found["best"], found["advised"]) == (23, "c21", "c21")
 
 
+def test_a_shorter_training_can_be_the_long_one(script: Callable[[str], ModuleType]) -> None:
+    study = script("advise")
+    shorter = study.up_to(rows(), 100)
+    assert study.stages_of(shorter) == [10, 31, 31]
+    found = study.replay(shorter)
+    assert found["regret"] == 0.0
+    assert found["compute"] == pytest.approx((25 * 10 + 10 * 31) / 2500)
+
+
 def test_the_tasks_have_recipes(script: Callable[[str], ModuleType]) -> None:
     tasks = script("advise").TASKS
     assert len(tasks) >= 6

@@ -290,17 +290,15 @@ class _Latency:
     def __init__(self, journal: Journal, candidates: Sequence[Candidate], limits: Limits, n_threads: int) -> None:
         self._journal, self._limits, self._n_threads = journal, limits, n_threads
         self._models = {one.name: one.model for one in candidates}
-        self._known: dict[str, float] = {}
 
     def known(self) -> dict[str, float]:
         """Return the seconds of those that were measured."""
-        return dict(self._known)
+        found = {name: self._journal.kept(_place(name)) for name in self._models}
+        return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
 
     def seconds_of(self, name: str) -> float:
         """Return the seconds of one candidate."""
-        if name not in self._known:
-            self._known[name] = self._journal.decide(f"latency of {name}", lambda: self._measure(name))
-        return self._known[name]
+        return float(self._journal.decide(_place(name), lambda: self._measure(name)))
 
     def is_met(self, name: str) -> bool:
         """Return whether a candidate is as fast as the budget asks; True where it asks nothing."""
@@ -313,3 +311,8 @@ class _Latency:
         workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
         (measured,) = Timer("auto", self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
         return measured.median_s
+
+
+def _place(name: str) -> str:
+    """Return under which name a candidate's latency is kept."""
+    return f"latency of {name}"

@@ -40,6 +40,10 @@ class Journal:
             self._content = found
         self.is_continued = self.path.is_file()
 
+    def kept(self, name: str) -> Any:
+        """Return what was decided; None where it was not."""
+        return self._content["decided"].get(name)
+
     def decide(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what was decided; decide it now where it was not, and keep it."""
         decided: dict[str, Any] = self._content["decided"]

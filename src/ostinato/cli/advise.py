@@ -61,7 +61,7 @@ def advise(
     ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of a training.", rich_help_panel=_SEARCH)] = 1,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the answer goes. Default: advice/NAME.")
+        Path | None, typer.Option(metavar="DIR", help="Where the answer goes. Default: runs/advice/NAME.")
     ] = None,
     store: StoreOption = STORE,
     access: AccessOption = None,
@@ -98,7 +98,7 @@ def advise(
 
     question = Question(
         source=names[0],
-        out=out or Path("advice") / Path(names[0]).name.partition(".")[0],
+        out=out or Path("runs/advice") / Path(names[0]).name.partition(".")[0],
         store=store,
         space=chosen,
         limits=limits,
