@@ -140,6 +140,23 @@ def test_axes_that_decide_are_the_most_important_and_others_are_nothing() -> Non
     assert found[-1].share < 0.1
 
 
+def test_a_rate_at_the_edge_and_a_first_stage_that_told_nothing_are_said() -> None:
+    stages = [
+        [*outcomes({"a": [2.4], "b": [2.6]}, 10, 3.0), *outcomes({"a": [2.5], "b": [2.6]}, 10, 1.0)],
+        outcomes({"a": [1.0], "b": [2.0]}, 30, 3.0),
+    ]
+    made = [candidate("a"), candidate("b")]
+    found = make_answer(
+        Found(stages), made, SPACE, "loss", "min", Limits(parameters=10), latencies={}, length=90,
+        trainings_an_hour={}, n_untried=0, without=("unigram", 2.45),
+    )  # fmt: skip
+    edge, early = found.warnings
+    assert edge == "x 3 is the edge of the learning rates that were tried: a larger one may be better"
+    assert early.startswith("1 of 2 candidates were no better in the first stage than without a model (unigram, 2.45)")
+    assert f"beware: {edge}" in findings(found, "x.yaml")
+    assert answer(CLEAR).warnings == []
+
+
 def test_few_trials_say_nothing_of_importance() -> None:
     made = {"a": candidate("a", {"plan": "shared"}), "b": candidate("b", {"plan": "individual"})}
     assert importance(outcomes({"a": [1.0], "b": [2.0]}), made, SPACE, "min") == []

@@ -168,6 +168,7 @@ def advise(
             if one.score is not None
         },
         n_untried=task.candidates.n_untried + len(task.candidates.found) - n_tried,
+        without=task.without,
     )
     if is_too_slow(answer.best, task.limits):
         milliseconds = 1000 * answer.best.figures[LATENCY]

@@ -73,6 +73,7 @@ class Answer:
     Args:
         standings: all candidates, the best first. importance: the axes, the most important first.
         is_complete: whether the search came to its end. one_more_hour: what it would decide, in words.
+        warnings: what to beware of, in words.
     """
 
     metric: str
@@ -82,6 +83,7 @@ class Answer:
     importance: list[Importance]
     is_complete: bool
     one_more_hour: str
+    warnings: list[str]
 
     @property
     def best(self) -> Standing:
@@ -114,6 +116,7 @@ class Answer:
             "importance": [asdict(one) for one in self.importance],
             "is_complete": self.is_complete,
             "one_more_hour": self.one_more_hour,
+            "warnings": self.warnings,
             "candidates": [asdict(one) for one in self.standings],
         }
 
@@ -130,12 +133,14 @@ def make_answer(
     length: int,
     trainings_an_hour: Mapping[str, float],
     n_untried: int,
+    without: tuple[str, float] | None = None,
 ) -> Answer:
     """Return what the outcomes say.
 
     Args:
         latencies: seconds, of candidates for which it was measured. length: updates of the whole recipe.
         trainings_an_hour: of the last stage's size, by candidate. n_untried: candidates that there was no time for.
+        without: the best score without a model, with its name.
     """
     by_name = {one.name: one for one in candidates}
     standings = _standings(found, metric, by_name, mode, limits, latencies, length)
@@ -149,7 +154,32 @@ def make_answer(
         importance(found.stages[0] if found.stages else [], by_name, space, mode),
         found.is_complete,
         _one_more_hour(standings, mode, trainings_an_hour, n_untried, length),
+        _warnings(found, standings, mode, without),
     )
+
+
+def _warnings(found: Found, standings: Sequence[Standing], mode: Mode, without: tuple[str, float] | None) -> list[str]:
+    """Return what to beware of: a rate at the edge of its grid, and a first stage in which little was learned."""
+    if not standings or not found.stages:
+        return []
+    warnings, best = [], standings[0]
+    rates = sorted({one.trial.rate for one in found.stages[0]})
+    if len(rates) > 1 and best.rate in (rates[0], rates[-1]):
+        further = "larger" if best.rate == rates[-1] else "smaller"
+        warnings.append(
+            f"x {best.rate:g} is the edge of the learning rates that were tried: a {further} one may be better"
+        )
+    first = best_by_candidate(found.stages[0], mode)
+    if without is not None:
+        sign = 1.0 if mode == "min" else -1.0
+        name, score = without
+        n = sum(one.score is not None and sign * one.score >= sign * score for one in first)
+        if n:
+            warnings.append(
+                f"{n} of {len(first)} candidates were no better in the first stage than without a model ({name}, "
+                f"{score:.4g}): it told nothing of them, more hours would"
+            )
+    return warnings
 
 
 def _standings(

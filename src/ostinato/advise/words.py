@@ -41,6 +41,7 @@ def findings(answer: Answer, recipe: str) -> list[str]:
     if answer.importance:
         named = [f"{one.axis} ({100 * one.share:.0f} %: {one.best})" for one in answer.importance[:_MOST_IMPORTANT]]
         lines.append(f"what mattered most in the first stage: {', '.join(named)}")
+    lines += [f"beware: {warning}" for warning in answer.warnings]
     if answer.one_more_hour:
         lines.append(f"one more hour would decide: {answer.one_more_hour}")
     return lines
