@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from tables import Formula
-from tiny_question import question
+from tiny_question import TINY, question
 
 from ostinato.advise.advise import ANSWER, RECIPE, TRIALS, Advice, advise
 from ostinato.advise.candidates import BASE
@@ -20,6 +21,7 @@ from ostinato.advise.checks import NoAdviceError
 from ostinato.advise.limits import LatencyLimit, Limits
 from ostinato.advise.trials import Trial
 from ostinato.budget import count_parameters
+from ostinato.cli import main
 from ostinato.errors import ConfigError
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.sweep.executors import InProcess
@@ -87,6 +89,26 @@ def test_the_answer_is_written_as_a_page_trials_and_json(advice: Advice, folder:
 def test_asked_again_the_answer_is_the_same(advice: Advice, folder: Path) -> None:
     with without_training():
         assert advise(question(folder)).as_dict() == advice.as_dict()
+
+
+def test_the_command_shows_the_table_what_is_advised_and_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(yaml.safe_dump(question(tmp_path).space.model_dump()), encoding="utf-8")
+    command = ["advise", "demo/transformer", *TINY, "--space", "tiny.yaml", "--hours", "1", "--out", "here"]
+    for json_option in ([], ["--json"]):
+        with without_training(), pytest.raises(SystemExit) as end:
+            main([*command, *json_option])
+        assert end.value.code == 0
+        written = capsys.readouterr()
+        assert written.err == ""
+        if json_option:
+            assert json.loads(written.out)["recommended"] == "shared"
+        else:
+            assert "advised: shared: loss 0.1" in written.out
+            assert "stage 3: 3 candidates, 45 updates" in written.out
+            assert written.out.endswith("report: here/report.html\n")
 
 
 def test_another_question_is_refused_in_one_line(advice: Advice, folder: Path) -> None:
