@@ -159,6 +159,8 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Raises:
         DataError: long trainings are missing.
     """
+    if not rows:
+        raise DataError("no candidate of this grid has a long training")
     length, metric = rows[0]["length"], rows[0]["metric"]
     mode, sizes = mode_of(metric), stages_of(rows)
     names = list(dict.fromkeys(row["candidate"] for row in rows))

@@ -59,6 +59,8 @@ def test_on_a_grid_that_turns_round_all_is_lost_and_said(script: Callable[[str],
 def test_a_grid_that_is_not_whole_is_refused(script: Callable[[str], ModuleType]) -> None:
     with pytest.raises(DataError, match="made up: 1 of 25 long trainings are missing"):
         script("advise").replay(rows()[:-1])
+    with pytest.raises(DataError, match="no candidate of this grid has a long training"):
+        script("advise").replay([])
 
 
 def test_of_a_grid_that_is_not_whole_the_candidates_that_are_can_be_replayed(
