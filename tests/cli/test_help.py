@@ -8,7 +8,7 @@ import pytest
 from ostinato import __version__
 
 GROUPS = {
-    "Run": ["demo", "train", "generate"],
+    "Run": ["demo", "advise", "train", "generate"],
     "Look inside": ["evaluate", "analyze", "tune-threshold", "view", "watch"],
     "Compare": ["compare", "table", "plot"],
     "Count": ["plan", "family", "solve"],

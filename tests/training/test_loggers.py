@@ -50,7 +50,7 @@ def test_a_tracker_is_told_what_the_runs_own_log_holds_and_changes_nothing_of_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, reporter = fake_tracker(monkeypatch), Recorder()
-    recipe = load_recipe("demo/universal", [*TINY, "training.loggers=[wandb]"])
+    recipe = load_recipe("digits/universal", [*TINY, "training.loggers=[wandb]"])
     train(recipe, tmp_path / "run", reporter=reporter)
     assert [name for name, _ in calls] == ["init", "log", "log", "log", "finish"]
     given = calls[0][1]
@@ -66,7 +66,7 @@ def test_a_tracker_is_told_what_the_runs_own_log_holds_and_changes_nothing_of_it
             assert [numbers[f"experts/{router}/load/{i}"] for i in range(3)] == own["load"]
     assert calls[3][1] == (4, {f"dev/{name}": value for name, value in evaluated["scores"].items()})
     assert [record["update"] for record in reporter.updates] == [2, 4]
-    train(load_recipe("demo/universal", TINY), tmp_path / "plain")
+    train(load_recipe("digits/universal", TINY), tmp_path / "plain")
     assert metrics(tmp_path / "plain") == [first, second, evaluated]
     assert yaml.safe_load((tmp_path / "plain" / "recipe.yaml").read_text(encoding="utf-8"))["training"]["loggers"] == []
 
@@ -76,9 +76,9 @@ def test_a_logger_that_is_not_installed_is_a_line_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr("ostinato.training.loggers.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"training\.loggers is .* not installed: pip install trackio wandb"):
-        train(load_recipe("demo/universal", [*TINY, "training.loggers=[trackio, wandb]"]), tmp_path / "run")
+        train(load_recipe("digits/universal", [*TINY, "training.loggers=[trackio, wandb]"]), tmp_path / "run")
     with pytest.raises(SystemExit) as caught:
-        main(["train", "demo/universal", *TINY, "training.loggers=[wandb]", "--run-dir", str(tmp_path / "run")])
+        main(["train", "digits/universal", *TINY, "training.loggers=[wandb]", "--run-dir", str(tmp_path / "run")])
     assert caught.value.code == 2
     assert "pip install wandb" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -90,8 +90,8 @@ def test_tensorboard_reads_the_files_of_a_run_and_of_its_resumption(tmp_path: Pa
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
     given = [*TINY, "training.loggers=[tensorboard]"]
-    train(load_recipe("demo/universal", given), tmp_path / "run")
-    train(load_recipe("demo/universal", [*given, "training.n_updates=6"]), tmp_path / "run", resume=True)
+    train(load_recipe("digits/universal", given), tmp_path / "run")
+    train(load_recipe("digits/universal", [*given, "training.n_updates=6"]), tmp_path / "run", resume=True)
     found = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     found.Reload()
     logged = {record["update"]: record["loss"] for record in metrics(tmp_path / "run") if record["kind"] == "training"}

@@ -21,7 +21,7 @@ def write_sweep(folder: Path) -> Path:
     """Write a sweep of two arms."""
     arms = [{"name": "base"}, {"name": "slow", "set": {"training.optimizer.lr": 1e-4}}]
     measures = [{"name": "loss", "kind": "result", "split": "test", "path": "loss"}]
-    settings = {"recipe": "demo/transformer", "overrides": SMALL, "seeds": [1], "arms": arms, "measures": measures}
+    settings = {"recipe": "digits/transformer", "overrides": SMALL, "seeds": [1], "arms": arms, "measures": measures}
     (folder / "two.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     return folder / "two.yaml"
 

@@ -82,25 +82,26 @@ def write_report(
     links = "".join(f'<li><a href="#{one.study.name}">{escape(one.study.title)}</a></li>' for one in sections)
     missing = "".join(f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in left_out.items())
     body = "\n".join(_section(section) for section in sections)
-    write_new_text(
-        path,
-        f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>Analysis of {escape(names)}</title><style>{_STYLE}</style></head><body>
-<h1>Analysis of {escape(names)}</h1>
-{_overview(subjects)}
+    whole = f"""{_overview(subjects)}
 <nav aria-label="Analyses"><ul>{links}</ul></nav>
 {body}
 <h2 id="not-applicable">What does not apply</h2>
-<ul>{missing or "<li>Every analysis that was asked for applies.</li>"}</ul>
+<ul>{missing or "<li>Every analysis that was asked for applies.</li>"}</ul>"""
+    write_new_text(path, html_page(f"Analysis of {names}", whole), overwrite=True, is_ours=is_report)
+    return path
+
+
+def html_page(title: str, body: str) -> str:
+    """Return a whole page: its title as a heading, a body in HTML, and the version; it loads nothing."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{escape(title)}</title><style>{_STYLE}</style></head><body>
+<h1>{escape(title)}</h1>
+{body}
 <footer>ostinato {escape(__version__)}</footer>
 </body></html>
-""",
-        overwrite=True,
-        is_ours=is_report,
-    )
-    return path
+"""
 
 
 def is_report(path: Path) -> bool:
@@ -150,7 +151,7 @@ def _beside(found: Mapping[str, Mapping[str, object]], corner: str, missing: obj
     """Return a table with a column for each of what was found, and a row for every name any of them has."""
     names = dict.fromkeys(name for one in found.values() for name in one)
     rows = [[name, *(one.get(name, missing) for one in found.values())] for name in names]
-    return f'<div class="scroll" tabindex="0">{_table((corner, *found), rows)}</div>'
+    return f'<div class="scroll" tabindex="0">{html_table((corner, *found), rows)}</div>'
 
 
 def _facts_of_run(subject: Subject) -> dict[str, object]:
@@ -201,8 +202,8 @@ def _section(section: Section) -> str:
 
 def _finding(shown: WrittenFinding, title: str) -> str:
     finding = shown.finding
-    image = _data(shown.svg.read_bytes())
-    narrow = f'<source media="(max-width: 700px)" srcset="{_data(shown.narrow.encode())}">' if shown.narrow else ""
+    image = svg_data(shown.svg.read_bytes())
+    narrow = f'<source media="(max-width: 700px)" srcset="{svg_data(shown.narrow.encode())}">' if shown.narrow else ""
     files = [*shown.data, shown.svg, shown.png]
     links = " ".join(f'<a href="{escape(file.name)}">{escape(file.suffix[1:].upper())}</a>' for file in files)
     rows = finding.rows[:_MOST_ROWS]
@@ -212,14 +213,16 @@ def _finding(shown: WrittenFinding, title: str) -> str:
 <div class="picture"><picture>{narrow}<img alt="{alternative}" src="{image}"></picture></div>
 <figcaption>{escape(finding.note)} Data and figure: {links}</figcaption>
 <details{" open" if len(rows) <= 12 else ""}><summary>Numbers{cut}</summary>
-<div class="scroll" tabindex="0">{_table(finding.columns, rows)}</div></details></figure>"""
+<div class="scroll" tabindex="0">{html_table(finding.columns, rows)}</div></details></figure>"""
 
 
-def _data(svg: bytes) -> str:
+def svg_data(svg: bytes) -> str:
+    """Return a figure as an address that holds it."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table; columns of numbers are right-aligned."""
     numeric = [all(row[i] is None or isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
     kinds = [' class="number"' if is_number else "" for is_number in numeric]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, columns, strict=True))

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from ostinato.cli import data, exporting, importing
+from ostinato.cli.advise import advise
 from ostinato.cli.analyze import analyze
 from ostinato.cli.claims import claims, reproduce
 from ostinato.cli.compare import compare
@@ -48,6 +49,7 @@ _EXCHANGE = "Exchange"
 
 _COMMANDS = (
     (_RUN, demo, "ostinato demo --run-dir runs/demo"),
+    (_RUN, advise, "ostinato advise mine.jsonl --params 1M --hours 0.5"),
     (_RUN, train, "ostinato train scan/universal task.split=length training.n_updates=4000 --run-dir runs/mine"),
     (_RUN, generate, "echo 'jump twice' | ostinato generate runs/x --beam 4"),
     (_LOOK, evaluate, "ostinato evaluate runs/x --split gen --by category --beam 4"),

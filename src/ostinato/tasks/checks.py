@@ -9,8 +9,8 @@ from ostinato.errors import Problem
 from ostinato.metrics import METRICS
 from ostinato.tasks.base import Task
 
-_SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
-FORCED_METRICS = (*_SMALLER_IS_BETTER, "token_accuracy", "sequence_accuracy_forced")
+SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
+FORCED_METRICS = (*SMALLER_IS_BETTER, "token_accuracy", "sequence_accuracy_forced")
 """Teacher-forced scores, which every evaluation has; the other metrics need generated outputs."""
 
 
@@ -56,7 +56,7 @@ def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
     if selection.metric not in FORCED_METRICS and selection.metric not in METRICS:
         valid = ", ".join((*FORCED_METRICS, *METRICS))
         yield Problem("training.selection.metric", selection.metric, f"must be one of {valid}")
-    elif selection.mode != (mode := "min" if selection.metric in _SMALLER_IS_BETTER else "max"):
+    elif selection.mode != (mode := "min" if selection.metric in SMALLER_IS_BETTER else "max"):
         reason = f"must be {mode!r} with training.selection.metric={selection.metric}: it would keep the worst model"
         yield Problem("training.selection.mode", selection.mode, reason)
     for metric in wanted:

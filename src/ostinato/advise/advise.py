@@ -1,0 +1,319 @@
+"""The question and its answer: candidates, search, comparison, and the files that say what came of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ostinato.advise.answer import LATENCY, Answer, is_too_slow, make_answer
+from ostinato.advise.candidates import BASE, Candidate, Candidates, make_candidates
+from ostinato.advise.checks import NoAdviceError, baseline, check_data, why_not
+from ostinato.advise.halving import Found, Halving, search
+from ostinato.advise.journal import Journal
+from ostinato.advise.limits import Limits
+from ostinato.advise.own_data import is_data, recipe_of_data
+from ostinato.advise.pace import PROBES, Pace
+from ostinato.advise.report import write_report
+from ostinato.advise.runs import SweepTrainer, mode_of
+from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer
+from ostinato.config.measures import as_overrides
+from ostinato.config.recipe import Recipe
+from ostinato.config.space import SpaceConfig
+from ostinato.data.disk import make_folder, write_text
+from ostinato.data.registry import DataAccess
+from ostinato.errors import ConfigError
+from ostinato.evaluation.timing import Effort
+from ostinato.experiments.claims.inference import ALPHA, judge
+from ostinato.experiments.sweep.executors import Executor
+from ostinato.experiments.sweep.pool import LocalPool
+from ostinato.experiments.sweep.watch import Watcher
+from ostinato.experiments.timing.latency import Timer
+from ostinato.experiments.timing.workloads import Candidate as Timed
+from ostinato.experiments.timing.workloads import Workload
+from ostinato.tasks.recipes import check_derived, load_recipe, write_derived
+
+RECIPE, TRIALS, ANSWER = "recommended.yaml", "trials.jsonl", "answer.json"
+MOST_SEEDS = 5
+"""Of candidates of the last stage that are not told apart."""
+_RESERVE = 0.03
+"""Share of the time that is kept for the answer, between the two limits below in seconds."""
+_LEAST_RESERVE, _MOST_RESERVE = 15.0, 120.0
+LATENCY_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
+_ENDS = 1.5
+"""The end takes at most so many times what reading the question did, besides."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Args:
+        source: a recipe's name or file, or data of the user's own. overrides: `dotted.key=value`, of all candidates.
+        hours: for everything. out: folder of the answer. store: of runs. metric: None: the recipe's selection metric.
+        n_workers: trainings at once. n_threads: CPU threads of each.
+    """
+
+    source: str
+    out: Path
+    store: Path
+    space: SpaceConfig
+    limits: Limits = field(default_factory=Limits)
+    overrides: tuple[str, ...] = ()
+    metric: str | None = None
+    hours: float = 2.0
+    n_workers: int = 1
+    n_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """An answer with what is beside it.
+
+    Args:
+        recipe: the file that `ostinato train` takes. report: the page.
+    """
+
+    answer: Answer
+    candidates: Candidates
+    outcomes: list[Outcome]
+    recipe: Path
+    report: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return self.answer.as_dict() | {
+            "left_out": [asdict(one) for one in self.candidates.left_out],
+            "n_untried": self.candidates.n_untried,
+            "recipe": str(self.recipe),
+            "report": str(self.report),
+        }
+
+
+def advise(
+    question: Question,
+    *,
+    access: DataAccess | None = None,
+    say: Say = lambda line: None,
+    watcher: Callable[[], Watcher] = Watcher,
+    make_executor: Callable[[], Executor] | None = None,
+    began: float | None = None,
+) -> Advice:
+    """Answer a question: what it takes is bounded by its hours; killed, it goes on when it is asked again.
+
+    Args:
+        say: takes a line for people at each step. watcher: makes what shows the progress of a stage.
+        make_executor: where trainings are done; None: `question.n_workers` processes of this machine.
+        began: `time.monotonic()` from which the hours count; None: now.
+
+    Raises:
+        ConfigError: a recipe or budget that cannot be used, too little time, a folder with another question's search.
+        DataError: data that cannot be read, or too little of it. NoAdviceError: nothing can be advised, and why.
+    """
+    began = time.monotonic() if began is None else began
+    check_derived(question.out / RECIPE)
+    reading = time.monotonic()
+    task = _read(question, access)
+    say(f"{len(task.candidates.found)} candidates of {task.limits}; {len(task.candidates.left_out)} left out")
+    # What the end takes is like what the beginning took: recipes that are read, libraries that are imported.
+    reserve = max(_LEAST_RESERVE, min(_MOST_RESERVE, _RESERVE * 3600 * question.hours))
+    deadline = began + 3600 * question.hours - reserve - _ENDS * (time.monotonic() - reading)
+    journal = Journal(question.out, task.as_dict(question.space))
+    trainer = SweepTrainer(
+        f"advise {task.recipe.name}",
+        task.base,
+        task.overrides,
+        task.recipe,
+        task.candidates.found,
+        task.metric,
+        question.store,
+        make_executor=make_executor or (lambda: LocalPool(question.n_workers)),
+        deadline=deadline,
+        access=access,
+        watcher=watcher,
+        n_threads=question.n_threads,
+    )
+    halving = Halving(
+        tuple(question.space.rates), task.mode, BASE, most_seeds=MOST_SEEDS, length=task.recipe.training.n_updates
+    )
+    costs = {one.name: one.figures["macs"] for one in task.candidates.found}
+    pace = Pace(journal, costs, halving, question.n_workers, deadline, halving.length)
+    clock = _Latency(journal, task.candidates.found, task.limits, question.n_threads)
+    found, n_tried = _searched(trainer, halving, pace, clock, say)
+    last = found.stages[-1] if found.stages else []
+    make_folder(question.out)
+    write_text(question.out / TRIALS, "".join(json.dumps(asdict(one)) + "\n" for one in found.outcomes))
+    if (reason := why_not(last, task.metric, task.mode, task.n_examples, task.without)) is not None:
+        raise NoAdviceError(f"no advice: {reason}")
+    for name in dict.fromkeys(one.trial.candidate for one in last):
+        if found.is_complete and time.monotonic() < deadline:
+            clock.seconds_of(name)
+    answer = make_answer(
+        found,
+        task.candidates.found,
+        question.space,
+        task.metric,
+        task.mode,
+        task.limits,
+        latencies=clock.known(),
+        length=halving.length,
+        trainings_an_hour={
+            one.trial.candidate: 3600 * question.n_workers / pace.seconds_of(one.trial)
+            for one in last
+            if one.score is not None
+        },
+        n_untried=task.candidates.n_untried + len(task.candidates.found) - n_tried,
+        without=task.without,
+    )
+    if is_too_slow(answer.best, task.limits):
+        milliseconds = 1000 * answer.best.figures[LATENCY]
+        raise NoAdviceError(f"no advice: none is as fast as asked: {answer.best.name} takes {milliseconds:.3g} ms")
+    path = _write_recipe(question, task, answer)
+    report = write_report(question.out, answer, task.candidates, found, question.space, str(path))
+    advice = Advice(answer, task.candidates, found.outcomes, path, report)
+    write_text(question.out / ANSWER, json.dumps(advice.as_dict(), indent=2, ensure_ascii=False, default=str) + "\n")
+    return advice
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is trained, and what decides.
+
+    Args:
+        base, overrides: of `recipe`. n_examples: of its selection split. without: the best score there without a model.
+    """
+
+    base: str
+    overrides: list[str]
+    recipe: Recipe
+    metric: str
+    mode: Mode
+    n_examples: int
+    without: tuple[str, float] | None
+    candidates: Candidates
+
+    @property
+    def limits(self) -> Limits:
+        """The budget, that of the recipe where none was given."""
+        return self.candidates.limits
+
+    def as_dict(self, space: SpaceConfig) -> dict[str, Any]:
+        """Return all that the answer depends on but time."""
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "candidates": {one.name: one.settings for one in self.candidates.found},
+            "rates": space.rates,
+            "limits": asdict(self.limits),
+            "metric": self.metric,
+        }
+
+
+def _read(question: Question, access: DataAccess | None) -> _Task:
+    """Return what a question is about, refusing what cannot be told."""
+    base, overrides = question.source, list(question.overrides)
+    if is_data(base):
+        base, overrides = recipe_of_data(base, overrides, question.out / "data")
+    recipe = load_recipe(base, overrides)
+    metric = question.metric or recipe.training.selection.metric
+    mode = mode_of(metric)
+    selected = [f"training.selection.metric={metric}", f"training.selection.mode={mode}"]
+    load_recipe(base, [*overrides, *selected])  # refuses a metric that the task cannot have
+    task, n_examples = check_data(recipe, access)
+    candidates = make_candidates(base, overrides, question.space, question.limits, access)
+    without = baseline(recipe, task, metric)
+    return _Task(base, overrides, recipe, metric, mode, n_examples, without, candidates)
+
+
+def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: _Latency, say: Say) -> tuple[Found, int]:
+    """Return what the search found, and how many candidates were tried."""
+    try:
+        pace.probe(trainer)
+    except TimeUp:
+        first, second = PROBES
+        reason = f"two trainings of the recipe, of {first} and {second} updates, take longer"
+        raise ConfigError(f"--hours is too short: {reason}") from None
+    names, rates = pace.shorten(halving.rates)
+    say(f"{len(names)} of them are tried, at {len(rates)} learning rate{'s' if len(rates) > 1 else ''}")
+
+    def size_of(stage: int, going_on: Sequence[Outcome]) -> int:
+        updates = pace.size_of(stage, going_on, names, rates)
+        say(f"stage {stage + 1}: {len(going_on) or len(names)} candidates, {updates} updates")
+        return updates
+
+    found = search(
+        names,
+        trainer,
+        replace(halving, rates=rates),
+        size_of,
+        is_open=clock.is_met,
+        has_time=pace.has_time,
+        are_apart=lambda outcomes, name: _are_apart(outcomes, name, halving.mode),
+    )
+    return found, len(names)
+
+
+def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
+    """Return whether a candidate of the last stage is told apart from the best one, by the seeds so far."""
+    scores: dict[str, dict[int, float]] = {}
+    for one in outcomes:
+        if one.score is not None:
+            scores.setdefault(one.trial.candidate, {})[one.trial.seed] = one.score
+    sign = 1.0 if mode == "min" else -1.0
+    best = min(scores, key=lambda key: sign * sum(scores[key].values()) / len(scores[key]))
+    if name == best:
+        return False
+    sample = [sign * (scores[name][seed] - scores[best][seed]) for seed in scores[best] if seed in scores[name]]
+    return bool(sample) and judge(sample, (0.0, None)).p_supported <= ALPHA
+
+
+def _write_recipe(question: Question, task: _Task, answer: Answer) -> Path:
+    """Write the recommended recipe: the candidate's settings over the recipe, at the rate that was best."""
+    best = answer.best
+    chosen = next(one for one in task.candidates.found if one.name == best.name)
+    settings = {**chosen.settings, "training.optimizer.lr": task.recipe.training.optimizer.lr * best.rate}
+    return write_derived(
+        question.out / RECIPE,
+        task.base,
+        overrides=[*task.overrides, *as_overrides(settings)],
+        description=f"Advised among {len(answer.standings)} candidates of {answer.limits}: {best.name}",
+        command=shlex.join(["ostinato", "advise", question.source, *question.overrides, "--out", str(question.out)]),
+    )
+
+
+class _Latency:
+    """Measured latency, of candidates that are asked for; measured once, and kept."""
+
+    def __init__(self, journal: Journal, candidates: Sequence[Candidate], limits: Limits, n_threads: int) -> None:
+        self._journal, self._limits, self._n_threads = journal, limits, n_threads
+        self._models = {one.name: one.model for one in candidates}
+
+    def known(self) -> dict[str, float]:
+        """Return the seconds of those that were measured."""
+        found = {name: self._journal.kept(_place(name)) for name in self._models}
+        return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
+
+    def seconds_of(self, name: str) -> float:
+        """Return the seconds of one candidate."""
+        return float(self._journal.decide(_place(name), lambda: self._measure(name)))
+
+    def is_met(self, name: str) -> bool:
+        """Return whether a candidate is as fast as the budget asks; True where it asks nothing."""
+        return self._limits.latency is None or self.seconds_of(name) <= self._limits.latency.seconds
+
+    def _measure(self, name: str) -> float:
+        model, limits = self._models[name], self._limits
+        batch_size = limits.latency.batch_size if limits.latency else 1
+        kind = "decoding" if model.generates else "forward"
+        workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
+        (measured,) = Timer("auto", self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
+        return measured.median_s
+
+
+def _place(name: str) -> str:
+    """Return under which name a candidate's latency is kept."""
+    return f"latency of {name}"

@@ -1,0 +1,401 @@
+"""What the trials say: the best candidate, what cannot be told from it, the Pareto front, and what mattered.
+
+Candidates of the last stage are compared with the best one seed by seed, by the tests of claims
+(`ostinato.experiments.claims.inference`), corrected by Holm for their number. Those that no test tells from the best
+are its equals here: of them the best mean is advised, and the cheapest is named beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from ostinato.advise.candidates import BASE, Candidate
+from ostinato.advise.curves import Expected
+from ostinato.advise.halving import N_STAGES, Found, expect
+from ostinato.advise.limits import Limits
+from ostinato.advise.runs import best_of, range_of
+from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate
+from ostinato.config.space import SpaceConfig
+from ostinato.experiments.claims.inference import ALPHA, holm, judge, seeds_needed
+
+RATE = "learning rate"
+"""Name of the learning rate among the axes."""
+LATENCY = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a candidate stands.
+
+    Args:
+        stage: the last one it was in, from 0. updates, rate: of its trainings there. scores: by seed. mean: of them.
+        low, high: 95 % interval of the mean, None of a single seed. expected: after the recipe's own updates.
+        figures: parameters, macs, bytes, and latency (seconds) where it was measured. failed: why it has no score.
+        is_equal: not told apart from the best; None: not compared with it. difference: by how much it is worse than the
+            best, seed by seed, with its 95 % interval.
+    """
+
+    name: str
+    levels: dict[str, str]
+    stage: int
+    updates: int
+    rate: float
+    scores: dict[int, float]
+    mean: float | None
+    low: float | None
+    high: float | None
+    expected: Expected | None
+    figures: dict[str, float]
+    failed: str = ""
+    is_equal: bool | None = None
+    difference: tuple[float, float | None, float | None] | None = None
+    is_on_front: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Share of the spread of the first stage's ranks that an axis explains, and its level of the best mean rank."""
+
+    axis: str
+    share: float
+    best: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is advised.
+
+    Args:
+        standings: all candidates, the best first. importance: the axes, the most important first.
+        is_complete: whether the search came to its end. one_more_hour: what it would decide, in words.
+        warnings: what to beware of, in words.
+    """
+
+    metric: str
+    mode: Mode
+    limits: Limits
+    standings: list[Standing]
+    importance: list[Importance]
+    is_complete: bool
+    one_more_hour: str
+    warnings: list[str]
+
+    @property
+    def best(self) -> Standing:
+        """The candidate that is advised."""
+        return self.standings[0]
+
+    @property
+    def equals(self) -> list[Standing]:
+        """Those that could not be told apart from it."""
+        return [one for one in self.standings[1:] if one.is_equal]
+
+    @property
+    def base(self) -> Standing | None:
+        """The recipe itself, where it was tried."""
+        return next((one for one in self.standings if one.name == BASE), None)
+
+    def cheapest_equal(self, figure: str = "macs") -> Standing:
+        """Return the one of the best and its equals that costs least."""
+        return min([self.best, *self.equals], key=lambda one: one.figures[figure])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "metric": self.metric,
+            "mode": self.mode,
+            "budget": str(self.limits),
+            "recommended": self.best.name,
+            "equal": [one.name for one in self.equals],
+            "front": [one.name for one in self.standings if one.is_on_front],
+            "importance": [asdict(one) for one in self.importance],
+            "is_complete": self.is_complete,
+            "one_more_hour": self.one_more_hour,
+            "warnings": self.warnings,
+            "candidates": [asdict(one) for one in self.standings],
+        }
+
+
+def make_answer(
+    found: Found,
+    candidates: Sequence[Candidate],
+    space: SpaceConfig,
+    metric: str,
+    mode: Mode,
+    limits: Limits,
+    *,
+    latencies: Mapping[str, float],
+    length: int,
+    trainings_an_hour: Mapping[str, float],
+    n_untried: int,
+    without: tuple[str, float] | None = None,
+) -> Answer:
+    """Return what the outcomes say.
+
+    Args:
+        latencies: seconds, of candidates for which it was measured. length: updates of the whole recipe.
+        trainings_an_hour: of the last stage's size, by candidate. n_untried: candidates that there was no time for.
+        without: the best score without a model, with its name.
+    """
+    by_name = {one.name: one for one in candidates}
+    standings = _standings(found, metric, by_name, mode, limits, latencies, length)
+    standings = _compared(standings, mode, limits)
+    standings = _with_front(standings, mode, space.tolerance)
+    return Answer(
+        metric,
+        mode,
+        limits,
+        standings,
+        importance(found.stages[0] if found.stages else [], by_name, space, mode),
+        found.is_complete,
+        _one_more_hour(standings, mode, trainings_an_hour, n_untried, length),
+        _warnings(found, standings, mode, without),
+    )
+
+
+def _warnings(found: Found, standings: Sequence[Standing], mode: Mode, without: tuple[str, float] | None) -> list[str]:
+    """Return what to beware of: a rate at the edge of its grid, and a first stage in which little was learned."""
+    if not standings or not found.stages:
+        return []
+    warnings, best = [], standings[0]
+    rates = sorted({one.trial.rate for one in found.stages[0]})
+    if len(rates) > 1 and best.rate in (rates[0], rates[-1]):
+        further = "larger" if best.rate == rates[-1] else "smaller"
+        warnings.append(
+            f"x {best.rate:g} is the edge of the learning rates that were tried: a {further} one may be better"
+        )
+    first = best_by_candidate(found.stages[0], mode)
+    if without is not None:
+        sign = 1.0 if mode == "min" else -1.0
+        name, score = without
+        n = sum(one.score is not None and sign * one.score >= sign * score for one in first)
+        if n:
+            warnings.append(
+                f"{n} of {len(first)} candidates were no better in the first stage than without a model ({name}, "
+                f"{score:.4g}): it told nothing of them, more hours would"
+            )
+    return warnings
+
+
+def _standings(
+    found: Found,
+    metric: str,
+    candidates: Mapping[str, Candidate],
+    mode: Mode,
+    limits: Limits,
+    latencies: Mapping[str, float],
+    length: int,
+) -> list[Standing]:
+    """Return how all candidates stand, those of the last stage first, within a stage the best mean first."""
+    noise = _seed_noise(found.stages[-1]) if found.stages else 0.0
+    made: dict[str, Standing] = {}
+    for stage in reversed(range(len(found.stages))):
+        for first in best_by_candidate(found.stages[stage], mode):
+            name = first.trial.candidate
+            if name in made:
+                continue
+            own = [o for o in found.stages[stage] if _is_same_model(o.trial, first.trial) and o.score is not None]
+            scores = {o.trial.seed: float(o.score) for o in own if o.score is not None}
+            judged = judge(list(scores.values()), (0.0, None))
+            figures = dict(candidates[name].figures)
+            if name in latencies:
+                figures[LATENCY] = latencies[name]
+            made[name] = Standing(
+                name,
+                dict(candidates[name].levels),
+                stage,
+                first.trial.updates,
+                first.trial.rate,
+                scores,
+                fmean(scores.values()),
+                judged.low,
+                judged.high,
+                expect(found, first, length, noise, best_of(metric)).within(*range_of(metric)),
+                figures,
+            )
+    failed = [o for o in found.outcomes if o.score is None and o.trial.candidate not in made]
+    for one in failed:
+        name = one.trial.candidate
+        reason = one.reason.splitlines()[-1] if one.reason else "it was not finished in the time"
+        made.setdefault(
+            name,
+            Standing(
+                name, dict(candidates[name].levels), 0, one.trial.updates, one.trial.rate, {}, None, None, None, None,
+                dict(candidates[name].figures), failed=reason,
+            ),
+        )  # fmt: skip
+    sign = 1.0 if mode == "min" else -1.0
+    return sorted(
+        made.values(),
+        key=lambda s: (s.mean is None, is_too_slow(s, limits), -s.stage, 0.0 if s.mean is None else sign * s.mean),
+    )
+
+
+def is_too_slow(standing: Standing, limits: Limits) -> bool:
+    """Return whether a candidate was measured to be slower than the budget allows."""
+    return limits.latency is not None and standing.figures.get(LATENCY, 0.0) > limits.latency.seconds
+
+
+def _is_same_model(a: Trial, b: Trial) -> bool:
+    return (a.candidate, a.rate, a.updates) == (b.candidate, b.rate, b.updates)
+
+
+def _seed_noise(outcomes: Sequence[Outcome]) -> float:
+    """Return the standard deviation between seeds, pooled over candidates; 0 where none has two seeds."""
+    groups: dict[str, list[float]] = {}
+    for one in outcomes:
+        if one.score is not None:
+            groups.setdefault(one.trial.candidate, []).append(one.score)
+    spreads = [stdev(group) ** 2 for group in groups.values() if len(group) > 1]
+    return float(fmean(spreads) ** 0.5) if spreads else 0.0
+
+
+def worse_by(standing: Standing, best: Standing, mode: Mode) -> list[float]:
+    """Return by how much a candidate is worse than the best, for every seed that both have."""
+    sign = 1.0 if mode == "min" else -1.0
+    return [sign * (standing.scores[seed] - best.scores[seed]) for seed in best.scores if seed in standing.scores]
+
+
+def _compared(standings: Sequence[Standing], mode: Mode, limits: Limits) -> list[Standing]:
+    """Return the standings with what the tests say of those in the best one's stage."""
+    if not standings or standings[0].mean is None:
+        return list(standings)
+    best = standings[0]
+    rivals = [one for one in standings[1:] if one.mean is not None and _same_size(one, best)]
+    samples = {one.name: worse_by(one, best, mode) for one in rivals}
+    judged = {name: judge(sample, (0.0, None)) for name, sample in samples.items() if sample}
+    corrected = dict(zip(judged, holm([one.p_supported for one in judged.values()]), strict=True))
+    return [
+        replace(
+            one,
+            is_equal=corrected[one.name] > ALPHA and not is_too_slow(one, limits),
+            difference=(judged[one.name].value, judged[one.name].low, judged[one.name].high),
+        )
+        if one.name in judged
+        else one
+        for one in standings
+    ]
+
+
+def _same_size(a: Standing, b: Standing) -> bool:
+    return (a.stage, a.updates) == (b.stage, b.updates)
+
+
+def _with_front(standings: Sequence[Standing], mode: Mode, tolerance: float) -> list[Standing]:
+    """Return the standings with those marked, among the best one's stage, that no other is better than in all ways.
+
+    Costs that differ by no more than the tolerance, to which the budget is met, are one.
+    """
+    if not standings:
+        return []
+    sign = 1.0 if mode == "min" else -1.0
+    pool = [one for one in standings if one.mean is not None and _same_size(one, standings[0])]
+    axes = [name for name in (*pool[0].figures, LATENCY) if all(name in one.figures for one in pool)] if pool else []
+    points = {one.name: (sign * float(one.mean or 0.0), [one.figures[axis] for axis in axes]) for one in pool}
+
+    def is_beaten(name: str) -> bool:
+        score, costs = points[name]
+        return any(
+            other <= score
+            and all(a <= b * (1 + tolerance) for a, b in zip(theirs, costs, strict=True))
+            and (other < score or any(a < b * (1 - tolerance) for a, b in zip(theirs, costs, strict=True)))
+            for key, (other, theirs) in points.items()
+            if key != name
+        )
+
+    return [
+        replace(one, is_on_front=one.name in points and not is_beaten(one.name)) if one in pool else one
+        for one in standings
+    ]
+
+
+def importance(
+    outcomes: Sequence[Outcome], candidates: Mapping[str, Candidate], space: SpaceConfig, mode: Mode
+) -> list[Importance]:
+    """Return how much of the spread of ranks each axis explains, the learning rate among them.
+
+    Of the ranks r of the trials (failed ones last) and the levels of an axis, with k levels and n trials:
+
+        share = max(0, SS_between - (k - 1) SS_within / (n - k)) / SS_total    (epsilon squared, Kelley 1935)
+
+    which is 0 on average for an axis that does nothing. Trials of the recipe itself count for the learning rate only.
+    """
+    from scipy import stats
+
+    if len(outcomes) < 3:
+        return []
+    sign = 1.0 if mode == "min" else -1.0
+    scores = np.array([np.inf if one.score is None else sign * one.score for one in outcomes])
+    ranks = stats.rankdata(scores)
+    found = []
+    for axis in [*(axis.name for axis in space.axes), RATE]:
+        levels = [
+            f"x {one.trial.rate:g}" if axis == RATE else candidates[one.trial.candidate].levels.get(axis)
+            for one in outcomes
+        ]
+        groups: dict[str, list[float]] = {}
+        for level, rank in zip(levels, ranks, strict=True):
+            if level is not None:
+                groups.setdefault(level, []).append(float(rank))
+        n, k = sum(map(len, groups.values())), len(groups)
+        if k < 2 or n < 2 * k:
+            continue
+        mean = fmean(rank for group in groups.values() for rank in group)
+        total = sum((rank - mean) ** 2 for group in groups.values() for rank in group)
+        within = sum((rank - fmean(group)) ** 2 for group in groups.values() for rank in group)
+        share = max(0.0, total - within - (k - 1) * within / (n - k)) / total if total else 0.0
+        found.append(Importance(axis, share, min(groups, key=lambda name: fmean(groups[name]))))
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _one_more_hour(
+    standings: Sequence[Standing], mode: Mode, trainings_an_hour: Mapping[str, float], n_untried: int, length: int
+) -> str:
+    """Return in words what one more hour would decide."""
+    if not standings or standings[0].mean is None:
+        return ""
+    best, parts = standings[0], []
+    close = [one for one in standings[1:] if one.is_equal]
+    if standings[0].stage + 1 < N_STAGES:
+        parts.append("the last stage was not reached: it would go on there")
+    elif close:
+        rival = min(close, key=lambda one: one.difference[0] if one.difference else 0.0)
+        parts.append(_seeds_in_words(best, rival, mode, trainings_an_hour))
+    else:
+        parts.append(f"nothing about {best.name}: it is told apart from all others of the last stage")
+    if (rival_later := _overtaker(standings, mode)) is not None:
+        parts.append(
+            f"whether {rival_later.name} overtakes it in longer training: its curve, continued to {length:,} updates, "
+            "ends before"
+        )
+    if n_untried:
+        parts.append(f"{n_untried} combinations of the space were not tried")
+    return "; ".join(parts)
+
+
+def _seeds_in_words(best: Standing, rival: Standing, mode: Mode, trainings_an_hour: Mapping[str, float]) -> str:
+    sample, names = worse_by(rival, best, mode), f"{best.name} and {rival.name}"
+    needed = seeds_needed(sample, (0.0, None)) if len(sample) > 1 else None
+    each = min(trainings_an_hour.get(best.name, 0.0), trainings_an_hour.get(rival.name, 0.0)) / 2
+    if needed is None or not each:
+        return f"not which of {names} is better: by the seeds there are that takes more than can be said"
+    more = max(0, needed - len(sample))
+    if more <= each:
+        return f"which of {names} is better, were their difference what it is now: {more} more seeds of each"
+    return f"not which of {names} is better: that takes about {needed} seeds, {more / each:.1f} hours"
+
+
+def _overtaker(standings: Sequence[Standing], mode: Mode) -> Standing | None:
+    """Return the candidate of the best one's stage whose continued curve ends before the best one's; None: there is
+    none."""
+    sign, best = (1.0 if mode == "min" else -1.0), standings[0]
+    later = [one for one in standings if one.expected is not None and _same_size(one, best)]
+    if not later:
+        return None
+    first = min(later, key=lambda one: sign * one.expected.mean if one.expected else 0.0)
+    return None if first.name == best.name else first

@@ -1,0 +1,188 @@
+"""Candidates: a recipe with other settings, its widths solved so that it costs what the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.advise.limits import WORDS, Limits
+from ostinato.advise.space import Combination, free_of, in_balance, name_of, settings_of
+from ostinato.budget.free import free_variable, with_settings
+from ostinato.budget.solver import OutOfReach, solve
+from ostinato.config.measures import as_overrides
+from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
+from ostinato.config.space import SpaceConfig
+from ostinato.data.registry import DataAccess
+from ostinato.errors import ConfigError
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import SizedModel, size_model
+
+BASE = "the recipe"
+"""Name of the candidate that is the recipe itself, its widths solved for the budget."""
+_MOST_TRIED = 4
+"""Combinations that are looked at for every candidate that is wanted: beyond that the budget is too narrow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that meets the budget.
+
+    Args:
+        levels: of every axis; empty for the recipe itself. settings: of the recipe, by dotted path, solved ones too.
+        model: with its vocabulary sizes. figures: its parameters, macs and bytes.
+    """
+
+    name: str
+    levels: Combination
+    settings: dict[str, Any]
+    model: ModelConfig
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A combination that is no candidate, and why; nearest: what the least it can cost is, where it costs too much."""
+
+    name: str
+    reason: str
+    nearest: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What is tried, and what cannot be; n_untried: combinations that were not looked at."""
+
+    found: list[Candidate]
+    left_out: list[LeftOut]
+    limits: Limits
+    n_untried: int
+
+
+def make_candidates(
+    base: str,
+    overrides: Sequence[str],
+    space: SpaceConfig,
+    limits: Limits,
+    access: DataAccess | None = None,
+) -> Candidates:
+    """Return the recipe and up to `space.n_candidates` combinations, each as large as the budget allows.
+
+    Args:
+        base: name or file of the recipe. overrides: `dotted.key=value`, of all candidates.
+        limits: without any that is counted, the recipe's own parameters are the budget.
+
+    Raises:
+        ConfigError: a recipe that cannot be used, or a budget that nothing fits: with the nearest that does.
+    """
+    recipe = load_recipe(base, overrides)
+    sized = size_model(recipe, access)
+    if not limits.counted():
+        parameters = limits.figures(sized.model)["parameters"]
+        limits = Limits(parameters, None, None, limits.latency, limits.source_length, limits.target_length)
+    maker = _Maker(base, list(overrides), recipe, sized, space, limits)
+    n_all, n_tried = 0, 0
+    for combination in in_balance(space):
+        n_all += 1
+        if len(maker.found) < space.n_candidates and n_tried < _MOST_TRIED * space.n_candidates:
+            n_tried += 1
+            maker.add(name_of(space, combination), combination)
+    maker.add(BASE, {}, first=True)
+    if not maker.found:
+        raise ConfigError(_nothing_fits(limits, maker.left_out))
+    return Candidates(maker.found, maker.left_out, limits, n_all - n_tried)
+
+
+def _nothing_fits(limits: Limits, left_out: Sequence[LeftOut]) -> str:
+    """Return that no candidate meets the budget, with the one that is nearest to it."""
+    near = [(_excess(limits, one.nearest), one) for one in left_out if one.nearest is not None]
+    if not near:
+        return f"no candidate can be made: {left_out[0].name}: {left_out[0].reason}"
+    _, one = min(near, key=lambda pair: pair[0])
+    asked = {name: (one.nearest or {})[name] for name in limits.counted()}
+    needs = ", ".join(f"{value:,.0f} {WORDS[name]}" for name, value in asked.items())
+    return f"nothing in this space fits {limits}: the nearest needs {needs} ({one.name})"
+
+
+def _excess(limits: Limits, figures: dict[str, float]) -> float:
+    return max(figures[name] / limit for name, limit in limits.counted().items())
+
+
+@dataclass
+class _Maker:
+    """Makes candidates, and keeps those that meet the budget and differ from each other."""
+
+    base: str
+    overrides: list[str]
+    recipe: Recipe
+    sized: SizedModel
+    space: SpaceConfig
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        self.found: list[Candidate] = []
+        self.left_out: list[LeftOut] = []
+        self._nested = self.recipe.model_dump(mode="json")
+
+    def add(self, name: str, combination: Combination, *, first: bool = False) -> None:
+        """Add a combination, or the reason why there is no such candidate; `first`: before all others."""
+        try:
+            settings = settings_of(self.space, combination, self._nested) if combination else {}
+            changed = load_recipe(self.base, [*self.overrides, *as_overrides(settings)])
+            model = size_model(changed, source=self.sized.source, target=self.sized.target).model
+            free = free_of(self.space, combination) if combination else self.space.free
+        except ConfigError as error:
+            self.left_out.append(LeftOut(name, _one_line(error)))
+            return
+        try:
+            solved, values = self._solve(model, free)
+        except OutOfReach as error:
+            figures = self.limits.figures(_smallest(model, free[0], self.limits))
+            over = {n: figures[n] for n, limit in self.limits.counted().items() if figures[n] > limit}
+            needs = ", ".join(f"{value:,.0f} {WORDS[n]}" for n, value in over.items())
+            reason = f"needs {needs} even at its narrowest" if over else _one_line(error)
+            self.left_out.append(LeftOut(name, reason, figures if over else None))
+            return
+        except ConfigError as error:
+            self.left_out.append(LeftOut(name, _one_line(error)))
+            return
+        share = self.limits.share(solved)
+        if share < 1 - self.space.tolerance:
+            reason = f"comes no nearer to the budget than {100 * share:.0f} % of it"
+            self.left_out.append(LeftOut(name, reason))
+            return
+        if (same := next((one for one in self.found if one.model == solved), None)) is not None and not first:
+            self.left_out.append(LeftOut(name, f"is the same model as {same.name}"))
+            return
+        # The recipe takes the place of a combination that is the same model.
+        levels = combination if same is None or not first else same.levels
+        if same is not None:
+            self.found.remove(same)
+        own = settings | {f"model.{path}": value for path, value in values.items()}
+        candidate = Candidate(name, levels, own, solved, self.limits.figures(solved))
+        self.found.insert(0 if first else len(self.found), candidate)
+
+    def _solve(self, model: ModelConfig, free: Sequence[str]) -> tuple[ModelConfig, dict[str, int]]:
+        """Return the model with its free settings solved, one after the other, and their values."""
+        values: dict[str, int] = {}
+        for name in free:
+            solution = solve(model, 1.0, name, self.limits.share, "down")
+            model, values = solution.config, values | solution.values
+        return model, values
+
+
+def _smallest(model: ModelConfig, free: str, limits: Limits) -> ModelConfig:
+    """Return the model with a free setting at the smallest value it can have."""
+    variable = free_variable(model, free, limits.share)
+    value = variable.lead.near(0)
+    while value < variable.lead.value:
+        try:
+            return with_settings(model, variable.at(value))
+        except ConfigError:
+            value += variable.lead.multiple
+    return model
+
+
+def _one_line(error: ConfigError) -> str:
+    return "; ".join(dict.fromkeys(str(error).splitlines()))

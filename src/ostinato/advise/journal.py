@@ -1,0 +1,54 @@
+"""What was decided by the clock, kept so that a search that was killed goes on as it began.
+
+All else follows from the runs in the store. The file says which question it is of: another question, in the same
+folder, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ostinato.data.disk import MADE_AGAIN, make_folder, read_json_object, write_json
+from ostinato.errors import ConfigError, DataError
+
+FILE = "search.json"
+
+
+class Journal:
+    """Decisions by name, in a file.
+
+    Args:
+        folder: of the answer. question: all that the answer depends on but time.
+
+    Raises:
+        ConfigError: the folder holds the search of another question.
+    """
+
+    def __init__(self, folder: Path, question: Mapping[str, Any]) -> None:
+        self.path = folder / FILE
+        key = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
+        self._content: dict[str, Any] = {"question": key, "decided": {}}
+        if self.path.is_file():
+            found = read_json_object(self.path, DataError, MADE_AGAIN)
+            if found.get("question") != key:
+                reason = "holds the search of another recipe, budget, space or metric: name another folder with --out"
+                raise ConfigError(f"{folder}: {reason}")
+            self._content = found
+        self.is_continued = self.path.is_file()
+
+    def kept(self, name: str) -> Any:
+        """Return what was decided; None where it was not."""
+        return self._content["decided"].get(name)
+
+    def decide(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what was decided; decide it now where it was not, and keep it."""
+        decided: dict[str, Any] = self._content["decided"]
+        if name not in decided:
+            decided[name] = make()
+            make_folder(self.path.parent)
+            write_json(self.path, self._content)
+        return decided[name]

@@ -1,0 +1,88 @@
+"""A recipe for a file of the user's own: pairs or texts, with a part held out where no dev split is named."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostinato.config.files import parse_overrides
+from ostinato.data.disk import make_folder, write_text
+from ostinato.data.lines import read_lines
+from ostinato.data.sources import parse_object
+from ostinato.errors import ConfigError, DataError, Problem
+
+_PAIRS, _TEXTS = "files/template", "lm/transformer"
+"""The recipes of pairs and of texts, with sizes for a laptop CPU."""
+_JSON_LINES, _PLAIN, _TABLES = (".jsonl", ".ndjson", ".json"), (".txt",), (".tsv",)
+_ENDINGS = (*_JSON_LINES, *_PLAIN, *_TABLES)
+HELD_OUT = 10
+"""One of so many lines is held out."""
+
+
+def is_data(name: str) -> bool:
+    """Return whether a name is a data file's or that of a folder with `train.*`, and no recipe's."""
+    path = Path(name)
+    return path.name.removesuffix(".gz").endswith(_ENDINGS) or (path.is_dir() and _in_folder(path, "train") is not None)
+
+
+def recipe_of_data(name: str, overrides: Sequence[str], folder: Path) -> tuple[str, list[str]]:
+    """Return the recipe for a data file, or a folder with train.*, dev.* and test.*, and overrides that name the files.
+
+    A file without `data.dev` is split: every line whose hash says so, one of `HELD_OUT`, is held out, so that equal
+    lines are on one side. Both parts are written to `folder`, each time alike.
+
+    Raises:
+        ConfigError, DataError: a file that is not there, or that is of no kind that can be split.
+    """
+    path, given = Path(name), parse_overrides(list(overrides))
+    files: dict[str, Path] = {}
+    if path.is_dir():
+        found = {split: _in_folder(path, split) for split in ("train", "dev", "test")}
+        files = {split: file for split, file in found.items() if file is not None}
+    elif not path.is_file():
+        raise ConfigError([Problem("data.train", name, "there is no such file")])
+    else:
+        files["train"] = path
+    if "dev" not in files and _named(given, "dev") is None:
+        files |= dict(zip(("train", "dev"), _split(files["train"], folder), strict=True))
+    base = _PAIRS if _has_pairs(files["train"]) else _TEXTS
+    return base, [*(f"data.{split}={file}" for split, file in files.items()), *overrides]
+
+
+def _in_folder(folder: Path, split: str) -> Path | None:
+    found = sorted(path for path in folder.glob(f"{split}.*") if path.name.removesuffix(".gz").endswith(_ENDINGS))
+    return found[0] if found else None
+
+
+def _named(settings: dict[str, object], split: str) -> object:
+    data = settings.get("data")
+    return data.get(split) if isinstance(data, dict) else None
+
+
+def _has_pairs(path: Path) -> bool:
+    """Return whether a file holds pairs: a table, or JSON lines without a text."""
+    ending = Path(path.name.removesuffix(".gz")).suffix
+    if ending in _PLAIN:
+        return False
+    if ending in _TABLES:
+        return True
+    for number, line in read_lines(path):
+        if line.strip():
+            return "text" not in parse_object(line, path, number)
+    raise DataError(f"{path}: no examples")
+
+
+def _split(path: Path, folder: Path) -> tuple[Path, Path]:
+    """Write the two parts of a file, and return their paths."""
+    if path.suffix not in (*_JSON_LINES, *_PLAIN):
+        raise ConfigError([Problem("data.dev", None, f"name a file to choose models by: {path} cannot be split here")])
+    lines = [line for _, line in read_lines(path) if line.strip()]
+    held_out = [int(hashlib.sha256(line.encode()).hexdigest(), 16) % HELD_OUT == 0 for line in lines]
+    make_folder(folder)
+    parts = folder / f"train{path.suffix}", folder / f"dev{path.suffix}"
+    for part, wanted in zip(parts, (False, True), strict=True):
+        text = "".join(f"{line}\n" for line, is_out in zip(lines, held_out, strict=True) if is_out == wanted)
+        if not part.is_file() or part.read_text(encoding="utf-8") != text:
+            write_text(part, text)
+    return parts

@@ -1,0 +1,79 @@
+"""Trials and what came of them: one candidate, trained at one learning rate for so many updates with one seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Mode = Literal["min", "max"]
+Point = tuple[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training.
+
+    Args:
+        rate: learning rate, times the recipe's. updates: of the whole training, whose schedule is as long.
+    """
+
+    candidate: str
+    rate: float
+    seed: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a trial found.
+
+    Args:
+        score: the best of its evaluations, as the metric counts; None: it failed. loss: at the end, which orders
+            trials of one score. curve: score by update. seconds: it took, evaluations and all. reason: why it failed.
+    """
+
+    trial: Trial
+    score: float | None
+    loss: float = math.inf
+    curve: tuple[Point, ...] = ()
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class TimeUp(Exception):
+    """The time is used up; what was done is kept."""
+
+
+class Trainer(Protocol):
+    """Does trials."""
+
+    def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+        """Do the trials that are not done yet; return the outcomes of all, in their order.
+
+        Args:
+            stage: what the trials are called together.
+
+        Raises:
+            TimeUp: before all were done.
+        """
+
+    def done(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+        """Return the outcomes of those trials that are done."""
+
+
+def order(outcome: Outcome, mode: Mode) -> tuple[float, float]:
+    """Return a key that sorts outcomes, the best first."""
+    if outcome.score is None:
+        return math.inf, math.inf
+    return (outcome.score if mode == "min" else -outcome.score), outcome.loss
+
+
+def best_by_candidate(outcomes: Sequence[Outcome], mode: Mode) -> list[Outcome]:
+    """Return the best outcome of every candidate, the best candidate first; those that failed are left out."""
+    ranked = sorted((one for one in outcomes if one.score is not None), key=lambda one: order(one, mode))
+    first: dict[str, Outcome] = {}
+    for one in ranked:
+        first.setdefault(one.trial.candidate, one)
+    return list(first.values())

@@ -1,0 +1,130 @@
+"""`ostinato advise`: which model for given data and a given budget."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato.cli.options import STORE, AccessOption, JsonOption, StoreOption, split_settings
+from ostinato.cli.output import console, print_json, print_line, print_table
+
+_BUDGET, _SEARCH = "Budget", "Search"
+
+
+def advise(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE_OR_DATA [KEY=VALUE]",
+            help="A recipe; or a file of JSON lines, columns or text, or a folder with train.* and dev.*. Then "
+            "settings that all candidates have.",
+        ),
+    ],
+    params: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most parameters, such as 5M. Default: the recipe's.", rich_help_panel=_BUDGET),
+    ] = None,
+    macs: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most multiply-accumulates of a pass, such as 50M.", rich_help_panel=_BUDGET),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most bytes of weights, activations and cache of one sentence, such as 200MB.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    latency: Annotated[
+        str | None,
+        typer.Option(metavar="TIME@batchN", help="Longest search, such as 20ms@batch1.", rich_help_panel=_BUDGET),
+    ] = None,
+    source_length: Annotated[
+        int, typer.Option(min=1, help="Source tokens, for all but parameters.", rich_help_panel=_BUDGET)
+    ] = 32,
+    target_length: Annotated[
+        int, typer.Option(min=1, help="Target tokens, for all but parameters.", rich_help_panel=_BUDGET)
+    ] = 32,
+    metric: Annotated[
+        str | None, typer.Option(help="What decides. Default: the recipe's training.selection.metric.")
+    ] = None,
+    hours: Annotated[float, typer.Option(min=0.0, help="Time of the whole command.", rich_help_panel=_SEARCH)] = 2.0,
+    space: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="What is tried: docs/advise.md.", rich_help_panel=_SEARCH)
+    ] = "default",
+    workers: Annotated[
+        int, typer.Option(min=1, help="Trainings at once, each in a process.", rich_help_panel=_SEARCH)
+    ] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of a training.", rich_help_panel=_SEARCH)] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the answer goes. Default: runs/advice/NAME.")
+    ] = None,
+    store: StoreOption = STORE,
+    access: AccessOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say which model to train on a task, at equal cost.
+
+    Candidates of the budget are trained for short times, the better ones longer. Killed, the same command goes on.
+    Ends with exit code 1 where nothing can be advised.
+    """
+    from ostinato.advise.limits import Limits, read_bytes, read_count, read_latency
+    from ostinato.advise.space import load_space
+
+    names, overrides = split_settings(words)
+    if len(names) != 1:
+        raise typer.BadParameter("name one recipe, file or folder of data", param_hint="RECIPE_OR_DATA")
+    limits = Limits(
+        parameters=None if params is None else read_count("--params", params),
+        macs=None if macs is None else read_count("--macs", macs),
+        bytes=None if memory is None else read_bytes("--memory", memory),
+        latency=None if latency is None else read_latency("--latency", latency),
+        source_length=source_length,
+        target_length=target_length,
+    )
+    chosen = load_space(space)
+
+    # All that follows imports torch: a wrong option is refused before.
+    from ostinato.advise.advise import Question
+    from ostinato.advise.advise import advise as answer_question
+    from ostinato.advise.candidates import BASE
+    from ostinato.advise.report import table
+    from ostinato.advise.words import findings
+    from ostinato.experiments.sweep.watch import make_watcher
+
+    question = Question(
+        source=names[0],
+        out=out or Path("runs/advice") / Path(names[0]).name.partition(".")[0],
+        store=store,
+        space=chosen,
+        limits=limits,
+        overrides=tuple(overrides),
+        metric=metric,
+        hours=hours,
+        n_workers=workers,
+        n_threads=threads,
+    )
+    advice = answer_question(
+        question,
+        access=access,
+        say=(lambda line: None) if json else print_line,
+        began=time.monotonic() - time.process_time(),  # what the imports took counts, too
+        watcher=lambda: make_watcher(None if json else console(), print_line),
+    )
+    if json:
+        print_json(advice.as_dict())
+        return
+    columns, rows = table(advice.answer)
+    shown = [columns.index(name) for name in columns if name not in ("rate", "95 %", "expected", "bytes", "is")]
+    print_table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    for line in findings(advice.answer, str(advice.recipe)):
+        print_line(line)
+    named = {one.name: one.reason for one in advice.candidates.left_out}
+    if BASE in named:
+        print_line(f"left out: {BASE} itself: {named.pop(BASE)}")
+    print_line(f"left out: {len(named)} combinations, named with the reasons in the report")
+    print_line(f"report: {advice.report}")

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from tables import Formula
+from tiny_question import TINY, question
+
+from ostinato.advise.advise import ANSWER, RECIPE, TRIALS, Advice, advise
+from ostinato.advise.candidates import BASE
+from ostinato.advise.checks import NoAdviceError
+from ostinato.advise.limits import LatencyLimit, Limits
+from ostinato.advise.trials import Trial
+from ostinato.budget import count_parameters
+from ostinato.cli import main
+from ostinato.errors import ConfigError
+from ostinato.evaluation.timing import Effort
+from ostinato.experiments.sweep.executors import InProcess
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import size_model
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("advice")
+
+
+def loss(trial: Trial) -> float:
+    """One that falls with the updates, lowest for shared weights at their own rate."""
+    own = {BASE: 0.3, "shared": 0.1, "deep": 0.2}[trial.candidate]
+    return own + 1 / trial.updates + 0.01 * trial.seed * own
+
+
+@contextmanager
+def without_training(draws: bool = False) -> Iterator[Formula]:
+    """Answer questions by a formula; figures take longest."""
+    trainer = Formula(loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ostinato.advise.advise.SweepTrainer", lambda *_, **__: trainer)
+        patch.setattr("ostinato.advise.advise.LATENCY_EFFORT", Effort(rounds=1, least=1, warmup=0, repeats=0))
+        patch.setattr("ostinato.advise.advise.MOST_SEEDS", 3)
+        if not draws:
+            patch.setattr("ostinato.advise.report.can_draw", lambda: False)
+        yield trainer
+
+
+@pytest.fixture(scope="module")
+def advice(folder: Path) -> Advice:
+    with without_training(draws=True):
+        return advise(question(folder))
+
+
+def test_the_recipe_that_is_advised_can_be_trained_and_costs_the_budget(advice: Advice) -> None:
+    recipe = load_recipe(advice.recipe)
+    best = advice.answer.best
+    assert count_parameters(size_model(recipe).model).stored == best.figures["parameters"]
+    assert recipe.training.optimizer.lr == pytest.approx(0.01 * best.rate)
+    assert recipe.training.n_updates == 45, "the recipe's own, not a stage's"
+    assert "n_train: 200" in advice.recipe.read_text("utf-8")
+
+
+def test_every_candidate_stands_somewhere(advice: Advice) -> None:
+    assert advice.answer.is_complete
+    assert {len(one.scores) for one in advice.answer.standings} == {3}
+    assert [one.name for one in advice.answer.standings] == ["shared", "deep", BASE]
+    assert {one.updates for one in advice.answer.standings} == {45}
+
+
+def test_the_answer_is_written_as_a_page_trials_and_json(advice: Advice, folder: Path) -> None:
+    rows = [json.loads(line) for line in (folder / "answer" / TRIALS).read_text("utf-8").splitlines()]
+    assert len(rows) == len(advice.outcomes) == 3 + 3 + 9
+    assert sorted({row["trial"]["updates"] for row in rows}) == [5, 15, 45]
+    found = json.loads((folder / "answer" / ANSWER).read_text("utf-8"))
+    assert found["recommended"] == advice.answer.best.name
+    page = advice.report.read_text("utf-8")
+    assert advice.answer.best.name in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_asked_again_the_answer_is_the_same(advice: Advice, folder: Path) -> None:
+    with without_training():
+        assert advise(question(folder)).as_dict() == advice.as_dict()
+
+
+def test_the_command_shows_its_stages_and_what_is_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(yaml.safe_dump(question(tmp_path).space.model_dump()), encoding="utf-8")
+    command = ["advise", "digits/transformer", *TINY, "--space", "tiny.yaml", "--hours", "1", "--out", "here"]
+    with without_training(), pytest.raises(SystemExit) as end:
+        main(command)
+    written = capsys.readouterr()
+    assert (end.value.code, written.err) == (0, "")
+    assert "advised: shared: loss 0.1" in written.out
+    assert "stage 3: 3 candidates, 45 updates" in written.out
+    assert written.out.endswith("report: here/report.html\n")
+
+
+def test_another_question_is_refused_in_one_line(advice: Advice, folder: Path) -> None:
+    with without_training(), pytest.raises(ConfigError, match="holds the search of another recipe, budget, space or"):
+        advise(question(folder, metric="token_accuracy"))
+
+
+def test_too_few_hours_are_refused_before_the_search(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--hours is too short: two trainings of the recipe"):
+        advise(question(tmp_path, hours=0.001), make_executor=InProcess)
+
+
+def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'blue'"):
+        advise(question(tmp_path, metric="blue"), make_executor=InProcess)
+
+
+def test_a_latency_that_nothing_meets_is_no_advice(tmp_path: Path) -> None:
+    limits = Limits(parameters=20_000, latency=LatencyLimit(1e-6))
+    with (
+        without_training(),
+        pytest.raises(NoAdviceError, match="none is as fast as asked: the recipe takes"),
+    ):
+        advise(question(tmp_path, limits=limits))
+    assert not (tmp_path / "answer" / RECIPE).exists()
+
+
+def test_a_score_that_a_count_reaches_is_no_advice(tmp_path: Path) -> None:
+    with without_training() as trainer:
+        trainer.score = lambda trial: 9.0
+        with pytest.raises(NoAdviceError, match=r"no better than .* without a model"):
+            advise(question(tmp_path))
+    assert (tmp_path / "answer" / TRIALS).is_file(), "what was tried can be looked at"
+
+
+def test_where_time_is_up_the_answer_says_how_far_it_came(tmp_path: Path) -> None:
+    with without_training() as trainer:
+        trainer.most = 2 + 3 + 3 + 1
+        found = advise(question(tmp_path))
+    assert not found.answer.is_complete
+    assert found.answer.best.stage == 2
+    assert "time was up before the last stage" in found.report.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_to_the_same_answer(tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "tiny_question.py"), str(tmp_path), "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for n_finished in (2, 7):
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 200
+            while len(list((tmp_path / "store").glob("*/results.json"))) < n_finished:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "answer" / RECIPE).exists()
+    began = time.monotonic()
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").glob("*/results.json")}
+    subprocess.run(command, env=environment, check=True, timeout=500)
+    assert all(path.stat().st_mtime_ns == when for path, when in done.items()), "what was done stays"
+    killed = json.loads((tmp_path / "answer" / ANSWER).read_text("utf-8"))
+    assert time.monotonic() - began < 400
+
+    whole = tmp_path / "whole"
+    subprocess.run([*command[:2], str(whole), "1"], env=environment, check=True, timeout=500)
+    found = json.loads((whole / "answer" / ANSWER).read_text("utf-8"))
+    scores = [{one["name"]: one["scores"] for one in one_answer["candidates"]} for one_answer in (killed, found)]
+    common = [{name: own["1"] for name, own in one.items()} for one in scores]
+    assert common[0] == common[1], "the same trainings find the same"
+
+
+@pytest.mark.slow
+def test_the_hours_are_those_of_the_whole_command(tmp_path: Path) -> None:
+    hours = 0.03
+    began = time.monotonic()
+    command = [sys.executable, str(HERE / "tiny_question.py"), str(tmp_path), str(hours), "long"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+    assert time.monotonic() - began < 3600 * hours, "also where the search had to be cut short"
+    assert "no advice: no candidate could be trained: none was finished in the time" in ended.stderr

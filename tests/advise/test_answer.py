@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from tables import axis, candidate, space
+
+from ostinato.advise.answer import LATENCY, RATE, Answer, importance, is_too_slow, make_answer
+from ostinato.advise.candidates import BASE, Candidate
+from ostinato.advise.halving import Found
+from ostinato.advise.limits import LatencyLimit, Limits
+from ostinato.advise.trials import Outcome, Trial
+from ostinato.advise.words import findings
+
+SPACE = space(axis("plan", "shared", "individual"), axis("depth", "2", "4"))
+
+
+def outcomes(scores: Mapping[str, list[float]], updates: int = 90, rate: float = 1.0) -> list[Outcome]:
+    """Return what candidates found, by seed."""
+    return [
+        Outcome(Trial(name, rate, seed, updates), score, score, ((updates, score),), 10.0)
+        for name, own in scores.items()
+        for seed, score in enumerate(own, 1)
+    ]
+
+
+def answer(
+    scores: Mapping[str, list[float]],
+    candidates: list[Candidate] | None = None,
+    limits: Limits | None = None,
+    **given: object,
+) -> Answer:
+    made = candidates or [candidate(name) for name in scores]
+    first = outcomes({name: own[:1] for name, own in scores.items()}, 10)
+    second = outcomes({name: own[:1] for name, own in scores.items()}, 30)
+    stages = [first, second, outcomes(scores)]
+    arguments: dict[str, object] = {"latencies": {}, "length": 900, "trainings_an_hour": {}, "n_untried": 0} | given
+    return make_answer(Found(stages, True), made, SPACE, "loss", "min", limits or Limits(parameters=10), **arguments)
+
+
+CLEAR = {"a": [1.00, 1.01, 0.99], BASE: [2.00, 2.02, 1.99], "c": [3.0, 3.01, 2.98]}
+CLOSE = {"a": [1.00, 1.30, 0.70], BASE: [1.01, 0.80, 1.25], "c": [3.0, 3.31, 2.72]}
+
+
+def test_a_clear_best_one_has_no_equals() -> None:
+    found = answer(CLEAR)
+    assert found.best.name == "a"
+    assert found.best.mean == pytest.approx(1.0)
+    assert found.best.low is not None
+    assert found.best.low < 1.0
+    assert found.equals == []
+    assert found.base is not None
+    assert found.base.difference is not None
+    assert found.base.difference[0] == pytest.approx(1.003, abs=0.001)
+    assert found.base.difference[1] is not None
+    assert found.base.difference[1] > 0
+
+
+def test_what_no_test_tells_apart_is_said_to_be_equal() -> None:
+    found = answer(CLOSE)
+    assert [one.name for one in found.equals] == [BASE]
+    lines = findings(found, "x.yaml")
+    assert any(line.startswith("these 2 are equal here, no test tells them apart: a; the recipe") for line in lines)
+
+
+def test_one_seed_tells_nothing_apart() -> None:
+    found = answer({name: own[:1] for name, own in CLEAR.items()})
+    assert [one.name for one in found.equals] == [BASE, "c"]
+    assert any("no interval: one seed" in line for line in findings(found, "x.yaml"))
+
+
+def test_of_equals_the_cheapest_is_named() -> None:
+    found = answer(CLOSE, [candidate("a", macs=9.0), candidate(BASE, macs=4.0), candidate("c", macs=1.0)])
+    assert found.cheapest_equal().name == BASE
+
+
+def test_the_front_holds_what_nothing_beats_in_all_ways() -> None:
+    macs = {"a": 9.0, BASE: 4.0, "c": 5.0}
+    found = answer(CLEAR, [candidate(name, macs=cost) for name, cost in macs.items()])
+    assert {one.name for one in found.standings if one.is_on_front} == {"a", BASE}
+
+
+def test_costs_within_the_tolerance_of_the_budget_are_one() -> None:
+    macs = {"a": 9.1, BASE: 9.0, "c": 5.0}
+    found = answer(CLEAR, [candidate(name, macs=cost) for name, cost in macs.items()])
+    assert {one.name for one in found.standings if one.is_on_front} == {"a", "c"}
+
+
+def test_one_that_is_too_slow_is_not_advised() -> None:
+    limits = Limits(parameters=10, latency=LatencyLimit(0.02))
+    found = answer(CLEAR, limits=limits, latencies={"a": 0.03, BASE: 0.01, "c": 0.01})
+    assert found.best.name == BASE
+    assert [is_too_slow(one, limits) for one in found.standings] == [False, False, True]
+    assert found.best.figures[LATENCY] == 0.01
+
+
+def test_the_hour_says_how_many_seeds_would_decide() -> None:
+    rates = {"a": 40.0, BASE: 40.0, "c": 40.0}
+    near = {"a": [1.00, 1.02, 0.98], BASE: [1.02, 1.08, 0.99], "c": [3.0, 3.31, 2.72]}
+    text = answer(near, trainings_an_hour=rates).one_more_hour
+    assert text.startswith("which of a and the recipe is better, were their difference what it is now: ")
+    far = {"a": [1.00, 1.02, 0.98], BASE: [1.02, 1.20, 0.88], "c": [3.0, 3.31, 2.72]}
+    text = answer(far, trainings_an_hour=rates, n_untried=7).one_more_hour
+    assert text.startswith("not which of a and the recipe is better: that takes about ")
+    assert text.endswith("7 combinations of the space were not tried")
+    assert answer(CLEAR, trainings_an_hour=rates).one_more_hour.startswith("nothing about a")
+
+
+def test_an_overtaker_in_longer_training_is_named() -> None:
+    stages = [
+        outcomes({"a": [1.1], "b": [3.0]}, 10),
+        outcomes({"a": [1.05], "b": [2.0]}, 30),
+        outcomes({"a": [1.0], "b": [1.1]}, 90),
+    ]
+    found = make_answer(
+        Found(stages, True), [candidate("a"), candidate("b")], SPACE, "loss", "min", Limits(parameters=10),
+        latencies={}, length=900, trainings_an_hour={}, n_untried=0,
+    )  # fmt: skip
+    assert found.best.name == "a"
+    assert "whether b overtakes it in longer training" in found.one_more_hour
+
+
+def test_axes_that_decide_are_the_most_important_and_others_are_nothing() -> None:
+    made = {
+        f"{plan} {depth} {n}": candidate(f"{plan} {depth} {n}", {"plan": plan, "depth": depth})
+        for plan in ("shared", "individual")
+        for depth in ("2", "4")
+        for n in range(3)
+    }
+    rows = [
+        Outcome(Trial(name, rate, 1, 10), (plan == "shared") + rate + 0.01 * n, 0.0)
+        for n, (name, one) in enumerate(made.items())
+        for plan in [one.levels["plan"]]
+        for rate in (0.1, 0.2)
+    ]
+    found = importance(rows, made, SPACE, "min")
+    assert [one.axis for one in found] == ["plan", RATE, "depth"]
+    assert found[0].best == "individual"
+    assert found[0].share > 0.6
+    assert found[-1].share < 0.1
+
+
+def test_a_rate_at_the_edge_and_a_first_stage_that_told_nothing_are_said() -> None:
+    stages = [
+        [*outcomes({"a": [2.4], "b": [2.6]}, 10, 3.0), *outcomes({"a": [2.5], "b": [2.6]}, 10, 1.0)],
+        outcomes({"a": [1.0], "b": [2.0]}, 30, 3.0),
+    ]
+    made = [candidate("a"), candidate("b")]
+    found = make_answer(
+        Found(stages), made, SPACE, "loss", "min", Limits(parameters=10), latencies={}, length=90,
+        trainings_an_hour={}, n_untried=0, without=("unigram", 2.45),
+    )  # fmt: skip
+    edge, early = found.warnings
+    assert edge == "x 3 is the edge of the learning rates that were tried: a larger one may be better"
+    assert early.startswith("1 of 2 candidates were no better in the first stage than without a model (unigram, 2.45)")
+    assert f"beware: {edge}" in findings(found, "x.yaml")
+    assert answer(CLEAR).warnings == []
+
+
+def test_few_trials_say_nothing_of_importance() -> None:
+    made = {"a": candidate("a", {"plan": "shared"}), "b": candidate("b", {"plan": "individual"})}
+    assert importance(outcomes({"a": [1.0], "b": [2.0]}), made, SPACE, "min") == []
+
+
+def test_a_candidate_that_failed_stands_last_with_its_reason() -> None:
+    failed = Outcome(Trial("d", 1.0, 1, 10), None, reason="failed:\nupdate 3: the loss is nan")
+    stages = [[*outcomes({"a": [1.0], "b": [2.0]}, 10), failed]]
+    found = make_answer(
+        Found(stages), [candidate(name) for name in "abd"], SPACE, "loss", "min", Limits(parameters=10),
+        latencies={}, length=90, trainings_an_hour={}, n_untried=0,
+    )  # fmt: skip
+    assert found.standings[-1].name == "d"
+    assert found.standings[-1].failed == "update 3: the loss is nan"
+    assert findings(found, "x.yaml")[0].startswith("time was up before the last stage")

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from tables import space
+
+from ostinato.advise.candidates import BASE, make_candidates
+from ostinato.advise.limits import Limits
+from ostinato.budget import count_parameters
+from ostinato.config.space import AxisConfig, LevelConfig, SpaceConfig
+from ostinato.errors import ConfigError
+
+TINY = ["task.n_train=100", "model.d_model=16", "model.encoder.ffn.d_ff=32", "model.decoder.ffn.d_ff=32"]
+ONE = AxisConfig(name="plan", levels=[LevelConfig(name="shared", set={"model.*.*.share": "all"})])
+PLAN = AxisConfig(
+    name="plan",
+    levels=[
+        LevelConfig(name="shared", set={"model.*.*.share": "all"}),
+        LevelConfig(name="deep", set={"model.*.n_steps": 30}),
+        LevelConfig(name="same", set={"model.*.n_steps": 2}),
+        LevelConfig(name="wrong", set={"model.*.self_attention.n_heads": 5}),
+    ],
+)
+
+
+def test_candidates_meet_the_budget_exactly_and_the_others_have_a_reason() -> None:
+    found = make_candidates("digits/transformer", TINY, space(PLAN), Limits())
+    base, shared = found.found
+    assert (base.name, shared.name) == (BASE, "shared")
+    assert base.settings["model.encoder.ffn.d_ff"] == 32, "its own budget is met by itself"
+    parameters = count_parameters(base.model).stored
+    assert 0.98 * parameters <= count_parameters(shared.model).stored <= parameters
+    assert shared.settings["model.encoder.ffn.d_ff"] > 32
+    reasons = {one.name: one.reason for one in found.left_out}
+    assert "parameters even at its narrowest" in reasons["deep"]
+    assert "n_heads" in reasons["wrong"]
+    assert "same" not in reasons, "the recipe has taken its place"
+    assert base.levels == {"plan": "same"}
+
+
+def test_of_several_budgets_the_narrowest_binds() -> None:
+    alone = make_candidates("digits/transformer", TINY, space(ONE), Limits(parameters=20_000)).found[0]
+    macs = 0.8 * alone.figures["macs"]
+    both = make_candidates("digits/transformer", TINY, space(ONE), Limits(parameters=20_000, macs=macs)).found[0]
+    assert both.figures["macs"] <= macs < alone.figures["macs"]
+    assert both.figures["macs"] > 0.98 * macs
+
+
+def test_a_budget_that_nothing_fits_names_the_nearest_that_does() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_candidates("digits/transformer", TINY, space(ONE), Limits(parameters=1000))
+    text = str(caught.value)
+    assert text.startswith("nothing in this space fits 1,000 parameters: the nearest needs ")
+    needed = int(text.split("needs ")[1].split(" ")[0].replace(",", ""))
+    assert make_candidates("digits/transformer", TINY, space(ONE), Limits(parameters=needed)).found
+
+
+def test_a_model_without_stacks_has_no_space() -> None:
+    level = LevelConfig(name="deep", set={"model.*.n_steps": 3})
+    ours = SpaceConfig(name="x", axes=[AxisConfig(name="depth", levels=[level])])
+    with pytest.raises(ConfigError, match="no candidate can be made"):
+        make_candidates("algorithmic/copy-lstm", ["task.n_train=100"], ours, Limits())

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.advise.own_data import is_data, recipe_of_data
+from ostinato.errors import ConfigError, DataError
+
+PAIRS = "".join(f'{{"source": "{n}", "target": "{n + 1}"}}\n' for n in range(300))
+
+
+def test_a_file_of_pairs_is_split_by_hash_each_time_alike(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text(PAIRS + PAIRS, encoding="utf-8")
+    base, overrides = recipe_of_data(str(file), ["seed=3"], tmp_path / "data")
+    assert base == "files/template"
+    paths = dict(text.split("=") for text in overrides)
+    train, dev = (set(Path(paths[f"data.{split}"]).read_text("utf-8").splitlines()) for split in ("train", "dev"))
+    assert not train & dev, "equal lines are on one side"
+    assert train | dev == set(PAIRS.splitlines())
+    assert 15 <= len(dev) <= 50
+    before = Path(paths["data.dev"]).stat().st_mtime_ns
+    assert recipe_of_data(str(file), ["seed=3"], tmp_path / "data") == (base, overrides)
+    assert Path(paths["data.dev"]).stat().st_mtime_ns == before
+
+
+def test_a_dev_file_that_is_named_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"text": "a b"}\n', encoding="utf-8")
+    given = ["data.dev=other.jsonl"]
+    assert recipe_of_data(str(file), given, tmp_path / "data") == ("lm/transformer", [f"data.train={file}", *given])
+
+
+def test_a_folder_gives_its_splits(tmp_path: Path) -> None:
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b\n", encoding="utf-8")
+    assert is_data(str(tmp_path))
+    base, overrides = recipe_of_data(str(tmp_path), [], tmp_path / "data")
+    assert base == "lm/transformer"
+    assert overrides == [f"data.{split}={tmp_path / split}.txt" for split in ("train", "dev", "test")]
+
+
+def test_recipes_are_no_data(tmp_path: Path) -> None:
+    assert not is_data("digits/transformer")
+    assert not is_data("mine.yaml")
+    assert not is_data(str(tmp_path))
+
+
+def test_a_missing_file_is_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe_of_data("nowhere.jsonl", [], Path("data"))
+    assert str(caught.value) == "data.train is 'nowhere.jsonl': there is no such file"
+
+
+def test_a_table_without_a_dev_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.tsv"
+    file.write_text("source\ttarget\na\tb\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"data\.dev is None: name a file to choose models by"):
+        recipe_of_data(str(file), [], tmp_path / "data")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n", encoding="utf-8")
+    with pytest.raises(DataError, match="no examples"):
+        recipe_of_data(str(file), [], tmp_path / "data")

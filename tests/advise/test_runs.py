@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+from tiny_question import TINY
+
+from ostinato.advise.candidates import Candidate
+from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, mode_of, range_of
+from ostinato.advise.trials import TimeUp, Trial
+from ostinato.experiments.sweep.executors import InProcess, Job
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.rundir import RunDirectory
+
+RECIPE = load_recipe("digits/transformer", TINY)
+SHALLOW = {"model.encoder.n_steps": 1, "model.decoder.n_steps": 1}
+
+
+def trainer(store: Path, deadline: float) -> SweepTrainer:
+    candidates = [Candidate("base", {}, {}, RECIPE.model, {}), Candidate("one", {}, SHALLOW, RECIPE.model, {})]
+    return SweepTrainer(
+        "tiny",
+        "digits/transformer",
+        TINY,
+        RECIPE,
+        candidates,
+        "loss",
+        store,
+        make_executor=InProcess,
+        deadline=deadline,
+    )
+
+
+def test_trials_are_runs_with_curves_that_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = trainer(tmp_path, time.monotonic() + 100)
+    trials = [Trial("base", 1.0, 1, 6), Trial("one", 3.0, 1, 6)]
+    first, second = ours.train("stage 0", trials)
+    assert [one.trial for one in (first, second)] == trials
+    assert [update for update, _ in first.curve] == [1, 2, 3, 4, 5, 6]
+    assert first.score == min(score for _, score in first.curve)
+    assert first.score != second.score
+    assert first.seconds > 0
+    monkeypatch.setattr("ostinato.experiments.sweep.executors.train", None)
+    assert ours.done("stage 0", [*trials, Trial("one", 1.0, 1, 6)]) == [first, second]
+    assert ours.train("stage 0", trials) == [first, second]
+
+
+def test_a_shorter_training_has_a_shorter_schedule_and_warm_up(tmp_path: Path) -> None:
+    found = trainer(tmp_path, 0).settings(Trial("one", 3.0, 1, 15))
+    assert found == SHALLOW | {
+        "training.n_updates": 15,
+        "training.schedule.warmup": 3,
+        "training.optimizer.lr": pytest.approx(0.03),
+        **dict.fromkeys(("training.evaluate_every", "training.save_every", "training.log_every"), 3),
+    }
+    assert -(-15 // found["training.evaluate_every"]) <= N_EVALUATIONS
+
+
+def test_nothing_is_begun_after_the_deadline(tmp_path: Path) -> None:
+    ours = trainer(tmp_path, time.monotonic())
+    with pytest.raises(TimeUp):
+        ours.train("stage 0", [Trial("base", 1.0, 1, 9)])
+    assert ours.done("stage 0", [Trial("base", 1.0, 1, 9)]) == []
+    assert not [path for path in tmp_path.iterdir() if RunDirectory(path).exists]
+
+
+class Asleep:
+    """An executor whose jobs never end."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+
+    def submit(self, job: Job) -> None:
+        pass
+
+    def collect(self, on_event: object, timeout: float | None = None) -> None:
+        assert timeout is not None
+        time.sleep(timeout)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_a_job_that_does_not_end_is_left_at_the_deadline() -> None:
+    inner = Asleep()
+    ours = Deadline(inner, time.monotonic() + 0.1)
+    assert ours.collect(print, 0.02) is None
+    with pytest.raises(TimeUp):
+        ours.collect(print)
+    ours.stop()
+    assert inner.is_stopped
+
+
+def test_metrics_know_their_range() -> None:
+    assert [range_of(name) for name in ("loss", "perplexity", "exact_match", "chrf")] == [
+        *((0.0, math.inf), (1.0, math.inf), (0.0, 1.0), (0.0, 100.0)),
+    ]
+
+
+def test_metrics_know_their_direction() -> None:
+    assert [mode_of(name) for name in ("loss", "bits_per_byte", "exact_match", "bleu")] == ["min", "min", "max", "max"]
