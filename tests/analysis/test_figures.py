@@ -40,6 +40,7 @@ def test_no_figure_is_wider_than_its_page_and_no_letter_smaller_than_seven_point
             assert not text.get_text() or text.get_fontsize() >= FONT, f"{name}: {text.get_text()}"
 
 
+@pytest.mark.slow
 def test_no_panel_stands_alone_beside_an_empty_place(surveyed: logic.Survey) -> None:
     for name, _, figure in figures(surveyed):
         assert all(axes.axison for axes in figure.axes), name

@@ -30,6 +30,7 @@ def compare_with_itself(script: Script, out: Path, *options: str) -> dict[str, d
     return {row["name"]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_a_checkout_finds_the_same_numbers_as_itself(
     script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def macs(call: Callable[[], object]) -> int:
     return counter.get_total_flops() // 2
 
 
+@pytest.mark.slow
 def test_the_study_of_updates_runs_without_peers_and_names_them(
     script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -184,6 +184,7 @@ def can_vary_width(config: ModelConfig) -> bool:
     return any(part.endswith(".ffn") for part in count_parameters(config).by_part)
 
 
+@pytest.mark.slow
 @draws(60)
 @given(any_architecture().filter(can_vary_width), st.integers(1, 4), st.sampled_from(["exact", "paper"]))
 def test_the_arms_of_any_family_are_as_large_as_integers_allow(

@@ -362,6 +362,7 @@ def test_readings_that_never_agree_still_end() -> None:
     assert next(readings) < 100
 
 
+@pytest.mark.slow
 def test_a_target_beyond_the_deepest_model_is_out_of_reach_and_says_what_bounds_the_depth() -> None:
     shared = {"self_attention": {"share": "all"}, "ffn": {"share": "all", "d_ff": 256}}
     macs = counts(9, 12)["macs"]

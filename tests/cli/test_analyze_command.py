@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -30,6 +31,7 @@ def test_an_unknown_analysis_is_refused_before_anything_is_read(run, tmp_path: P
     assert outcome.err.startswith("only is 'everything': must be one of budget, learning, categories")
 
 
+@pytest.mark.slow
 def test_it_runs_on_as_many_threads_as_the_run_was_trained_with(run, tmp_path: Path) -> None:
     folder, before = plain_run(tmp_path / "plain"), torch.get_num_threads()
     path = folder / "recipe.yaml"
@@ -43,6 +45,7 @@ def test_it_runs_on_as_many_threads_as_the_run_was_trained_with(run, tmp_path: P
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_the_example_that_is_shown_may_be_named(run, tmp_path: Path) -> None:
     folder = plain_run(tmp_path / "plain")
     few = ("--only", "attention-example", "--device", "cpu", "--max-examples", 3)

@@ -147,6 +147,7 @@ def test_a_model_without_rounds_has_no_exits(run, tmp_path: Path) -> None:
     assert (outcome.code, "exit is 'change': this model has no rounds" in outcome.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_analyses_of_depth_apply_to_a_run_whose_tokens_stop_by_a_criterion(run, folder: Path, tmp_path: Path) -> None:
     run("tune-threshold", folder, *CHOOSE, *SHORT)
     (folder / "threshold-curve.json").unlink()  # it is measured anew

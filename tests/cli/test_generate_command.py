@@ -227,6 +227,7 @@ def read_terminal(master: int) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_progress_is_drawn_on_a_terminal_while_output_goes_elsewhere(run, trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "many.txt"

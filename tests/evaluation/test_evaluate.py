@@ -251,6 +251,7 @@ def test_a_failed_evaluation_leaves_no_predictions(model: Seq2Seq, tokenizers: T
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_split(tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["ostinato.evaluation.evaluate"]  # By name: the package has a function of the same name.
     monkeypatch.setattr(module, "evaluation_batches", partial(evaluation_batches, window=30))

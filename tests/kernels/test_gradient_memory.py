@@ -134,6 +134,7 @@ def faults(*, keep: bool) -> tuple[bool, int]:
     return said[0] == "True", int(said[1])
 
 
+@pytest.mark.slow
 def test_kept_memory_needs_few_new_pages() -> None:
     told, n_faults = faults(keep=True)
     if not told:

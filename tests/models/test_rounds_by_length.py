@@ -104,6 +104,7 @@ def test_another_maximum_at_call_time_lets_long_sources_go_deeper() -> None:
     assert (own.unique().tolist(), deeper.unique().tolist()) == ([8], [12])
 
 
+@pytest.mark.slow
 @draws(20)
 @given(st.data())
 def test_by_length_at_call_time_is_the_rule_of_a_model_that_has_it(data: st.DataObject) -> None:

@@ -153,6 +153,7 @@ def test_the_command_exits_with_0_inside_the_band(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] == "supported"
 
 
+@pytest.mark.slow
 def test_claims_are_listed_with_what_came_of_them(tmp_path, capsys):
     # Of one paper: the document's test looks at all of them.
     assert run("claims", "--json", "--paper", "one-wide-ffn", "--outcomes", str(tmp_path)) == 0
@@ -551,6 +552,7 @@ def test_inputs_are_asked_for_checked_and_filled_in(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_terms_and_inputs_of_swept_claims_exist():
     swept = [claim for claim in claims.list_claims() if claim.config.source.kind == "sweep"]
     sweeps = {}

@@ -32,6 +32,7 @@ class KillsFirst(Recorder):
             os.kill(worker.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_reported_and_another_one_does_the_rest(tmp_path: Path) -> None:
     arms = [{"name": "long", "set": {"training.n_updates": 200}}, {"name": "next", "after": "long"}, {"name": "base"}]
     watcher, sweep = KillsFirst("long, seed 1"), tiny(seeds=[1], arms=arms)
