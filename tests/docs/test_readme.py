@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,20 @@ def test_the_readme_is_short_and_its_shell_lines_run(
     chosen = [command for command in commands(README) if command.arguments[0] not in ("doctor", "demo")]
     ran = [arguments[0] for arguments, _ in run(chosen, monkeypatch, capsys)]
     assert ran == ["train", "plan", "solve", "evaluate", "analyze"]
+
+
+@pytest.mark.slow
+def test_the_first_steps_run_on_data_that_they_make(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = ROOT / "docs" / "get-started.md"
+    (program,) = re.findall(r'python3 -c "\n(.*?)\n"', first.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(program, str(first), "exec"), {})
+    assert len((folder / "train.jsonl").read_text(encoding="utf-8").splitlines()) == 4000
+    chosen = [command for command in commands(first) if command.arguments[0] != "doctor"]
+    ran = run(chosen, monkeypatch, capsys)
+    assert [arguments[0] for arguments, _ in ran] == ["train", "train", "compare", "generate", "evaluate", "analyze"]
+    assert (folder / "runs" / "plain" / "analysis" / "report.html").is_file()
 
 
 @pytest.mark.slow

@@ -389,10 +389,10 @@ class _Twin:
             for one in step.uses
             if not isinstance(self._config.settings_of(one), SparseLayerConfig)
         )
-        n = len(next(plan.segments[at.segment].rounds()))
-        place = (at.index - plan.segments[at.segment].steps[0].index) % n
-        is_repeated = at.round == 0 or plan.segments[at.segment].is_repeated
-        is_same_step = is_repeated and (at.segment, place) == (first[0].segment, first[0].index)
+        segment = plan.segments[at.segment]
+        n = len(next(segment.rounds())) if segment.is_repeated else len(plan.steps)
+        places = [(step.index - segment.steps[0].index) % n for step in (at, first[0])]
+        is_same_step = at.segment == first[0].segment and places[0] == places[1]
         return is_same_step and (use.kind, use.weights) == (first[1].kind, first[1].weights)
 
     def _norm(self, name: str | None, x_D: Tensor) -> Tensor:
