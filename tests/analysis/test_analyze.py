@@ -35,6 +35,7 @@ def test_every_analysis_applies_to_runs_that_have_everything(surveyed: logic.Sur
             assert all(len(row) == len(finding.columns) for row in finding.rows), study.name
 
 
+@pytest.mark.slow
 def test_every_figure_names_its_axes_and_reflows_for_narrow_screens(surveyed: logic.Survey) -> None:
     for study, findings in surveyed.found:
         figure = findings[0].draw(False)
@@ -47,6 +48,7 @@ def test_every_figure_names_its_axes_and_reflows_for_narrow_screens(surveyed: lo
         assert columns_of(small) <= max(1, columns_of(figure) // 2), study.name
 
 
+@pytest.mark.slow
 def test_what_is_written_lies_beside_the_report(written: logic.Analysed) -> None:
     assert written.found == SHOWN
     for name in written.found:

@@ -33,6 +33,7 @@ def panels_of(figure: Figure) -> list[Axes]:
     return [axes for axes in figure.axes if axes.get_label() != "<colorbar>" and axes.get_subplotspec() is not None]
 
 
+@pytest.mark.slow
 def test_no_figure_is_wider_than_its_page_and_no_letter_smaller_than_seven_points(surveyed: logic.Survey) -> None:
     for name, widest, figure in figures(surveyed):
         assert figure.get_figwidth() <= widest, name

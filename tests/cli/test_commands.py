@@ -214,6 +214,7 @@ def test_doctor_names_what_is_missing_and_the_line_that_adds_it(run, monkeypatch
     assert re.search(r"needed packages are missing; add them: pip install 'sacrebleu[^']*>=2\.4'", outcome.out)
 
 
+@pytest.mark.slow
 def test_a_new_run_never_goes_into_an_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = default_directory("scan/universal", "scan/universal", resume=False)

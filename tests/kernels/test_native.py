@@ -203,6 +203,7 @@ def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPat
     assert loaded_again().startswith(f"compiled, {folder}")
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "no note", "broken note", "other note"])
 def test_a_damaged_library_is_made_again(fresh: Path, damage: str) -> None:
@@ -232,6 +233,7 @@ def test_a_damaged_library_is_made_again(fresh: Path, damage: str) -> None:
     assert hashlib.sha256(path.read_bytes()).hexdigest() in note.read_text()
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("who", ["cache", "folder", "library", "note"])
 def test_nothing_is_loaded_that_others_may_have_written(fresh: Path, who: str) -> None:

@@ -41,7 +41,7 @@ from reference.halting import Act, Whole
 from reference.twin import twin, twin_with_depths
 from running import run_as
 
-LEAST_DRAWN = 200 if os.environ.get("OSTINATO_ALL_DRAWS") else 120
+LEAST_DRAWN = 200 if os.environ.get("OSTINATO_ALL_DRAWS") else 80
 """Models that are compared whatever they cover; further ones only where they have what none before had."""
 N_DRAWS = {"seq2seq": 85, "language_model": 45}
 """Models in one series of draws. There are two series, and more where those left something out: of them only the models

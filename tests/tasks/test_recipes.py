@@ -85,6 +85,7 @@ def test_the_act_recipe_names_the_rounds_of_the_authors_code_and_takes_them() ->
     assert len({count_parameters(model, vocab_size=32768).stored for model in found}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_takes_separable_convolutions_as_wide_and_as_shared_as_its_feed_forwards(name: str) -> None:
     given = {name: stack for name, stack in load_recipe(name).model.stacks().items() if stack.ffn.share != "none"}

@@ -293,6 +293,7 @@ def states_of_rounds(model: Any, batch: Any) -> list[torch.Tensor]:
         model.stacks["decoder"].has_final_norm = norm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["last", "window", "exit", "drawn", "improvement"])
 def test_a_run_with_drawn_rounds_is_the_same_resumed(tmp_path: Path, loss: str) -> None:
     settings: dict[str, Any] = {

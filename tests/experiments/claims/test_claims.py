@@ -600,6 +600,7 @@ def test_rounds_of_a_timing_are_its_seeds(tmp_path):
     assert outcome.verdict == "supported", outcome.head
 
 
+@pytest.mark.slow
 def test_the_document_of_results_is_what_the_command_prints():
     path = Path(__file__).parents[3] / "docs/results/claims.md"
     assert path.read_text(encoding="utf-8") == document(), "ostinato claims --markdown > docs/results/claims.md"

@@ -48,6 +48,7 @@ def test_the_similarity_of_a_claim_is_of_one_state_and_of_every_seed(claim):
         assert "other-seed" in measure.others
 
 
+@pytest.mark.slow
 def test_similarity_is_in_units_of_an_arm_from_other_seeds(tmp_path):
     of = {run: f"CKA, {run}" for run in ("other-seed", "no-enc")}
     compared = [

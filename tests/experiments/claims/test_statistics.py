@@ -181,6 +181,7 @@ def share(said: str, n_seeds: int, mean: float, band, sd: float = 1.0) -> float:
     return sum(verdict(one.p_supported, one.p_contradicted) == said for one in judged) / N_SIMULATED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_seeds", [3, 5])
 @pytest.mark.parametrize("band", [(2.0, None), (None, -2.0), (2.0, 30.0), (-30.0, 2.0)])
 def test_an_effect_at_the_threshold_is_supported_or_contradicted_as_rarely_as_promised(n_seeds, band):
@@ -235,6 +236,7 @@ def decided(n_seeds: int, effects: list[float], bands: list) -> list[float]:
     return list(count / N_SIMULATED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("effects", "bands"),
     [

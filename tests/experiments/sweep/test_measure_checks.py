@@ -130,6 +130,7 @@ def test_a_seed_that_seeds_would_win_over_is_refused(changes: dict[str, Any], me
     assert str(caught.value) == message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_sweeps())
 def test_shipped_sweeps_measure_what_there_will_be(name: str, tmp_path: Path) -> None:
     inputs = {}

@@ -38,6 +38,7 @@ def check_same_results(folder: Path, n_runs: int = 6) -> None:
     assert not list(killed.rglob(".partial-*"))
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_and_started_again_ends_with_the_same_results(tmp_path: Path) -> None:
     report = run_and_kill("fork", tmp_path, n_kills=1, seed=3, n_updates=9, n_seeds=1)
     assert [kill["code"] for kill in report["kills"]] == [-9]
