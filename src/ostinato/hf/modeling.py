@@ -7,8 +7,7 @@ tokens halt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -115,12 +114,14 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         """Whether steps are run again in the backward pass."""
         return bool(self.model.current_execution.recompute)
 
-    @contextmanager
-    def _prepared(self) -> Iterator[None]:
-        """Run a pass; in training bring back first what routers hold fixed, as every update of ours does after it."""
+    def _project_routers(self) -> None:
+        """In training bring back what routers hold fixed before a pass, as every update of ours does after it."""
         if self.training and torch.is_grad_enabled():
             self.model.project_routers()
-        yield
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
 
     def _execution(self, halting_threshold: float | None) -> Execution:
         execution: Execution = self.model.current_execution
@@ -150,10 +151,6 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
     """A language model: `AutoModelForCausalLM`."""
 
     kind = "language_model"
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
 
     def __init__(self, config: OstinatoConfig) -> None:
         super().__init__(config)
@@ -185,24 +182,24 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
             logits_to_keep: the last so many columns only; 0: all.
         """
-        with self._prepared():
-            execution = self._execution(halting_threshold)
-            tokens = _tokens(input_ids, attention_mask)
-            shown = _wanted(output_hidden_states, output_attentions)
-            if past_key_values is None and not use_cache:
-                batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
-                output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
-                logits, stack = output.logits_BTV[:, -logits_to_keep:], output.stacks["decoder"]
-            else:
-                if past_key_values is None:
-                    cache = Cache(n_steps=n_steps, execution=execution, device=input_ids.device)
-                    past_key_values = DepthCache(cache)
-                states_BTD = self.model.extend(input_ids, past_key_values.content, tokens.keep_BT)
-                logits, output, stack = self.model.logits(states_BTD[:, -logits_to_keep:]), None, None
-            loss = None
-            if labels is not None:
-                shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, -logits.shape[1] :]
-                loss = self._loss(logits.flatten(0, 1), shifted.flatten(), output, num_items_in_batch)
+        self._project_routers()
+        execution = self._execution(halting_threshold)
+        tokens = _tokens(input_ids, attention_mask)
+        shown = _wanted(output_hidden_states, output_attentions)
+        if past_key_values is None and not use_cache:
+            batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
+            output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
+            logits, stack = output.logits_BTV[:, -logits_to_keep:], output.stacks["decoder"]
+        else:
+            if past_key_values is None:
+                cache = Cache(n_steps=n_steps, execution=execution, device=input_ids.device)
+                past_key_values = DepthCache(cache)
+            states_BTD = self.model.extend(input_ids, past_key_values.content, tokens.keep_BT)
+            logits, output, stack = self.model.logits(states_BTD[:, -logits_to_keep:]), None, None
+        loss = None
+        if labels is not None:
+            shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, -logits.shape[1] :]
+            loss = self._loss(logits.flatten(0, 1), shifted.flatten(), output, num_items_in_batch)
         return _returned(
             CausalLMOutputWithPast(
                 loss=cast(Any, loss),
@@ -254,10 +251,6 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
 
     kind = "seq2seq"
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
     def get_encoder(self, *args: Any, **kwargs: Any) -> EncoderView:
         """Return what `generate` runs once a sentence."""
         return EncoderView(self)
@@ -302,40 +295,40 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
             decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
-        with self._prepared():
-            execution = self._execution(halting_threshold)
-            target = _tokens(decoder_input_ids, decoder_attention_mask)
-            shown = _wanted(output_hidden_states, output_attentions)
-            output: ModelOutput | None = None
-            stacks: dict[str, StackOutput] = {}
-            if past_key_values is None and not use_cache and encoder_outputs is None:
-                assert input_ids is not None  # as with all models of this kind: ids, or states of an encoder
-                batch = Batch(target, target.ids_BT, target.keep_BT, source=_tokens(input_ids, attention_mask))
-                output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
-                logits, stacks = output.logits_BTV, output.stacks
-                memory = stacks["encoder"].states_BTD
-            else:
-                if encoder_outputs is None:
-                    encoder_outputs = self.get_encoder()(
-                        input_ids, attention_mask, n_steps=n_steps, halting_threshold=halting_threshold
-                    )
-                memory = encoder_outputs[0]
-                cache = past_key_values
-                if cache is None:
-                    keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
-                    fresh = Cache(
-                        memory_BSD=memory,
-                        memory_keep_BS=keep,
-                        n_steps=n_steps,
-                        execution=execution,
-                        device=memory.device,
-                    )
-                    cache = DepthCache(fresh)
-                logits = self.model.logits(self.model.extend(decoder_input_ids, cache.content, target.keep_BT))
-                past_key_values = cache if use_cache else past_key_values
-            loss = None
-            if labels is not None:
-                loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
+        self._project_routers()
+        execution = self._execution(halting_threshold)
+        target = _tokens(decoder_input_ids, decoder_attention_mask)
+        shown = _wanted(output_hidden_states, output_attentions)
+        output: ModelOutput | None = None
+        stacks: dict[str, StackOutput] = {}
+        if past_key_values is None and not use_cache and encoder_outputs is None:
+            assert input_ids is not None  # as with all models of this kind: ids, or states of an encoder
+            batch = Batch(target, target.ids_BT, target.keep_BT, source=_tokens(input_ids, attention_mask))
+            output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
+            logits, stacks = output.logits_BTV, output.stacks
+            memory = stacks["encoder"].states_BTD
+        else:
+            if encoder_outputs is None:
+                encoder_outputs = self.get_encoder()(
+                    input_ids, attention_mask, n_steps=n_steps, halting_threshold=halting_threshold
+                )
+            memory = encoder_outputs[0]
+            cache = past_key_values
+            if cache is None:
+                keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
+                fresh = Cache(
+                    memory_BSD=memory,
+                    memory_keep_BS=keep,
+                    n_steps=n_steps,
+                    execution=execution,
+                    device=memory.device,
+                )
+                cache = DepthCache(fresh)
+            logits = self.model.logits(self.model.extend(decoder_input_ids, cache.content, target.keep_BT))
+            past_key_values = cache if use_cache else past_key_values
+        loss = None
+        if labels is not None:
+            loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
         return _returned(
             Seq2SeqLMOutput(
                 loss=cast(Any, loss),
@@ -368,17 +361,12 @@ class _EncoderOnly(OstinatoPreTrainedModel):
         labels = {"n_labels": self.config.num_labels} if self.has_labels else {}
         return EncoderConfig.model_validate({**plain, "head": self.head, **labels})
 
-    def _read(
-        self, input_ids: Tensor, given: dict[str, Any], request: Sequence[str]
-    ) -> tuple[ModelOutput, StackOutput]:
-        tokens = _tokens(input_ids, given.get("attention_mask"))
-        types = given.get("token_type_ids") if self.model.type_weight is not None else None
-        batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
-        execution = self._execution(given.get("halting_threshold"))
-        output = self.model(
-            batch, token_types=types, n_steps=given.get("n_steps"), request=request, execution=execution
-        )
-        return output, output.stacks["encoder"]
+    def _read(self, batch: Batch, types_BT: Tensor | None, halting_threshold: float | None, **how: Any) -> ModelOutput:
+        """Return the model's output; token types go only to a model that has them."""
+        self._project_routers()
+        types = types_BT if self.model.type_weight is not None else None
+        execution = self._execution(halting_threshold)
+        return cast(ModelOutput, self.model(batch, token_types=types, execution=execution, **how))
 
 
 class _LabelsOfTokens(_EncoderOnly):
@@ -406,19 +394,13 @@ class _LabelsOfTokens(_EncoderOnly):
             labels: of every column, -100 where none counts; of a classification head one a text.
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
         """
-        given = {
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "n_steps": n_steps,
-            "halting_threshold": halting_threshold,
-        }
-        with self._prepared():
-            shown = _wanted(output_hidden_states, output_attentions)
-            output, stack = self._read(input_ids, given, shown)
-            logits = output.logits_BTV
-            loss = None
-            if labels is not None:
-                loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
+        tokens = _tokens(input_ids, attention_mask)
+        batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
+        shown = _wanted(output_hidden_states, output_attentions)
+        output = self._read(batch, token_type_ids, halting_threshold, n_steps=n_steps, request=shown)
+        logits, stack, loss = output.logits_BTV, output.stacks["encoder"], None
+        if labels is not None:
+            loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
         found = self.returns(
             loss=loss,
             logits=logits[:, 0] if self.head["kind"] == "classification" else logits,
@@ -470,17 +452,13 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
     ) -> Any:
         """Return the scores of every column as the first and as the last one of the answer."""
         tokens = _tokens(input_ids, attention_mask)
-        types = token_type_ids if self.model.type_weight is not None else None
-        with self._prepared():
-            none_before = torch.zeros(len(input_ids), dtype=torch.long, device=input_ids.device)
-            batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=none_before)
-            execution = self._execution(halting_threshold)
-            output = self.model(batch, token_types=types, n_steps=n_steps, execution=execution)
-            logits_B2T = output.logits_BTV
-            loss = None
-            if start_positions is not None and end_positions is not None:
-                labels_B2 = torch.stack([start_positions, end_positions], dim=1)
-                loss = self._loss(logits_B2T.flatten(0, 1), labels_B2.flatten(), output, None)
+        none_before = torch.zeros(len(input_ids), dtype=torch.long, device=input_ids.device)
+        batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=none_before)
+        output = self._read(batch, token_type_ids, halting_threshold, n_steps=n_steps)
+        logits_B2T, loss = output.logits_BTV, None
+        if start_positions is not None and end_positions is not None:
+            labels_B2 = torch.stack([start_positions, end_positions], dim=1)
+            loss = self._loss(logits_B2T.flatten(0, 1), labels_B2.flatten(), output, None)
         found = QuestionAnsweringModelOutput(
             loss=cast(Any, loss), start_logits=logits_B2T[:, 0], end_logits=logits_B2T[:, 1]
         )

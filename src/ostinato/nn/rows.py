@@ -72,8 +72,8 @@ class Rows:
         if n == len(counts_U) * most:
             return cls(B, T, index_M, None, most, sentences_U)
         # First slot of a sentence, less the rows before it.
-        U = torch.arange(len(counts_U), device=index_M.device)
-        shift_M = (U * most - (counts_U.cumsum(0) - counts_U)).repeat_interleave(counts_U)
+        number_U = torch.arange(len(counts_U), device=index_M.device)
+        shift_M = (number_U * most - (counts_U.cumsum(0) - counts_U)).repeat_interleave(counts_U)
         return cls(B, T, index_M, torch.arange(n, device=index_M.device) + shift_M, most, sentences_U)
 
     def for_all_sentences(self) -> Rows:

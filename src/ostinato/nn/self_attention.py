@@ -113,7 +113,9 @@ class SelfAttention(SubLayer):
         """Return what the queries of the rows read of keys and values."""
         rows, relation, n_sets = here.rows, self.relation, keys.n_sets
         k, v = rows.of_sentences(keys.k_BHMK), rows.of_sentences(keys.v_BHMK)
-        visibility = replace(here.visibility, keep_BS=keys.keep_BM, n_sets=n_sets).of_sentences(rows.of_sentences)
+        visibility = replace(here.visibility, keep_BS=keys.keep_BM, n_sets=n_sets)
+        if rows.sentences_U is not None:
+            visibility = visibility.of_sentences(rows.of_sentences)
         q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
         if attention.q_norm is not None or (relation is not None and relation.rotates):
             q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
