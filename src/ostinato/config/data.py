@@ -115,6 +115,9 @@ class DataConfig(Config):
     block_length: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
     """Texts are packed into blocks of so many tokens, an end symbol after each text; None: a text is a row of its own.
     Every block begins with the begin symbol; a text may then be longer than max_target_length."""
+    block_attention: Literal["block", "text"] = "block"
+    """block: a token sees everything before it in its block. text: only its own text, whose positions begin at 0 and
+    which begins with the begin symbol; the rest of a text that a block cuts is a text of its own in the next one."""
     mixture: MixtureConfig | None = None
     """How often each data set of a mixture is drawn in training; None: every example once an epoch. Blocks hold texts
     of one data set only."""
@@ -126,7 +129,10 @@ class DataConfig(Config):
     """What happens to a symbol that training never saw: a named error, or the unknown token."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Names of test splits are new ones."""
+        """Names of test splits are new ones; blocks are needed to have texts apart in them."""
+        if self.block_attention == "text" and self.block_length is None:
+            reason = f"has no effect without {path}block_length: remove it"
+            yield Inert(f"{path}block_attention", self.block_attention, reason)
         if isinstance(self.test, dict):
             if not self.test:
                 yield Problem(f"{path}test", self.test, "name one file or more, or null")
