@@ -45,6 +45,7 @@ from ostinato.data.disk import (
     write_text,
 )
 from ostinato.data.example import Example, fingerprint
+from ostinato.data.paths import find_files
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.files import given_splits, paths_of
@@ -283,7 +284,7 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
     ]
     own = [path for split in given_splits(data) for path in paths_of(data, split)]
     own += [tokenizer.path for tokenizer in (data.tokenizer, data.target_tokenizer) if tokenizer and tokenizer.path]
-    files += [{"path": path, "sha256": sha256_of(Path(path))} for path in own if Path(path).is_file()]
+    files += [{"path": str(path), "sha256": sha256_of(path)} for path in find_files(own) if path.is_file()]
     return {
         "task": task.config.model_dump(mode="json"),
         "splits": {split: describe_split(split, task.examples(split)) for split in dict.fromkeys(splits)},
