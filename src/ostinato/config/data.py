@@ -83,6 +83,14 @@ class MixtureConfig(Config):
     """Names each example's data set: a language, or task.origin_column."""
     temperature: Annotated[float, Field(ge=1)] = 1.0
     """T of shares n^(1 / T): 1 by size, larger ones more evenly."""
+    weights: Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)] | None = None
+    """Shares of the data sets by name, {wiki: 2, books: 1}, whatever their sizes; all of them are named. None: by size
+    and temperature."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Weights say everything."""
+        if self.weights is not None and self.temperature != 1.0:
+            yield Inert(f"{path}temperature", self.temperature, f"has no effect with {path}weights: remove it")
 
 
 class DataConfig(Config):

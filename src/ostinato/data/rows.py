@@ -146,10 +146,15 @@ def _limit_length(
         return ids[: limit - 1]
     if data.over_length == "drop" and training:
         return None
+    raise too_long(len(ids) + 1, limit, side, where, training=training)
+
+
+def too_long(n: int, limit: int, side: str, where: str, *, training: bool) -> DataError:
+    """Return the error for a side of n tokens, the end symbol included."""
     key = f"data.max_{side}_length"
     fix = "'truncate' or 'drop'" if training else "'truncate' (evaluation drops nothing)"
-    raise DataError(
-        f"{where}: the {side} has {len(ids) + 1} tokens with its end symbol, but {key} is {limit}: "
+    return DataError(
+        f"{where}: the {side} has {n} tokens with its end symbol, but {key} is {limit}: "
         f"raise {key}, or set data.over_length to {fix}"
     )
 
