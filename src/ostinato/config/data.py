@@ -97,7 +97,8 @@ class DataConfig(Config):
     """Files of the user's own, tokenizers, and how examples are batched."""
 
     train: Paths = None
-    """For task.kind=files: a JSON lines, TSV or text file; a list of two text files is parallel text."""
+    """A file of JSON lines, TSV, text, Parquet or Arrow, also .gz or .zst; a folder, a pattern (texts/*.jsonl), or a
+    list of these. A list of two text files is parallel text."""
     dev: Paths = None
     """Files as for train: evaluated while training."""
     test: Paths | NamedPaths = None
@@ -129,6 +130,9 @@ class DataConfig(Config):
     mixture: MixtureConfig | None = None
     """How often each data set of a mixture is drawn in training; None: every example once an epoch. Blocks hold texts
     of one data set only."""
+    packed: Literal["auto", "always", "never"] = "auto"
+    """Whether data.train is tokenised once into files that are mapped into memory (`ostinato data pack`). auto: where
+    its files have more than 64 MiB and task.kind is files. never: its rows are held in memory."""
     masking: MaskingConfig = MaskingConfig()
     """For model.head.kind=masked."""
     over_length: Literal["error", "drop", "truncate"] = "error"

@@ -1,4 +1,4 @@
-"""SHA-256 of large files, remembered: a file of the same size and time of change is not read again.
+"""SHA-256 of files; those of large ones are remembered, and not read again while size and time of change are the same.
 
 What is remembered is trusted only where the file had not been changed for a while when it was read: on coarse clocks a
 later change could have the same time.
@@ -16,6 +16,7 @@ from ostinato.errors import DataError
 from ostinato.folders import cache_folder
 
 _SETTLED_NS = 2_000_000_000
+LARGE_BYTES = 1 << 24
 
 
 def file_hash(path: Path) -> str:
@@ -25,6 +26,8 @@ def file_hash(path: Path) -> str:
         OSError: the file cannot be read.
     """
     now = path.stat()
+    if now.st_size < LARGE_BYTES:
+        return sha256_of(path)
     name = str(path.absolute())
     seen = {"path": name, "size": now.st_size, "mtime_ns": now.st_mtime_ns, "inode": now.st_ino}
     note = cache_folder() / "hashes" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import read_lines
 from ostinato.data.paths import find_files, name_of
-from ostinato.data.sources import read_examples
+from ostinato.data.sources import fields_of, kind_of_files, read_examples
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.system_errors import kind_of
 from ostinato.tasks.base import Only, Task, TaskConfig
+
+if TYPE_CHECKING:
+    from ostinato.data.packs.source import PackSource
 
 _SPLITS = ("train", "dev", "test")
 """Splits of every task on own files; `data.test` may name others."""
@@ -161,6 +164,22 @@ class FilesTask(OwnFilesTask):
             name = name_of(path)
             for example in self._read([path]):
                 yield replace(example, columns=example.columns | {column: name})
+
+    def pack_source(self, split: str) -> PackSource | None:
+        """Return the files of a split; None for parallel text."""
+        from ostinato.data.packs.source import PackSource
+
+        files = tuple((name_of(path), file) for path in paths_of(self.data, split) for file in find_files(path))
+        if self.config.has_sources and kind_of_files([file for _, file in files]) == "text":
+            return None
+        return PackSource(
+            files,
+            fields_of(self.data, self.config.model_kind),
+            is_whole=self.config.documents == "files",
+            origin_column=self.config.origin_column,
+            column=None if self.data.mixture is None else self.data.mixture.column,
+            unknown=self.data.unknown,
+        )
 
     def _read(self, paths: list[str]) -> Iterator[Example]:
         if self.config.documents == "lines":

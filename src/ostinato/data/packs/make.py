@@ -45,6 +45,10 @@ class Progress(NamedTuple):
     total: int
     seconds_left: float
 
+    def __str__(self) -> str:
+        minutes, seconds = divmod(round(self.seconds_left), 60)
+        return f"tokenised {100 * self.done // self.total} % of {self.total / 1e6:,.0f} MB, {minutes}:{seconds:02} left"
+
 
 OnProgress = Callable[[Progress], None]
 
@@ -54,17 +58,12 @@ def packs_folder() -> Path:
     return cache_folder() / "packed"
 
 
-def find_pack(source: PackSource, tokenizers: Tokenizers) -> Pack | None:
-    """Return the pack of these files and tokenizers, None where there is none yet.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    folder = packs_folder() / _key(_made_of(source, tokenizers))
-    return Pack(folder) if (folder / PACK_FILE).is_file() else None
+def pack_key(source: PackSource, tokenizers: Tokenizers) -> str:
+    """Return the key of the pack of these files and tokenizers."""
+    return key_of(_of_pack(source, tokenizers))
 
 
-def pack(
+def make_pack(
     source: PackSource, tokenizers: Tokenizers, *, n_processes: int | None = None, on_progress: OnProgress | None = None
 ) -> Pack:
     """Tokenise the files, or go on where an earlier packing of them was killed; return the pack.
@@ -75,8 +74,8 @@ def pack(
     Raises:
         DataError: an example that cannot be read or encoded; names file, line and reason.
     """
-    of = _made_of(source, tokenizers)
-    folder = packs_folder() / _key(of)
+    of = _of_pack(source, tokenizers)
+    folder = packs_folder() / key_of(of)
     make_folder(folder.parent)
     with FileLock(folder.with_name(f"{folder.name}.lock")):  # a second packing of the same waits, and finds it done
         if not (folder / PACK_FILE).is_file():
@@ -84,8 +83,7 @@ def pack(
             remove_leftovers(folder)
             with new_folder(folder / TOKENIZERS) as inside:
                 tokenizers.save(inside)
-            units = units_of(source)
-            work = Work(folder, source, tokenizers)
+            units, work = units_of(source), Work(folder, source, tokenizers)
             _do(work, units, n_processes, on_progress)
             done = [read_unit(folder, number, work.dtype) for number in range(len(units))]
             whole = [one for one in done if one is not None]
@@ -98,28 +96,27 @@ def pack(
     return Pack(folder)
 
 
-def _made_of(source: PackSource, tokenizers: Tokenizers) -> dict[str, Any]:
-    """Return everything that the bytes of a pack depend on."""
+def _of_pack(source: PackSource, tokenizers: Tokenizers) -> dict[str, Any]:
+    return made_of(source, {"format": PACK_VERSION, "unit_bytes": UNIT_BYTES, "tokenizers": _hash_of(tokenizers)})
+
+
+def made_of(source: PackSource, others: dict[str, Any]) -> dict[str, Any]:
+    """Return what the files hold and how they are read, and whatever else something made of them depends on."""
     with ThreadPoolExecutor(n_usable()) as threads:
         hashes = list(threads.map(file_hash, (path for _, path in source.files)))
     files = [
         {"origin": None if source.origin_column is None else name, "kind": kind_of_file(path), "sha256": digest}
         for (name, path), digest in zip(source.files, hashes, strict=True)
     ]
-    return {
-        "format": PACK_VERSION,
-        "unit_bytes": UNIT_BYTES,
-        **source.settings(),
-        "tokenizers": tokenizers_hash(tokenizers),
-        "files": files,
-    }
+    return {**others, **source.settings(), "files": files}
 
 
-def _key(of: dict[str, Any]) -> str:
+def key_of(of: dict[str, Any]) -> str:
+    """Return the key of something that depends on this alone."""
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def tokenizers_hash(tokenizers: Tokenizers) -> str:
+def _hash_of(tokenizers: Tokenizers) -> str:
     """Return the SHA-256 of what tokenizers are saved as."""
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:
@@ -200,25 +197,27 @@ def _drive(
         given, answers = worker.stdin, worker.stdout
         assert given is not None  # both are pipes
         assert answers is not None
-        with suppress(BrokenPipeError):  # it has ended: there is no answer then
+        try:
             _send(given, {"folder": str(work.folder), **work.source.settings()})
-        with suppress(queue.Empty):
-            while True:
-                number = left.get_nowait()
-                parts = [_as_json(name, part) for name, part in units[number].parts]
-                with suppress(BrokenPipeError):
+            with suppress(queue.Empty):
+                while True:
+                    number = left.get_nowait()
+                    parts = [_as_json(name, part) for name, part in units[number].parts]
                     _send(given, {"number": number, "parts": parts})
-                answer = answers.readline()
-                if not answer:
-                    raise DataError(
-                        f"{work.folder}: a process that tokenises has ended (out of memory? fewer take less); the same "
-                        "command goes on where it stopped"
-                    )
-                if (error := json.loads(answer).get("error")) is not None:
-                    raise DataError(error)
-                meter.add(units[number].n_bytes)
-        with suppress(BrokenPipeError):
-            given.close()
+                    answer = answers.readline()
+                    if not answer:
+                        raise BrokenPipeError
+                    if (error := json.loads(answer).get("error")) is not None:
+                        raise DataError(error)
+                    meter.add(units[number].n_bytes)
+        except BrokenPipeError as error:
+            raise DataError(
+                f"{work.folder}: a process that tokenises has ended (out of memory? fewer take less); the same command "
+                "goes on where it stopped"
+            ) from error
+        finally:
+            with suppress(BrokenPipeError):
+                given.close()
 
 
 def _send(stream: Any, content: dict[str, Any]) -> None:

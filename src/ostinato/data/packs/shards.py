@@ -147,8 +147,8 @@ class Pack:
         return any("source" in sides for sides in self._shards.values())
 
     def describe(self) -> dict[str, Any]:
-        """Return what data.json says of a split that is read from a pack."""
-        return {"n": self.n_texts, "sha256": self.sha256, "packed": True}
+        """Return what data.json says of a split that is read from a pack, whose key is the name of its folder."""
+        return {"n": self.n_texts, "sha256": self.sha256, "packed": self.folder.name}
 
 
 def finished(
