@@ -237,18 +237,18 @@ def test_other_files_settings_or_tokenizers_are_other_packs(tmp_path: Path) -> N
     path = write_lines(tmp_path / "a.txt", ["a b", "c"])
     other = SymbolTokenizer("words", list("hgfedcba"))
     keys = {
-        make.pack_key(source_of(path), JOINT),
-        make.pack_key(source_of(path), Tokenizers(other, other)),
-        make.pack_key(source_of(path, unknown="replace"), JOINT),
-        make.pack_key(source_of(path, is_whole=True), JOINT),
-        make.pack_key(source_of(path, origin_column="set"), JOINT),
-        make.pack_key(source_of(path, path), JOINT),
+        make.content_hash(source_of(path), JOINT),
+        make.content_hash(source_of(path), Tokenizers(other, other)),
+        make.content_hash(source_of(path, unknown="replace"), JOINT),
+        make.content_hash(source_of(path, is_whole=True), JOINT),
+        make.content_hash(source_of(path, origin_column="set"), JOINT),
+        make.content_hash(source_of(path, path), JOINT),
     }
     assert len(keys) == 6
-    first = make.pack_key(source_of(path), JOINT)
+    first = make.content_hash(source_of(path), JOINT)
     moved = write_lines(tmp_path / "b.txt", ["a b", "c"])
-    assert make.pack_key(source_of(moved), JOINT) == first
-    assert make.pack_key(source_of(write_lines(path, ["a b", "d"])), JOINT) not in keys
+    assert make.content_hash(source_of(moved), JOINT) == first
+    assert make.content_hash(source_of(write_lines(path, ["a b", "d"])), JOINT) not in keys
 
 
 def test_a_changed_large_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

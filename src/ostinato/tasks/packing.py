@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
-from ostinato.data.packs.make import key_of, made_of, packs_folder
+from ostinato.data.packs.make import hash_of, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
 from ostinato.data.tokenizer import Tokenizer, Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, Problem
@@ -62,7 +62,7 @@ def tokenizers_of(source: PackSource, data: DataConfig) -> Tokenizers:
     if all(config.path is not None for config in configs):
         return _train(source, data)
     what = {"tokenizers": [config.model_dump(mode="json") for config in configs], "sample": SAMPLE_BYTES}
-    folder = packs_folder() / "tokenizers" / key_of(made_of(source, what))
+    folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
     if folder.is_dir():
         try:
             return Tokenizers.load(folder)

@@ -18,7 +18,7 @@ from ostinato.data.packs.make import OnProgress
 from ostinato.data.registry import DataAccess
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import Tokenizers
-from ostinato.errors import CheckpointError, ConfigError, Problem
+from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.evaluate import check_reported
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import check_columns
@@ -27,7 +27,7 @@ from ostinato.tasks.checks import FORCED_METRICS, metric_problems, model_problem
 from ostinato.tasks.registry import build_task
 from ostinato.training.changes import Changes
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
-from ostinato.training.training_data import PackedData, training_data
+from ostinato.training.training_data import training_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,8 @@ def prepare(
         tokenizers = Tokenizers.load(run.tokenizers)
         recipe = _with_vocabulary(recipe, tokenizers)
         changes = run.changes_to(recipe)
-        key = run.pack_of(train_split)
-        data = training_data(recipe, task, is_packed=key is not None)
-        if isinstance(data, PackedData) and key != data.key(tokenizers):
-            raise CheckpointError(f"{run.path}: the files of {train_split!r} are not those the run was started with")
-        run.check_data(train_split, str(data.describe(tokenizers, on_progress)["sha256"]))
+        data = training_data(recipe, task, is_packed=run.is_packed(train_split))
+        run.check_data(train_split, data.sha256(tokenizers))
         for split in other_splits(recipe, train_split):
             described = describe_split(split, task.examples(split))
             if "evaluation.splits" in changes and split not in run.data_hashes():
@@ -107,8 +104,7 @@ def prepare(
         data = training_data(recipe, task)
         tokenizers = data.tokenizers(recipe)
         recipe = _with_vocabulary(recipe, tokenizers)
-        description = data.describe(tokenizers, on_progress)
-    rows = data.rows(recipe, tokenizers)
+    rows = data.rows(recipe, tokenizers, on_progress)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches, changes)
@@ -119,7 +115,7 @@ def prepare(
         run.change(recipe, changes, new_splits)
     if not is_resumed:
         described = describe_data(task, recipe.data, other_splits(recipe, train_split))
-        described["splits"] = {train_split: description, **described["splits"]}
+        described["splits"] = {train_split: data.describe(tokenizers), **described["splits"]}
         run.claim()
         with new_folder(run.tokenizers) as folder:
             tokenizers.save(folder)

@@ -216,9 +216,9 @@ class RunDirectory:
                 f"(SHA-256 {digest}, {_DATA} says {expected})"
             )
 
-    def pack_of(self, split: str) -> str | None:
-        """Return the key of the pack that a split is read from; None: its examples are held in memory."""
-        return self._data()["splits"].get(split, {}).get("packed")  # type: ignore[no-any-return]
+    def is_packed(self, split: str) -> bool:
+        """Return whether a split is read from a pack; False: its examples are held in memory."""
+        return bool(self._data()["splits"].get(split, {}).get("packed"))
 
     def data_hashes(self) -> dict[str, str]:
         """Return the SHA-256 of the examples of every split, as data.json has them.

@@ -9,7 +9,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.batching import StoredRows
 from ostinato.data.collate import AnyRow
 from ostinato.data.example import Example
-from ostinato.data.packs.make import OnProgress, make_pack, pack_key
+from ostinato.data.packs.make import OnProgress, content_hash, make_pack
 from ostinato.data.packs.rows import packed_rows
 from ostinato.data.packs.shards import Pack
 from ostinato.data.packs.source import PackSource
@@ -39,11 +39,15 @@ class HeldData:
         tokenizers = load_tokenizers(origin, new=new)
         return tokenizers if recipe.model.generates else tokenizers.with_labels(examples, reads)
 
-    def describe(self, tokenizers: Tokenizers, on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """Return number and SHA-256 of the examples."""
+    def sha256(self, tokenizers: Tokenizers) -> str:
+        """Return the SHA-256 that data.json has of the split."""
+        return str(self.describe(tokenizers)["sha256"])
+
+    def describe(self, tokenizers: Tokenizers) -> dict[str, Any]:
+        """Return what data.json has of the split."""
         return describe_split(self._split, self._examples)
 
-    def rows(self, recipe: Recipe, tokenizers: Tokenizers) -> Iterable[AnyRow]:
+    def rows(self, recipe: Recipe, tokenizers: Tokenizers, on_progress: OnProgress | None = None) -> Iterable[AnyRow]:
         """Return the rows of one epoch."""
         return encode_rows(self._examples, tokenizers, recipe.data, recipe.model, training=True, name=self._split)
 
@@ -63,17 +67,18 @@ class PackedData:
         tokenizers = load_tokenizers(origin)
         return tokenizers if recipe.model.generates else tokenizers.with_labels((), recipe.model.reads)
 
-    def key(self, tokenizers: Tokenizers) -> str:
-        """Return the key of the pack."""
-        return pack_key(self._source, tokenizers)
+    def sha256(self, tokenizers: Tokenizers) -> str:
+        """Return the SHA-256 that data.json has of the split."""
+        return content_hash(self._source, tokenizers)
 
-    def describe(self, tokenizers: Tokenizers, on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """Return number of the examples and SHA-256 of the pack, which is made where it is not there."""
-        return self.pack(tokenizers, on_progress).describe()
+    def describe(self, tokenizers: Tokenizers) -> dict[str, Any]:
+        """Return what data.json has of the split."""
+        return self.pack(tokenizers).describe()
 
-    def rows(self, recipe: Recipe, tokenizers: Tokenizers) -> StoredRows:
+    def rows(self, recipe: Recipe, tokenizers: Tokenizers, on_progress: OnProgress | None = None) -> StoredRows:
         """Return the rows of one epoch."""
-        return packed_rows(self.pack(tokenizers), recipe.data, recipe.model, tokenizers, name=self._split)
+        pack = self.pack(tokenizers, on_progress)
+        return packed_rows(pack, recipe.data, recipe.model, tokenizers, name=self._split)
 
     def pack(
         self, tokenizers: Tokenizers, on_progress: OnProgress | None = None, *, n_processes: int | None = None

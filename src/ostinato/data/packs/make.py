@@ -3,8 +3,7 @@
 A packing that was killed goes on with the units that are not done. Neither the number of processes nor a kill changes a
 byte of the result.
 
-A pack is found by its key, the SHA-256 of everything it depends on: the files' contents, how they are read, and the
-tokenizers.
+A pack is found by the SHA-256 of everything it depends on: the files' contents, how they are read, and the tokenizers.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ def packs_folder() -> Path:
     return cache_folder() / "packed"
 
 
-def pack_key(source: PackSource, tokenizers: Tokenizers) -> str:
-    """Return the key of the pack of these files and tokenizers."""
-    return key_of(_of_pack(source, tokenizers))
+def content_hash(source: PackSource, tokenizers: Tokenizers) -> str:
+    """Return the SHA-256 of what the rows of a pack are made of: what the files hold, how they are read, tokenizers."""
+    return hash_of(made_of(source, {"tokenizers": _hash_of(tokenizers)}))
 
 
 def make_pack(
@@ -74,8 +73,10 @@ def make_pack(
     Raises:
         DataError: an example that cannot be read or encoded; names file, line and reason.
     """
-    of = _of_pack(source, tokenizers)
-    folder = packs_folder() / key_of(of)
+    digest = content_hash(source, tokenizers)
+    # The same content, laid out in another way by another version, lies beside it.
+    layout = {"content": digest, "format": PACK_VERSION, "unit_bytes": UNIT_BYTES}
+    folder = packs_folder() / hash_of(layout)[:32]
     make_folder(folder.parent)
     with FileLock(folder.with_name(f"{folder.name}.lock")):  # a second packing of the same waits, and finds it done
         if not (folder / PACK_FILE).is_file():
@@ -89,15 +90,11 @@ def make_pack(
             whole = [one for one in done if one is not None]
             if len(whole) < len(done):
                 raise DataError(f"{folder}: files of it were removed meanwhile; the same command makes them again")
-            content = finished(whole, of, work.dtype.str)
+            content = finished(whole, digest, source.settings(), work.dtype.str)
             if not content["n_texts"]:
                 raise DataError(f"{', '.join(str(path) for _, path in source.files[:5])}: no examples")
             write_json(folder / PACK_FILE, content)
     return Pack(folder)
-
-
-def _of_pack(source: PackSource, tokenizers: Tokenizers) -> dict[str, Any]:
-    return made_of(source, {"format": PACK_VERSION, "unit_bytes": UNIT_BYTES, "tokenizers": _hash_of(tokenizers)})
 
 
 def made_of(source: PackSource, others: dict[str, Any]) -> dict[str, Any]:
@@ -111,9 +108,9 @@ def made_of(source: PackSource, others: dict[str, Any]) -> dict[str, Any]:
     return {**others, **source.settings(), "files": files}
 
 
-def key_of(of: dict[str, Any]) -> str:
-    """Return the key of something that depends on this alone."""
-    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
+def hash_of(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of something as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _hash_of(tokenizers: Tokenizers) -> str:

@@ -15,8 +15,6 @@ stream, in the order of the units. All numbers are little-endian.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -121,7 +119,7 @@ class Pack:
                 raise DataError(f"{path}: is of format {content['format']} {content['version']}{hint}")
             self.content = content
             self.sha256, self.n_texts, self.n_tokens = content["sha256"], content["n_texts"], content["n_tokens"]
-            self.column: str | None = content["of"]["column"]
+            self.column: str | None = content["settings"]["column"]
             self._dtype = np.dtype(content["dtype"])
             self._shards: dict[str, dict[str, list[Shard]]] = {
                 group: {side: [Shard(**one) for one in shards] for side, shards in sides.items()}
@@ -147,17 +145,18 @@ class Pack:
         return any("source" in sides for sides in self._shards.values())
 
     def describe(self) -> dict[str, Any]:
-        """Return what data.json says of a split that is read from a pack, whose key is the name of its folder."""
-        return {"n": self.n_texts, "sha256": self.sha256, "packed": self.folder.name}
+        """Return what data.json says of a split that is read from a pack."""
+        return {"n": self.n_texts, "sha256": self.sha256, "packed": True}
 
 
 def finished(
-    units: Iterable[Mapping[str, Mapping[str, Mapping[str, Any]]]], of: Mapping[str, Any], dtype: str
+    units: Iterable[Mapping[str, Mapping[str, Mapping[str, Any]]]], digest: str, settings: Mapping[str, Any], dtype: str
 ) -> dict[str, Any]:
     """Return the content of pack.json.
 
     Args:
-        units: of every unit, data set -> side -> shard. of: what the pack was made of.
+        units: of every unit, data set -> side -> shard. digest: of what the rows are made of.
+        settings: how files are read.
     """
     groups: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for unit in units:
@@ -165,7 +164,6 @@ def finished(
             for side, shard in sides.items():
                 groups.setdefault(group, {}).setdefault(side, []).append(shard)
     targets = [shard for sides in groups.values() for shard in sides["target"]]
-    digest = hashlib.sha256(json.dumps(groups, sort_keys=True).encode()).hexdigest()
     return {
         "format": PACK_FORMAT,
         "version": PACK_VERSION,
@@ -175,6 +173,6 @@ def finished(
             shard["n_tokens"] for sides in groups.values() for shards in sides.values() for shard in shards
         ),
         "dtype": dtype,
-        "of": dict(of),
+        "settings": dict(settings),
         "groups": groups,
     }
