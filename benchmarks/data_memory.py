@@ -1,6 +1,6 @@
 """Whether a large text trains in little memory: makes one from a seed, packs it, trains a tiny model on it.
 
-    python benchmarks/data_memory.py --gigabytes 2 --out docs/results/data-memory.jsonl
+    python benchmarks/data_memory.py --gigabytes 2 --tokenizer words --out docs/results/data-memory.jsonl
 
 Every step is a process of its own, so that peaks are its own:
 
@@ -10,11 +10,11 @@ Every step is a process of its own, so that peaks are its own:
     first    a run on the whole text, which finds the pack
     second   the same run, resumed for more updates
 
-Peaks are the largest resident set of the process, in MB of 1024^2 bytes; private memory and mapped files (libraries, and
-pages of the pack that were read, which the system takes back when it needs memory) are also told apart. `above_model_mb`
-is the peak less that of `model`. Seconds to the first update are counted from the start of the process, imports and the
-update included. The text is made of invented words, drawn by Zipf's law, in lines of 20 to 400 words; it and the packs
-are deleted at the end.
+Peaks are the largest resident set of the process, in MB of 1024^2 bytes. What is private is told apart from mapped
+files: libraries, and pages of the pack that were read, which the system takes back when it needs memory.
+`above_model_mb` is the peak less that of `model`. Seconds to the first update are counted from the start of the
+process, imports and the update included. The text is made of invented words, drawn by Zipf's law, in lines of 20 to
+400 words; it and the packs are deleted at the end.
 """
 
 from __future__ import annotations

@@ -233,22 +233,24 @@ def test_processes_and_a_second_run_change_no_byte(
     assert make_pack(files, JOINT).folder == several.folder
 
 
-def test_other_files_settings_or_tokenizers_are_other_packs(tmp_path: Path) -> None:
+def test_other_files_or_settings_are_other_data_and_other_tokenizers_other_packs(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.txt", ["a b", "c"])
-    other = SymbolTokenizer("words", list("hgfedcba"))
-    keys = {
-        make.content_hash(source_of(path), JOINT),
-        make.content_hash(source_of(path), Tokenizers(other, other)),
-        make.content_hash(source_of(path, unknown="replace"), JOINT),
-        make.content_hash(source_of(path, is_whole=True), JOINT),
-        make.content_hash(source_of(path, origin_column="set"), JOINT),
-        make.content_hash(source_of(path, path), JOINT),
-    }
-    assert len(keys) == 6
-    first = make.content_hash(source_of(path), JOINT)
+    sources = [
+        source_of(path),
+        source_of(path, unknown="replace"),
+        source_of(path, is_whole=True),
+        source_of(path, origin_column="set"),
+        source_of(path, path),
+    ]
+    hashes = [make.content_hash(one) for one in sources]
+    assert len(set(hashes)) == len(sources)
     moved = write_lines(tmp_path / "b.txt", ["a b", "c"])
-    assert make.content_hash(source_of(moved), JOINT) == first
-    assert make.content_hash(source_of(write_lines(path, ["a b", "d"])), JOINT) not in keys
+    assert make.content_hash(source_of(moved)) == hashes[0]
+    other = SymbolTokenizer("words", list("hgfedcba"))
+    first, second = (make_pack(source_of(path), one) for one in (JOINT, Tokenizers(other, other)))
+    assert first.folder != second.folder
+    assert first.sha256 == second.sha256 == hashes[0]
+    assert make.content_hash(source_of(write_lines(path, ["a b", "d"]))) not in hashes
 
 
 def test_a_changed_large_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def prepare(
         recipe = _with_vocabulary(recipe, tokenizers)
         changes = run.changes_to(recipe)
         data = training_data(recipe, task, is_packed=run.is_packed(train_split))
-        run.check_data(train_split, data.sha256(tokenizers))
+        run.check_data(train_split, data.sha256())
         for split in other_splits(recipe, train_split):
             described = describe_split(split, task.examples(split))
             if "evaluation.splits" in changes and split not in run.data_hashes():

@@ -39,9 +39,9 @@ class HeldData:
         tokenizers = load_tokenizers(origin, new=new)
         return tokenizers if recipe.model.generates else tokenizers.with_labels(examples, reads)
 
-    def sha256(self, tokenizers: Tokenizers) -> str:
+    def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""
-        return str(self.describe(tokenizers)["sha256"])
+        return str(describe_split(self._split, self._examples)["sha256"])
 
     def describe(self, tokenizers: Tokenizers) -> dict[str, Any]:
         """Return what data.json has of the split."""
@@ -67,9 +67,9 @@ class PackedData:
         tokenizers = load_tokenizers(origin)
         return tokenizers if recipe.model.generates else tokenizers.with_labels((), recipe.model.reads)
 
-    def sha256(self, tokenizers: Tokenizers) -> str:
+    def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""
-        return content_hash(self._source, tokenizers)
+        return content_hash(self._source)
 
     def describe(self, tokenizers: Tokenizers) -> dict[str, Any]:
         """Return what data.json has of the split."""

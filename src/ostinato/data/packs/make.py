@@ -57,9 +57,9 @@ def packs_folder() -> Path:
     return cache_folder() / "packed"
 
 
-def content_hash(source: PackSource, tokenizers: Tokenizers) -> str:
-    """Return the SHA-256 of what the rows of a pack are made of: what the files hold, how they are read, tokenizers."""
-    return hash_of(made_of(source, {"tokenizers": _hash_of(tokenizers)}))
+def content_hash(source: PackSource) -> str:
+    """Return the SHA-256 of what the examples are made of: what the files hold, and how they are read."""
+    return hash_of(made_of(source, {}))
 
 
 def make_pack(
@@ -73,9 +73,9 @@ def make_pack(
     Raises:
         DataError: an example that cannot be read or encoded; names file, line and reason.
     """
-    digest = content_hash(source, tokenizers)
-    # The same content, laid out in another way by another version, lies beside it.
-    layout = {"content": digest, "format": PACK_VERSION, "unit_bytes": UNIT_BYTES}
+    digest = content_hash(source)
+    # What another version lays out in another way has another name.
+    layout = {"content": digest, "tokenizers": _hash_of(tokenizers), "format": PACK_VERSION, "unit_bytes": UNIT_BYTES}
     folder = packs_folder() / hash_of(layout)[:32]
     make_folder(folder.parent)
     with FileLock(folder.with_name(f"{folder.name}.lock")):  # a second packing of the same waits, and finds it done

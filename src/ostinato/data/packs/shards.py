@@ -155,7 +155,7 @@ def finished(
     """Return the content of pack.json.
 
     Args:
-        units: of every unit, data set -> side -> shard. digest: of what the rows are made of.
+        units: of every unit, data set -> side -> shard. digest: of what the examples are made of.
         settings: how files are read.
     """
     groups: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
