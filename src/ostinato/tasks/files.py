@@ -11,7 +11,7 @@ from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import read_lines
 from ostinato.data.paths import find_files, name_of
-from ostinato.data.sources import fields_of, kind_of_files, read_examples
+from ostinato.data.sources import fields_of, kind_of_file, read_examples
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.system_errors import kind_of
 from ostinato.tasks.base import Only, Task, TaskConfig
@@ -170,7 +170,7 @@ class FilesTask(OwnFilesTask):
         from ostinato.data.packs.source import PackSource
 
         files = tuple((name_of(path), file) for path in paths_of(self.data, split) for file in find_files(path))
-        if self.config.has_sources and kind_of_files([file for _, file in files]) == "text":
+        if self.config.has_sources and any(kind_of_file(file) == "text" for _, file in files):
             return None
         return PackSource(
             files,

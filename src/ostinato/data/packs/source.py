@@ -82,7 +82,11 @@ def units_of(source: PackSource) -> list[Unit]:
     Raises:
         DataError: a file that is not there, files of several kinds, or a damaged table.
     """
-    kind_of_files([path for _, path in source.files])
+    together: dict[str, list[Path]] = {}
+    for name, path in source.files:  # what has a name of its own is read by itself
+        together.setdefault(name if source.origin_column else "", []).append(path)
+    for paths in together.values():
+        kind_of_files(paths)
     size = max(UNIT_BYTES, -(-source.n_bytes // _MOST_UNITS))
     units: list[Unit] = []
     for name, path in source.files:
