@@ -315,6 +315,21 @@ def test_a_process_that_has_died_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         make_pack(files, JOINT, n_processes=2)
 
 
+def test_a_file_that_changes_while_it_is_tokenised_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_lines(tmp_path / "a.txt", ["a b"] * 20)
+    do = unit.Work.do
+
+    def changing(self: unit.Work, number: int, one: source.Unit) -> None:
+        do(self, number, one)
+        write_lines(path, ["a b"] * 21)
+
+    monkeypatch.setattr(unit.Work, "do", changing)
+    with pytest.raises(DataError, match=r"a\.txt: was changed while it was tokenised; the same command begins anew"):
+        make_pack(source_of(path), JOINT, n_processes=1)
+    monkeypatch.setattr(unit.Work, "do", do)
+    assert make_pack(source_of(path), JOINT, n_processes=1).n_texts == 21
+
+
 def test_a_damaged_pack_says_what_to_do(tmp_path: Path) -> None:
     files = source_of(write_lines(tmp_path / "a.txt", ["a b", "c"]))
     folder = make_pack(files, JOINT).folder

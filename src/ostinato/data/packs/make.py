@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,8 @@ class Progress(NamedTuple):
 
     def __str__(self) -> str:
         minutes, seconds = divmod(round(self.seconds_left), 60)
-        return f"tokenised {100 * self.done // self.total} % of {self.total / 1e6:,.0f} MB, {minutes}:{seconds:02} left"
+        percent = 100 * self.done // max(self.total, 1)
+        return f"tokenised {percent} % of {self.total / 1e6:,.0f} MB, {minutes}:{seconds:02} left"
 
 
 OnProgress = Callable[[Progress], None]
@@ -73,6 +75,7 @@ def make_pack(
     Raises:
         DataError: an example that cannot be read or encoded; names file, line and reason.
     """
+    before = _states(source)
     digest = content_hash(source)
     # What another version lays out in another way has another name.
     layout = {"content": digest, "tokenizers": _hash_of(tokenizers), "format": PACK_VERSION, "unit_bytes": UNIT_BYTES}
@@ -90,11 +93,21 @@ def make_pack(
             whole = [one for one in done if one is not None]
             if len(whole) < len(done):
                 raise DataError(f"{folder}: files of it were removed meanwhile; the same command makes them again")
+            for path, state in _states(source).items():
+                if state != before[path]:
+                    shutil.rmtree(folder)  # it may hold ids of both
+                    raise DataError(f"{path}: was changed while it was tokenised; the same command begins anew")
             content = finished(whole, digest, source.settings(), work.dtype.str)
             if not content["n_texts"]:
                 raise DataError(f"{', '.join(str(path) for _, path in source.files[:5])}: no examples")
             write_json(folder / PACK_FILE, content)
     return Pack(folder)
+
+
+def _states(source: PackSource) -> dict[Path, tuple[int, int]]:
+    """Return size and time of change of every file."""
+    found = ((path, path.stat()) for _, path in source.files)
+    return {path: (state.st_size, state.st_mtime_ns) for path, state in found}
 
 
 def made_of(source: PackSource, others: dict[str, Any]) -> dict[str, Any]:
@@ -186,8 +199,10 @@ def _drive(
     workers: list[subprocess.Popen[str]],
 ) -> None:
     """Have a process of its own do one unit after the other; see `ostinato.data.packs.worker`."""
-    command = [sys.executable, "-m", "ostinato.data.packs.worker"]
+    command = [sys.executable, "-P", "-m", "ostinato.data.packs.worker"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    # It imports what this process can, and nothing else that lies in the current folder.
+    pipes["env"] = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     # In a session of its own it gets no Ctrl-C: the process that started it ends it.
     with subprocess.Popen(command, **pipes, start_new_session=True) as worker:
         workers.append(worker)

@@ -17,6 +17,7 @@ from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.packs.shards import LENGTHS, Shard, dtype_of
 from ostinato.data.packs.source import PackSource, Unit
+from ostinato.data.sources import kind_of_file
 from ostinato.data.tokenizer import Tokenizer, Tokenizers
 from ostinato.errors import DataError
 from ostinato.system_errors import naming
@@ -51,7 +52,8 @@ class Work:
                 try:
                     writer.add(self._group(example), self._encoded(example))
                 except DataError as error:
-                    raise bad_line(part.path, line, str(error)) from error
+                    counted = "row" if kind_of_file(part.path) in ("parquet", "arrow") else "line"
+                    raise bad_line(part.path, line, str(error), counted) from error
         write_json(unit_file(self.folder, number), writer.close())
 
     def _group(self, example: Example) -> str:
