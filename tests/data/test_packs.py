@@ -86,7 +86,7 @@ texts_of_words = st.lists(
 )
 
 
-@draws(40)
+@draws(24)
 @given(
     texts_of_words,
     st.sampled_from([CAUSAL, PREFIX, MASKED]),
@@ -111,7 +111,7 @@ def test_rows_of_a_pack_are_those_of_texts_held_in_memory(
     assert found.lengths.tolist() == [row.length for row in expected]
 
 
-@draws(40)
+@draws(24)
 @given(
     st.lists(texts_of_words, min_size=1, max_size=3),
     st.integers(2, 9),

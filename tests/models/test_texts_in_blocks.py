@@ -43,7 +43,7 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
     return model(batch).logits_BTV[batch.target.keep_BT]  # type: ignore[no-any-return]
 
 
-@draws(60)
+@draws(36)
 @given(st.data())
 def test_a_text_in_a_block_has_the_logits_and_gradients_that_it_has_alone(data: st.DataObject) -> None:
     config = data.draw(any_architecture(kind="language_model"))

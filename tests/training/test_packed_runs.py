@@ -51,7 +51,7 @@ def write_texts(folder: Path) -> None:
 
 
 def recipe_of(folder: Path, *, data: dict[str, Any] | None = None, dropout: float = 0.1, **training: Any) -> Recipe:
-    settings: dict[str, Any] = {"n_updates": 12, "log_every": 1, "evaluate_every": 6, "save_every": 1, "accumulate": 2}
+    settings: dict[str, Any] = {"n_updates": 6, "log_every": 1, "evaluate_every": 6, "save_every": 1, "accumulate": 2}
     settings |= {"device": "cpu", "n_threads": 1, "optimizer": {"lr": 0.01}, "schedule": {"warmup": 2}}
     files = {"train": str(folder / "texts"), "dev": str(folder / "dev.txt")}
     stack = STACK | {"ffn": {"d_ff": 16, "dropout": dropout}}
@@ -69,7 +69,14 @@ def recipe_of(folder: Path, *, data: dict[str, Any] | None = None, dropout: floa
 BLOCKS = {"block_length": 8, "block_attention": "text"}
 
 
-@pytest.mark.parametrize("how", [{}, BLOCKS, {"tokenizer": {"kind": "bpe", "vocab_size": 300}, "block_length": 16}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"tokenizer": {"kind": "bpe", "vocab_size": 280}} | BLOCKS,
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"block_length": 16}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_is_that_of_rows_in_memory(tmp_path: Path, how: dict[str, Any]) -> None:
     write_texts(tmp_path)
     results = {}
@@ -100,24 +107,26 @@ class _StopAfter(Reporter):
             raise _Stopped
 
 
-def test_a_run_goes_on_at_any_update_bit_for_bit_also_where_its_pack_was_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "update", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
+)
+def test_a_run_goes_on_at_any_update_bit_for_bit_also_where_its_pack_was_deleted(tmp_path: Path, update: int) -> None:
     write_texts(tmp_path)
-    # More rows than an epoch: every place in it is gone on from.
+    # Six updates of two batches are more than an epoch.
     recipe = recipe_of(tmp_path, data=BLOCKS | {"tokens_per_batch": 128})
     train(recipe, tmp_path / "whole")
-    for update in (1, 5, 11):
-        with pytest.raises(_Stopped):
-            train(recipe, tmp_path / "stopped", reporter=_StopAfter(update))
-        if update == 5:
-            shutil.rmtree(tmp_path / "cache")
-        train(recipe, tmp_path / "stopped", resume=True)
-        assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
-        state = [last_checkpoint(tmp_path / name) / "state.safetensors" for name in ("stopped", "whole")]
-        assert state[0].read_bytes() == state[1].read_bytes()
-        shutil.rmtree(tmp_path / "stopped")
+    with pytest.raises(_Stopped):
+        train(recipe, tmp_path / "stopped", reporter=_StopAfter(update))
+    shutil.rmtree(tmp_path / "cache")
+    train(recipe, tmp_path / "stopped", resume=True)
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
+    state = [last_checkpoint(tmp_path / name) / "state.safetensors" for name in ("stopped", "whole")]
+    assert state[0].read_bytes() == state[1].read_bytes()
+    progress = json.loads((last_checkpoint(tmp_path / "whole") / "state.json").read_text(encoding="utf-8"))["progress"]
+    assert progress["batches"]["epoch"] == 1
 
 
-@pytest.mark.parametrize("n_before", [0, 1, 17, 40])
+@pytest.mark.parametrize("n_before", [17, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 40))])
 def test_processes_have_disjoint_rows_of_the_batches_of_one_whatever_their_number(
     tmp_path: Path, n_before: int
 ) -> None:
@@ -165,7 +174,7 @@ def test_a_run_of_two_processes_goes_on_in_one_and_is_that_of_one(tmp_path: Path
 def _half_a_run(folder: Path) -> None:
     """Train a few updates, as one of several processes."""
     try:
-        train(recipe_of(folder, data=BLOCKS, dropout=0.0), folder / "together", reporter=_StopAfter(5))
+        train(recipe_of(folder, data=BLOCKS, dropout=0.0), folder / "together", reporter=_StopAfter(3))
     except _Stopped:
         sys.exit(0)
     except Exception:  # the other process has stopped
@@ -187,9 +196,9 @@ def test_other_files_than_those_of_the_run_are_refused_before_anything_is_tokeni
 
 def test_a_run_goes_on_as_it_was_begun_whatever_is_large_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_texts(tmp_path)
-    recipe = recipe_of(tmp_path, data={"packed": "auto"})
+    recipe = recipe_of(tmp_path, data={"packed": "auto"}, n_updates=4)
     with pytest.raises(_Stopped):
-        train(recipe, tmp_path / "run", reporter=_StopAfter(3))
+        train(recipe, tmp_path / "run", reporter=_StopAfter(1))
     monkeypatch.setattr(packing, "AUTO_BYTES", 0)
     train(recipe, tmp_path / "run", resume=True)
     assert not (tmp_path / "cache").exists()
@@ -197,13 +206,11 @@ def test_a_run_goes_on_as_it_was_begun_whatever_is_large_now(tmp_path: Path, mon
     assert list((tmp_path / "cache" / "packed").iterdir())
     assert weights(tmp_path / "large") == weights(tmp_path / "run")
     monkeypatch.setattr(packing, "AUTO_BYTES", 10**12)
-    train(recipe_of(tmp_path, data={"packed": "auto"}, n_updates=13), tmp_path / "large", resume=True)
+    train(recipe_of(tmp_path, data={"packed": "auto"}, n_updates=5), tmp_path / "large", resume=True)
 
 
 def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
     letters = tiny_recipe(tmp_path / "letters")
-    always = letters.model_copy(update={"data": letters.data.model_copy(update={"packed": "always"})})
-    train(always.model_copy(update={"training": always.training.model_copy(update={"n_updates": 1})}), tmp_path / "run")
     head: dict[str, Any] = {"kind": "encoder", "d_model": 8, "head": {"kind": "classification"}, "encoder": STACK}
     files = {"train": str(letters.data.train), "dev": str(letters.data.dev), "packed": "always"}
     for task, model, reason in (
