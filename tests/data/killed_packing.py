@@ -1,7 +1,8 @@
 """Pack the same files again and again, killed by SIGKILL at every operation on a file in turn, then to the end.
 
-Run as a program, without torch, so that a fork takes no time: ``killed_packing.py FOLDER [STEP]``. Prints one JSON
-object: the operations, and those after whose kill the second run ended with other bytes than an undisturbed one.
+Run as a program, without torch, so that a fork takes no time: ``killed_packing.py FOLDER [STEP] [power]``. With "power"
+files lose what was not flushed to the disk, as when the machine stops. Prints one JSON object: the operations, and
+those after whose kill the second run ended with other bytes than an undisturbed one.
 """
 
 from __future__ import annotations
@@ -25,16 +26,25 @@ WORDS = SymbolTokenizer("words", list("abcdefgh"))
 
 
 class Killer:
-    """Ends this process before its n-th operation on a file, a write in its middle; 0: never."""
+    """Ends this process before its n-th operation on a file, a write in its middle; 0: never.
 
-    def __init__(self, at: int) -> None:
-        self.at, self.trace = at, list[str]()
+    Args:
+        loses: cut files to what was flushed of them.
+    """
+
+    def __init__(self, at: int, loses: bool) -> None:
+        self.at, self.loses, self.trace = at, loses, list[str]()
+        self.flushed: dict[Path, int] = {}
+        """Bytes that are on the disk of every file that was written since."""
 
     def step(self, what: str) -> bool:
         self.trace.append(what)
         return len(self.trace) == self.at
 
     def die(self) -> None:
+        for path, n_bytes in self.flushed.items() if self.loses else ():
+            if path.exists():
+                os.truncate(path, n_bytes)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
@@ -47,7 +57,10 @@ class Killer:
                 return opened(file, mode, *others, **named)
             if self.step(f"open {mode} {Path(file).name}"):
                 self.die()
+            path = Path(file).absolute()
+            there = path.stat().st_size if "w" not in mode and path.exists() else 0
             stream = opened(file, mode, *others, **named)
+            self.flushed.setdefault(path, there)
             return _Written(stream, self)
 
         io.open = open_  # type: ignore[assignment]
@@ -58,7 +71,14 @@ class Killer:
         def operation(first: Any, *others: Any, **named: Any) -> Any:
             if self.step(f"{name} {first if isinstance(first, int) else Path(first).name}"):
                 self.die()
-            return real(first, *others, **named)
+            result = real(first, *others, **named)
+            if name == "fsync":
+                self.flushed.pop(Path(f"/proc/self/fd/{first}").readlink(), None)
+            elif name in ("replace", "rename"):
+                old, new = Path(first).absolute(), Path(others[0]).absolute()
+                moved = [path for path in self.flushed if path.is_relative_to(old)]
+                self.flushed |= {new / path.relative_to(old): self.flushed.pop(path) for path in moved}
+            return result
 
         setattr(os, name, operation)
 
@@ -87,7 +107,7 @@ class _Written:
         return self._stream.write(content)
 
 
-def pack(folder: Path, cache: Path, at: int, trace: Path | None = None) -> int:
+def pack(folder: Path, cache: Path, at: int, trace: Path | None = None, *, loses: bool = False) -> int:
     """Pack in a forked process; return its exit code, -9 where it was killed."""
     pid = os.fork()
     if pid:
@@ -97,7 +117,7 @@ def pack(folder: Path, cache: Path, at: int, trace: Path | None = None) -> int:
         os.environ["OSTINATO_CACHE"] = str(cache)
         source.UNIT_BYTES = make.UNIT_BYTES = 60
         unit._HELD_TOKENS = 10
-        killer = Killer(at)
+        killer = Killer(at, loses)
         killer.install()
         files = PackSource((("a", folder / "a.txt"), ("b", folder / "b.txt")), (("text", "data.text_field"),))
         make.make_pack(files, Tokenizers(WORDS, WORDS), n_processes=1)
@@ -116,7 +136,7 @@ def tree(cache: Path) -> dict[str, bytes]:
 
 
 def main() -> None:
-    folder, step = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    folder, step, loses = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1, "power" in sys.argv
     (folder / "a.txt").write_text("".join(f"{'abcdefgh'[n % 8]} b\n" for n in range(30)), encoding="utf-8")
     (folder / "b.txt").write_text("c d e\n" * 10, encoding="utf-8")
     assert pack(folder, folder / "whole", 0, folder / "trace.txt") == 0
@@ -126,7 +146,7 @@ def main() -> None:
     for at in points:
         cache = folder / "killed"
         shutil.rmtree(cache, ignore_errors=True)
-        codes = pack(folder, cache, at), pack(folder, cache, 0)
+        codes = pack(folder, cache, at, loses=loses), pack(folder, cache, 0)
         if codes != (-9, 0) or tree(cache) != expected:
             wrong.append([at, trace[at - 1], codes])
     print(json.dumps({"n_points": len(trace), "n_killed": len(points), "wrong": wrong}))

@@ -13,9 +13,9 @@ import pytest
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed packings are forked processes")
 
 
-def _killed(folder: Path, step: int) -> dict[str, object]:
+def _killed(folder: Path, step: int, *how: str) -> dict[str, object]:
     script = Path(__file__).parent / "killed_packing.py"
-    done = subprocess.run([sys.executable, str(script), str(folder), str(step)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(script), str(folder), str(step), *how], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report: dict[str, object] = json.loads(done.stdout)
     return report
@@ -28,8 +28,11 @@ def test_a_packing_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_packing_killed_at_any_operation_on_a_file_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    report = _killed(tmp_path, 1)
+@pytest.mark.parametrize("how", [[], ["power"]])
+def test_a_packing_killed_at_any_operation_on_a_file_ends_with_the_same_bytes(tmp_path: Path, how: list[str]) -> None:
+    if how and not Path("/proc/self/fd").is_dir():
+        pytest.skip("the system does not say which file is flushed")
+    report = _killed(tmp_path, 1, *how)
     assert report["n_killed"] == report["n_points"]
     assert report["wrong"] == []
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -254,8 +258,6 @@ def test_other_files_or_settings_are_other_data_and_other_tokenizers_other_packs
 
 
 def test_a_changed_large_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setattr(file_hashes, "LARGE_BYTES", 0)
     path = write_lines(tmp_path / "a.txt", ["a b"])
     os.utime(path, ns=(10**18, 10**18))  # long ago
@@ -267,9 +269,6 @@ def test_a_changed_large_file_is_read_again(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_file_that_has_just_been_written_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-    import time
-
     monkeypatch.setattr(file_hashes, "LARGE_BYTES", 0)
     path = write_lines(tmp_path / "a.txt", ["a b"])
     ahead = time.time_ns() + 10**12
@@ -286,7 +285,10 @@ def bad_inputs(tmp_path: Path) -> Iterator[tuple[PackSource, str]]:
     path = write_json_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 40 + [{"texts": "b"}])
     yield source_of(path), f"{path}, line 41: no key 'text' (data.text_field) among 'texts'; did you mean 'texts'?"
     path = write_json_lines(tmp_path / "b.jsonl", [{"text": "a", "set": "x"}, {"text": "a"}])
-    yield source_of(path, column="set"), f"{path}, line 2: no column 'set' (data.mixture.column), but none"
+    yield (
+        source_of(path, column="set"),
+        f"{path}, line 2: the example has no column 'set' (data.mixture.column), but none",
+    )
     path = write_lines(tmp_path / "c.txt", ["", " "])
     yield source_of(path), f"{path}: no examples"
     path = write_lines(tmp_path / "d.txt", [" "])
@@ -397,3 +399,8 @@ def test_a_stream_is_read_over_its_files_and_few_are_open(tmp_path: Path, monkey
         for end in (start, start + 1, len(whole)):
             assert stream.take(start, end) == whole[start:end]
     assert stream._map.cache_info().currsize == 3
+
+
+def test_processes_that_tokenise_import_no_torch() -> None:
+    program = "import sys, ostinato.data.packs.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

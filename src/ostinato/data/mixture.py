@@ -2,10 +2,9 @@
 
     q_g = n_g^(1 / T) / sum_h n_h^(1 / T)        Conneau and Lample (2019), section 3.1, with alpha = 1 / T
 
-of n_g examples of data set g: T = 1 keeps the sizes, a large T draws all sets equally often. With weights w given,
-q_g = w_g / sum_h w_h. An epoch has N rows, as
-many as all sets together, N q_g of them (rounded so that the sum is N) from set g: every row of the set
-floor(N q_g / n_g) times, and as many different rows as are missing once more.
+of n_g examples of data set g: T = 1 keeps the sizes, a large T draws all sets equally often. Where weights w are given,
+q_g = w_g / sum_h w_h. An epoch has N rows, as many as all sets together, N q_g of them (rounded so that the sum is N)
+from set g: every row of the set floor(N q_g / n_g) times, and as many different rows as are missing once more.
 """
 
 from __future__ import annotations
@@ -58,20 +57,19 @@ def data_sets_of(config: MixtureConfig, rows: Iterable[AnyRow]) -> dict[str, NDA
     """
     groups: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        groups.setdefault(data_set_of(config, row.columns, f"row {number + 1}"), []).append(number)
+        groups.setdefault(data_set_of(config.column, row.columns, f"row {number + 1}"), []).append(number)
     return {name: np.array(numbers) for name, numbers in groups.items()}
 
 
-def data_set_of(config: MixtureConfig, columns: Mapping[str, object], where: str) -> str:
-    """Return which data set an example is of.
+def data_set_of(column: str, columns: Mapping[str, object], where: str) -> str:
+    """Return which data set an example is of: what it has in the column.
 
     Raises:
         DataError: it has no such column; `where` names it.
     """
-    if config.column not in columns:
-        there = ", ".join(columns) or "none"
-        raise DataError(f"{where} has no column {config.column!r} (data.mixture.column), but {there}")
-    return str(columns[config.column])
+    if column not in columns:
+        raise DataError(f"{where} has no column {column!r} (data.mixture.column), but {', '.join(columns) or 'none'}")
+    return str(columns[column])
 
 
 def counts(sizes: Mapping[str, int], temperature: float, weights: Mapping[str, float] | None = None) -> dict[str, int]:

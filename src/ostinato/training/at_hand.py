@@ -57,7 +57,7 @@ def check_mixture(recipe: Recipe, split: str, access: DataAccess | None = None) 
     """Raise a DataError where the first example does not say which data set of `data.mixture` it is of."""
     mixture = recipe.data.mixture
     if mixture is not None and (example := _first(recipe, split, access)) is not None:
-        data_set_of(mixture, example.columns, "row 1")
+        data_set_of(mixture.column, example.columns, "row 1")
 
 
 def _first(recipe: Recipe, split: str, access: DataAccess | None) -> Example | None:

@@ -15,6 +15,7 @@ import numpy as np
 from ostinato.data.disk import PARTIAL, read_json_object, sync, write_json
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
+from ostinato.data.mixture import data_set_of
 from ostinato.data.packs.shards import LENGTHS, Shard, dtype_of
 from ostinato.data.packs.source import PackSource, Unit
 from ostinato.data.sources import kind_of_file
@@ -58,12 +59,7 @@ class Work:
 
     def _group(self, example: Example) -> str:
         column = self.source.column
-        if column is None:
-            return ""
-        if column not in example.columns:
-            there = ", ".join(example.columns) or "none"
-            raise DataError(f"no column {column!r} (data.mixture.column), but {there}")
-        return str(example.columns[column])
+        return "" if column is None else data_set_of(column, example.columns, "the example")
 
     def _encoded(self, example: Example) -> dict[str, list[int]]:
         found = {"target": self._ids(self.tokenizers.target, example.target)}
@@ -115,7 +111,7 @@ class _UnitWriter:
     def _flush(self) -> None:
         for held in (held for sides in self._held.values() for held in sides.values()):
             for ending, values, dtype in (("ids", held.ids, self._dtype), ("lengths", held.lengths, LENGTHS)):
-                content = np.frombuffer(values, values.typecode).astype(dtype, copy=False).tobytes()
+                content = np.asarray(values, dtype).tobytes()
                 path = self._partial(held.name, ending)
                 # Not "ab", which would begin a file anew that somebody has removed meanwhile.
                 with naming(path), path.open("r+b" if held.n_texts else "wb") as stream:
