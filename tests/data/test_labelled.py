@@ -13,13 +13,14 @@ import ostinato.data.rows
 from architectures import draws
 from ostinato.config.data import DataConfig, MaskingConfig, TokenizerConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import TextSize
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.labelled import classification_row, continuation_row, first_tokens, passage_of, span_row, tagging_row
 from ostinato.data.objectives import mask_tokens, objective_of, split_prefix
-from ostinato.data.rows import encode_rows
+from ostinato.data.rows import Blocks, encode_rows
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, LabelTokenizer, SymbolTokenizer, Tokenizer, Tokenizers
 from ostinato.errors import ConfigError, DataError
 
@@ -308,7 +309,7 @@ def test_a_long_text_is_cut_in_one_pass() -> None:
             super().extend(other)
             return self
 
-    packer = ostinato.data.rows._Packer(64, True, {}, BOS_ID)
+    packer = ostinato.data.rows._Packer(Blocks(64, True, False, SpecialIds()), {})
     packer.held = Counted()
     ids = list(range(5, 100_005))
     blocks = list(packer.add(LabelledRow([BOS_ID, *ids], [*ids, EOS_ID])))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from architectures import draws
 from ostinato.config.data import DataConfig, MixtureConfig
@@ -13,7 +14,7 @@ from ostinato.config.model import EncoderConfig, LanguageModelConfig
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import LabelledRow, Row
 from ostinato.data.example import Example
-from ostinato.data.mixture import Mixture, counts
+from ostinato.data.mixture import Mixture, counts, data_sets_of
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import SymbolTokenizer, Tokenizers
 from ostinato.errors import DataError
@@ -39,7 +40,8 @@ def _columns(sizes: dict[str, int]) -> list[dict[str, object]]:
 
 def test_rows_are_drawn_as_often_as_goes_whole_and_at_most_once_more() -> None:
     columns = _columns({"a": 70, "b": 10})
-    mixture = Mixture(MixtureConfig(column="set", temperature=4.0), columns)
+    rows, config = [Row(None, [5], one) for one in columns], MixtureConfig(column="set", temperature=4.0)
+    mixture = Mixture(config, data_sets_of(config, rows))
     drawn = mixture.draw(np.random.default_rng(0))
     times = Counter(drawn.tolist())
     by_set = Counter(str(columns[i]["set"]) for i in drawn.tolist())
@@ -48,7 +50,20 @@ def test_rows_are_drawn_as_often_as_goes_whole_and_at_most_once_more() -> None:
     assert {times[i] for i in range(70, 80)} <= {by_set["b"] // 10, by_set["b"] // 10 + 1}
     assert max(times[i] for i in range(70)) == 1
     with pytest.raises(DataError, match=r"row 1 has no column 'lang' \(data.mixture.column\), but set"):
-        Mixture(MixtureConfig(column="lang"), columns)
+        data_sets_of(MixtureConfig(column="lang"), rows)
+
+
+def test_weights_are_shares_whatever_the_sizes_and_name_every_data_set() -> None:
+    assert counts({"a": 90, "b": 10}, 1.0, {"a": 1.0, "b": 3.0}) == {"a": 25, "b": 75}
+    rows = {"a": np.arange(90), "b": np.arange(90, 100)}
+    mixture = Mixture(MixtureConfig(column="set", weights={"a": 1.0, "b": 3.0}), rows)
+    times = Counter(mixture.draw(np.random.default_rng(0)).tolist())
+    assert sum(times[i] for i in range(90)) == 25
+    assert {times[i] for i in range(90, 100)} == {7, 8}
+    with pytest.raises(DataError, match=r"data\.mixture\.weights names the data sets a, c, but there are a, b"):
+        Mixture(MixtureConfig(column="set", weights={"a": 1.0, "c": 3.0}), rows)
+    with pytest.raises(ValidationError, match="greater than 0"):
+        MixtureConfig(column="set", weights={"a": 0.0})
 
 
 def test_batches_of_a_mixture_go_on_where_they_were() -> None:

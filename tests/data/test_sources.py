@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.config.data import DataConfig
+from ostinato.data import lines
 from ostinato.data.example import Example
-from ostinato.data.lines import read_lines
+from ostinato.data.lines import read_lines, stretches_of
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 
@@ -148,7 +149,7 @@ def test_a_missing_file_is_named_with_the_nearest_name(tmp_path: Path) -> None:
     missing = str(tmp_path / "trian.jsonl")
     assert error_of(missing) == f"{missing}: no such file; the nearest name there is train.jsonl"
     assert f"there is no folder {tmp_path / 'no'}" in error_of(str(tmp_path / "no" / "a.jsonl"))
-    assert "is a folder" in error_of(str(tmp_path))
+    assert error_of(str(tmp_path)) == f"{tmp_path / 'train.jsonl'}: no examples"
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
@@ -194,3 +195,22 @@ def test_the_original_cogs_file_gives_the_uniform_rows() -> None:
     for example, row in zip(read_examples(str(original), data), uniform, strict=True):
         assert (example.source, example.target) == (row.source, row.target)
         assert example.columns["2"] == row.columns["category"]
+
+
+@given(
+    st.lists(st.sampled_from(["", "a", "bb", "ccc\r", "\u2028", "dddddddd"]), max_size=30),
+    st.booleans(),
+    st.integers(1, 20),
+    st.sampled_from([1, 2, 3, 7, 100]),
+)
+def test_stretches_of_a_file_hold_every_line_once_under_its_number(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], ends: bool, n_bytes: int, at_once: int
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "a.txt"
+    write(path, "\n".join(texts) + ("\n" if ends and texts else ""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_AT_ONCE", at_once)
+        cut = stretches_of(path, n_bytes)
+    assert [line for one in cut for line in read_lines(path, one)] == list(read_lines(path))
+    assert all(one.end is None or one.end - one.start >= n_bytes for one in cut)
+    assert len(cut) == 1 or all(list(read_lines(path, one)) for one in cut)

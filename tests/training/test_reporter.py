@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from tiny_runs import tiny_recipe
 
+from ostinato.data.packs.make import Progress
 from ostinato.training.reporter import LinesReporter, Reporter, RichReporter, duration, make_reporter
 
 
@@ -23,6 +24,7 @@ def _tell(reporter: Reporter, tmp_path: Path) -> None:
         "labels_per_second": 900.0,
     }
     evaluation = {"update": 6, "split": "dev", "scores": {"n": 10, "loss": 1.5}, "is_best": True, "seconds": 0.1}
+    reporter.on_packing(Progress(1_500_000, 6_000_000, 65.0))
     reporter.on_start(tiny_recipe(tmp_path), info)
     reporter.on_update(update)
     reporter.on_evaluation(evaluation)
@@ -36,7 +38,8 @@ def test_a_stream_that_is_no_terminal_gets_one_plain_line_per_event(tmp_path: Pa
     reporter = make_reporter(Console(file=stream, force_terminal=False))
     assert isinstance(reporter, LinesReporter)
     _tell(reporter, tmp_path)
-    lines = stream.getvalue().splitlines()
+    first, *lines = stream.getvalue().splitlines()
+    assert first == "tokenised 25 % of 6 MB, 1:05 left"
     assert lines[0] == "letters: 12,345 parameters, 60 examples, cpu, seed 1, 12 updates"
     assert lines[1].startswith("update 4/12  loss 2.2500  norm 0.50  lr 1.00e-03  900 tokens/s  0:0")
     assert lines[2] == "update 6  dev: loss 1.5000  (best)"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument, TrustOption
-from ostinato.cli.output import number, print_columns, print_json, print_line, print_table
+from ostinato.cli.output import console, number, print_columns, print_json, print_line, print_table
 
 EPILOG = "Example: ostinato data show scan split=length"
 
@@ -75,6 +75,36 @@ def show(
         print_json(described)
     else:
         _print_task(described)
+
+
+@app.command("pack", epilog="Example: ostinato data pack mine.yaml data.train='texts/*.parquet'")
+def pack(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many tokenise at a time; default: one a CPU.")
+    ] = None,
+    access: AccessOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Tokenise a recipe's training files once, into files that training maps into memory.
+
+    Run twice it finds what is there, and goes on where it was killed. Training with the same files and tokenizer reads
+    it, with data.packed=always also small ones.
+    """
+    from ostinato.tasks.recipes import load_recipe
+    from ostinato.tasks.registry import build_task
+    from ostinato.training.reporter import make_reporter
+    from ostinato.training.training_data import packed_data
+
+    resolved = load_recipe(recipe, overrides or [])
+    reporter = make_reporter(None if json else console())
+    data = packed_data(resolved, build_task(resolved.task, resolved.data, access))
+    made = data.pack(data.tokenizers(resolved), reporter.on_packing, n_processes=processes)
+    if json:
+        print_json(made.describe() | {"n_tokens": made.n_tokens, "folder": str(made.folder)})
+        return
+    print_line(f"{number(made.n_texts)} texts, {number(made.n_tokens)} tokens: {made.folder}")
 
 
 @app.command("baselines", epilog="Example: ostinato data baselines geoquery/transformer")

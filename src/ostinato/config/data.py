@@ -83,13 +83,22 @@ class MixtureConfig(Config):
     """Names each example's data set: a language, or task.origin_column."""
     temperature: Annotated[float, Field(ge=1)] = 1.0
     """T of shares n^(1 / T): 1 by size, larger ones more evenly."""
+    weights: Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)] | None = None
+    """Shares of the data sets by name, {wiki: 2, books: 1}, whatever their sizes; all of them are named. None: by size
+    and temperature."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Weights say everything."""
+        if self.weights is not None and self.temperature != 1.0:
+            yield Inert(f"{path}temperature", self.temperature, f"has no effect with {path}weights: remove it")
 
 
 class DataConfig(Config):
     """Files of the user's own, tokenizers, and how examples are batched."""
 
     train: Paths = None
-    """For task.kind=files: a JSON lines, TSV or text file; a list of two text files is parallel text."""
+    """A file of JSON lines, TSV, text, Parquet or Arrow, also .gz or .zst; a folder, a pattern (texts/*.jsonl), or a
+    list of these. A list of two text files is parallel text."""
     dev: Paths = None
     """Files as for train: evaluated while training."""
     test: Paths | NamedPaths = None
@@ -115,9 +124,15 @@ class DataConfig(Config):
     block_length: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
     """Texts are packed into blocks of so many tokens, an end symbol after each text; None: a text is a row of its own.
     Every block begins with the begin symbol; a text may then be longer than max_target_length."""
+    block_attention: Literal["block", "text"] = "block"
+    """block: a token sees everything before it in its block. text: only its own text, whose positions begin at 0 and
+    which begins with the begin symbol; the rest of a text that a block cuts is a text of its own in the next one."""
     mixture: MixtureConfig | None = None
     """How often each data set of a mixture is drawn in training; None: every example once an epoch. Blocks hold texts
     of one data set only."""
+    packed: Literal["auto", "always", "never"] = "auto"
+    """Whether data.train is tokenised once into files that are mapped into memory (`ostinato data pack`). auto: where
+    its files have more than 64 MiB and task.kind is files. never: its rows are held in memory."""
     masking: MaskingConfig = MaskingConfig()
     """For model.head.kind=masked."""
     over_length: Literal["error", "drop", "truncate"] = "error"
@@ -126,7 +141,10 @@ class DataConfig(Config):
     """What happens to a symbol that training never saw: a named error, or the unknown token."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Names of test splits are new ones."""
+        """Names of test splits are new ones; blocks are needed to have texts apart in them."""
+        if self.block_attention == "text" and self.block_length is None:
+            reason = f"has no effect without {path}block_length: remove it"
+            yield Inert(f"{path}block_attention", self.block_attention, reason)
         if isinstance(self.test, dict):
             if not self.test:
                 yield Problem(f"{path}test", self.test, "name one file or more, or null")

@@ -117,6 +117,7 @@ class Recipe(Config):
             reason = f"has no effect: every dropout of this model is 0 ({path}model.dropout); remove it"
             yield Inert(f"{path}training.dropout_draws", self.training.dropout_draws, reason)
         yield from self._too_long_for_positions(path)
+        yield from self._texts_in_touch(path)
         stacks = self.model.stacks()
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"
@@ -158,6 +159,22 @@ class Recipe(Config):
                     where = f"{path}model.{name}.positions.max_length"
                     reason = f"has no position beyond {where} = {stack.positions.max_length}: lower it, or raise that"
                     yield Problem(key, length, reason)
+
+    def _texts_in_touch(self, path: str) -> Iterator[Problem]:
+        """Yield why the texts of a block would not stay apart in this model, where they should."""
+        if self.data.block_attention == "block" or self.data.block_length is None:
+            return
+        key, value, stacks = f"{path}data.block_attention", self.data.block_attention, self.model.stacks()
+        if self.model.reads != "sequence" or getattr(self.model, "mask", "causal") != "causal" or not stacks:
+            reason = f"is for causal language models that are stacks ({path}model.kind=language_model): remove it"
+            yield Problem(key, value, reason)
+        for name, stack in stacks.items():
+            if stack.ffn.kind == "separable_conv":
+                reason = f"the convolutions of {path}model.{name}.ffn reach across texts: remove it"
+                yield Problem(key, value, reason)
+            if stack.halting.kind in ("select", "length"):
+                rule = f"{path}model.{name}.halting.kind={stack.halting.kind}"
+                yield Problem(key, value, f"{rule} decides by the whole block, and not text by text: remove it")
 
     def too_few_to_average(self, checkpoint: str, key: str, path: str = "") -> Iterator[Problem]:
         """Yield why a mean (best:5) is of more checkpoints than the run keeps, or is sure to have.

@@ -25,11 +25,14 @@ class Tokens:
         keep_BT: True for real tokens.
         positions_BT: position of every token in its own sentence, from 0; None where all rows are padded on the right
             only, so that position t is column t.
+        texts_BT: number of every column's text, from 1, where rows hold several texts that see nothing of each other;
+            None: a row is one text.
     """
 
     ids_BT: Tensor
     keep_BT: Tensor
     positions_BT: Tensor | None = None
+    texts_BT: Tensor | None = None
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]], pad: int = SpecialIds().pad) -> Tokens:

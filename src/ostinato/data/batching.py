@@ -12,15 +12,17 @@ number of the epoch alone, so that a position in the middle of an epoch is two n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostinato.data.batch import Batch
 from ostinato.data.collate import AnyRow, LabelledRow, collate
-from ostinato.data.mixture import Mixture
+from ostinato.data.mixture import Mixture, data_sets_of
 from ostinato.data.objectives import Objective
 from ostinato.errors import CheckpointError, DataError
 
@@ -29,13 +31,33 @@ if TYPE_CHECKING:
 
 _FIRST_BOUND, _BOUND_GROWTH = 8, 1.1
 _EVALUATION_WINDOW = 4096
+_AT_ONCE = 1 << 16
+
+
+class StoredRows(ABC):
+    """Rows that are not held: read one by one, when a batch needs them."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> NDArray[np.integer[Any]]:
+        """Columns that every row needs (`Row.length`)."""
+
+    @abstractmethod
+    def data_sets(self) -> Mapping[str, NDArray[np.int64]]:
+        """Return the numbers of the rows of every data set of a mixture."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> AnyRow: ...
 
 
 class TrainingBatches:
     """Batches without end, epoch after epoch; without a mixture every row is in exactly one batch of an epoch.
 
     Args:
-        rows: held in memory.
+        rows: held in memory, but for `StoredRows`.
         tokens_per_batch: padded tokens, rows times the longest row (`Row.length`).
         seed: of the order and of the objective, with the number of the epoch; global generators are not used.
         objective: masks parts of labelled rows, different ones in every epoch.
@@ -47,24 +69,32 @@ class TrainingBatches:
 
     def __init__(
         self,
-        rows: Iterable[AnyRow],
+        rows: Iterable[AnyRow] | StoredRows,
         tokens_per_batch: int,
         seed: int,
         objective: Objective | None = None,
         mixture: MixtureConfig | None = None,
     ) -> None:
-        self.rows = list(rows)
-        self._objective = objective
-        self._mixture = None if mixture is None else Mixture(mixture, [row.columns for row in self.rows])
-        if not self.rows:
+        self.rows: list[AnyRow] | StoredRows
+        if isinstance(rows, StoredRows):
+            self.rows, self._lengths = rows, rows.lengths
+        else:
+            self.rows = list(rows)
+            self._lengths = np.array([row.length for row in self.rows])
+        if not len(self.rows):
             raise DataError("there are no training examples (data.over_length=drop may have dropped them all)")
+        self._objective = objective
+        self._mixture = None
+        if mixture is not None:
+            stored = self.rows.data_sets() if isinstance(self.rows, StoredRows) else data_sets_of(mixture, self.rows)
+            self._mixture = Mixture(mixture, stored)
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
-        self._lengths = np.array([row.length for row in self.rows])
         bounds = [_FIRST_BOUND]
         while bounds[-1] < self._lengths.max():
             bounds.append(max(bounds[-1] + 1, int(bounds[-1] * _BOUND_GROWTH)))
-        self._buckets = np.searchsorted(bounds, self._lengths)
+        # There are hundreds of buckets at most: a number for every row takes two bytes.
+        self._buckets = np.searchsorted(bounds, self._lengths).astype(np.uint16)
         self._start_epoch(0)
 
     def _start_epoch(self, epoch: int) -> None:
@@ -73,9 +103,10 @@ class TrainingBatches:
         generator = np.random.default_rng([self.seed, epoch])
         order = generator.permutation(len(self.rows)) if self._mixture is None else self._mixture.draw(generator)
         # A stable sort keeps the drawn order inside each bucket.
-        order = order[np.argsort(self._buckets[order], kind="stable")]
-        batches = list(_cut_by_budget(order.tolist(), self._lengths.tolist(), self.tokens_per_batch))
-        self._batches = [batches[i] for i in generator.permutation(len(batches))]
+        self._order = order[np.argsort(self._buckets[order], kind="stable")]
+        cuts = _cut_by_budget(self._lengths, self._order, self.tokens_per_batch)
+        self._ends = np.fromiter(cuts, dtype=np.int64)
+        self._batches = generator.permutation(len(self._ends))
 
     @property
     def n_batches(self) -> int:
@@ -89,7 +120,9 @@ class TrainingBatches:
         if self._next == len(self._batches):
             self._start_epoch(self.epoch + 1)
         chosen: list[AnyRow] = []
-        for number in self._batches[self._next]:
+        place = self._batches[self._next]
+        start = self._ends[place - 1] if place else 0
+        for number in self._order[start : self._ends[place]].tolist():
             row = self.rows[number]
             if self._objective is not None and isinstance(row, LabelledRow):
                 # One generator a row: what is masked does not depend on the other rows of the batch.
@@ -136,22 +169,25 @@ def evaluation_batches(
     """
     stream = iter(rows)
     while held := list(islice(stream, window)):
-        lengths = [row.length for row in held]
-        order = sorted(range(len(held)), key=lambda i: -lengths[i])
-        for numbers in _cut_by_budget(order, lengths, tokens_per_batch):
-            yield collate([held[i] for i in numbers])
+        lengths = np.array([row.length for row in held])
+        order = np.argsort(-lengths, kind="stable")
+        start = 0
+        for end in _cut_by_budget(lengths, order, tokens_per_batch):
+            yield collate([held[i] for i in order[start:end]])
+            start = end
 
 
-def _cut_by_budget(order: Iterable[int], lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Cut `order` into batches whose number of rows times their greatest length is within the budget."""
-    batch: list[int] = []
-    longest = 0
-    for i in order:
-        grown = max(longest, lengths[i])
-        if batch and (len(batch) + 1) * grown > tokens_per_batch:
-            yield batch
-            batch, grown = [], lengths[i]
-        batch.append(i)
-        longest = grown
-    if batch:
-        yield batch
+def _cut_by_budget(lengths: NDArray[np.integer[Any]], order: NDArray[np.int64], tokens_per_batch: int) -> Iterator[int]:
+    """Yield where each batch of `order` ends: its number of rows times their greatest length is within the budget."""
+    n_rows = longest = 0
+    for start in range(0, len(order), _AT_ONCE):
+        # Lists of numbers are read faster than arrays, and take ten times the memory.
+        for place, length in enumerate(lengths[order[start : start + _AT_ONCE]].tolist(), start):
+            grown = max(longest, length)
+            if n_rows and (n_rows + 1) * grown > tokens_per_batch:
+                yield place
+                n_rows, grown = 0, length
+            n_rows += 1
+            longest = grown
+    if n_rows:
+        yield len(order)

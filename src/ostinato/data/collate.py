@@ -61,6 +61,8 @@ class LabelledRow:
         index: 0-based number of the example in its split.
         size: words and bytes of a text whose every token is a label; None otherwise.
         facts: ids of every column, where a column is a fact; `ids` is then empty.
+        positions: of every column in its text, where the sequence holds texts that see nothing of each other; a text
+            begins where it is 0. None: one text.
     """
 
     ids: list[int]
@@ -71,6 +73,7 @@ class LabelledRow:
     index: int = 0
     size: TextSize | None = None
     facts: list[list[int]] | None = None
+    positions: list[int] | None = None
 
     @property
     def length(self) -> int:
@@ -90,7 +93,7 @@ def collate(rows: Sequence[AnyRow]) -> Batch:
 
     Raises:
         DataError: there are no rows, or they are not of one kind: only some have a source, are joined, are labelled,
-            or have places, prefixes or facts.
+            or have places, prefixes, facts or positions.
     """
     if not rows:
         raise DataError("a batch needs at least one row")
@@ -123,18 +126,29 @@ def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
     places = [row.places for row in rows if row.places is not None]
     prefixes = [row.n_prefix for row in rows if row.n_prefix is not None]
     facts = [row.facts for row in rows if row.facts is not None]
-    if any(len(found) not in (0, len(rows)) for found in (places, prefixes, facts)):
+    positions = [row.positions for row in rows if row.positions is not None]
+    if any(len(found) not in (0, len(rows)) for found in (places, prefixes, facts, positions)):
         raise DataError(
-            "a batch needs rows of one kind: labels at places, prefixes, or facts, in all of them or in none"
+            "a batch needs rows of one kind: labels at places, prefixes, facts, or positions, in all of them or in none"
         )
     labels = Tokens.from_lists([row.labels for row in rows])
+    tokens = _pad_facts(facts) if facts else Tokens.from_lists([row.ids for row in rows])
     return Batch(
-        _pad_facts(facts) if facts else Tokens.from_lists([row.ids for row in rows]),
+        _with_texts_apart(tokens, positions) if positions else tokens,
         labels.ids_BT.clamp_min(0),
         labels.keep_BT & (labels.ids_BT != IGNORED_LABEL),
         places_BL=Tokens.from_lists(places).ids_BT if places else None,
         prefix_lengths_B=torch.tensor(prefixes) if prefixes else None,
     )
+
+
+def _with_texts_apart(tokens: Tokens, positions: Sequence[list[int]]) -> Tokens:
+    """Return tokens with their positions and the numbers of their texts; as they are where every row is one text."""
+    positions_BT = Tokens.from_lists(positions, pad=0).ids_BT
+    begins_BT = (positions_BT == 0) & tokens.keep_BT
+    if int(begins_BT.sum()) == len(positions):
+        return tokens
+    return replace(tokens, positions_BT=positions_BT, texts_BT=begins_BT.cumsum(1))
 
 
 def _pad_facts(stories: Sequence[list[list[int]]]) -> Tokens:

@@ -1,47 +1,96 @@
-"""Lines of text files, plain or gzip, with errors that name the file and the line."""
+"""Lines of text files, plain or compressed by gzip or zstd, with errors that name the file and the line."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from ostinato.data.disk import refetch_hint
+from ostinato.data.tables import open_zstd
 from ostinato.errors import DataError
 from ostinato.system_errors import kind_of
 
 _BYTE_ORDER_MARK = "\ufeff"
 
 
-def bad_line(path: Path | str, number: int, reason: str) -> DataError:
-    """Return the error for one line; `number` counts from 1."""
-    return DataError(f"{path}, line {number}: {reason}{refetch_hint(path)}")
+def bad_line(path: Path | str, number: int, reason: str, unit: str = "line") -> DataError:
+    """Return the error for one line, or row of a table; `number` counts from 1."""
+    return DataError(f"{path}, {unit} {number}: {reason}{refetch_hint(path)}")
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a plain file, whole lines of it.
+
+    Args:
+        start, end: bytes; end None: to the end of the file. n_before: lines before it.
+    """
+
+    start: int = 0
+    end: int | None = None
+    n_before: int = 0
+
+
+WHOLE = Stretch()
+_AT_ONCE = 1 << 22
+
+
+def stretches_of(path: Path, n_bytes: int) -> list[Stretch]:
+    """Return a plain file cut into stretches of about so many bytes, each of whole lines."""
+    cuts = [Stretch()]
+    n_lines = position = 0
+    with path.open("rb") as stream:
+        while block := stream.read(_AT_ONCE):
+            # The first line that begins where a stretch may end; a block that holds none is only counted.
+            least = max(0, cuts[-1].start + n_bytes - 1 - position)
+            place = block.find(b"\n", least) if least < len(block) else -1
+            while place >= 0:
+                start = position + place + 1
+                cuts.append(Stretch(start, None, n_lines + block.count(b"\n", 0, place + 1)))
+                least = start + n_bytes - 1 - position
+                place = block.find(b"\n", least) if least < len(block) else -1
+            n_lines += block.count(b"\n")
+            position += len(block)
+    if len(cuts) > 1 and cuts[-1].start == position:
+        del cuts[-1]
+    ends = [cut.start for cut in cuts[1:]]
+    return [replace(cut, end=end) for cut, end in zip(cuts, [*ends, None], strict=True)]
+
+
+def read_lines(path: Path, stretch: Stretch = WHOLE) -> Iterator[tuple[int, str]]:
     """Yield the number (from 1) and the text of every line of a UTF-8 file, without the line end.
 
     Only line feeds end a line, with or without a carriage return: characters such as U+2028 belong to the text.
-    A file whose name ends in ``.gz`` is decompressed.
+    A file whose name ends in ``.gz`` or ``.zst`` is decompressed.
+
+    Args:
+        stretch: what to read of a plain file.
 
     Raises:
-        DataError: the file is missing, a folder, not readable, not UTF-8, or a damaged or truncated gzip file.
+        DataError: the file is missing, a folder, not readable, not UTF-8, or compressed and damaged or truncated.
     """
-    for number, text in read_lines_or_errors(path):
+    for number, text in read_lines_or_errors(path, stretch):
         if isinstance(text, DataError):
             raise text
         yield number, text
 
 
-def read_lines_or_errors(path: Path) -> Iterator[tuple[int, str | DataError]]:
+def read_lines_or_errors(path: Path, stretch: Stretch = WHOLE) -> Iterator[tuple[int, str | DataError]]:
     """Read as `read_lines` does, but yield the error of a line that is not UTF-8 instead of raising it."""
-    number = 0
+    number = stretch.n_before
     try:
         check_is_file(path)
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, text in decode_lines(stream, path):
+        with _open(path) as stream:
+            raw: Iterable[bytes] = stream
+            if stretch.start or stretch.end is not None:
+                stream.seek(stretch.start)
+                raw = _lines_until(stream, stretch)
+            for number, text in decode_lines(raw, path, stretch.n_before):
                 yield number, text
     except EOFError as error:
         hint = refetch_hint(path)
@@ -51,12 +100,32 @@ def read_lines_or_errors(path: Path) -> Iterator[tuple[int, str | DataError]]:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: not a sound gzip file after line {number}: {error}{refetch_hint(path)}") from error
     except OSError as error:
+        if path.suffix == ".zst" and error.errno is None:
+            reason = f"not a sound zstd file after line {number}: {error}{refetch_hint(path)}"
+            raise DataError(f"{path}: {reason}") from error
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def decode_lines(stream: Iterable[bytes], where: Path | str) -> Iterator[tuple[int, str | DataError]]:
+def _open(path: Path) -> BinaryIO:
+    if path.suffix == ".zst":
+        return open_zstd(path)
+    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+
+
+def _lines_until(stream: BinaryIO, stretch: Stretch) -> Iterator[bytes]:
+    position = stretch.start
+    for line in stream:
+        yield line
+        position += len(line)
+        if position == stretch.end:
+            return
+
+
+def decode_lines(
+    stream: Iterable[bytes], where: Path | str, n_before: int = 0
+) -> Iterator[tuple[int, str | DataError]]:
     """Read as `read_lines_or_errors` does, from a stream of bytes; `where` names it in errors."""
-    for number, raw in enumerate(stream, start=1):
+    for number, raw in enumerate(stream, start=n_before + 1):
         try:
             text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:

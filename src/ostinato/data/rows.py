@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import AnyRow, LabelledRow, Row
 from ostinato.data.labelled import classification_row, continuation_row, facts_row, span_row, tagging_row
@@ -68,15 +69,15 @@ def encode_rows(
                     "data.max_source_length or set data.over_length to 'truncate'"
                 )
         return
-    if data.block_length is not None:  # A text that is cut into blocks may have any length.
+    blocks = Blocks.of(data, config, tokenizers.target.special_ids)
+    if blocks is not None:  # A text that is cut into blocks may have any length.
         data = data.model_copy(update={"max_target_length": sys.maxsize})
     rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=config.joins_pairs)
     objective = objective_of(config, data, tokenizers)
-    if objective is not None or data.block_length is not None:
+    if objective is not None or blocks is not None:
         rows = _as_labelled(rows, is_masked=config.reads == "masked")
-    if data.block_length is not None:
-        bos = tokenizers.target.special_ids.bos
-        rows = _pack(rows, data, data.block_length, bos, labels_all=config.reads != "masked")
+    if blocks is not None:
+        rows = _pack(rows, data, blocks)
     for row in rows:
         if training or objective is None or not isinstance(row, LabelledRow):
             yield row
@@ -145,31 +146,85 @@ def _limit_length(
         return ids[: limit - 1]
     if data.over_length == "drop" and training:
         return None
+    raise too_long(len(ids) + 1, limit, side, where, training=training)
+
+
+def too_long(n: int, limit: int, side: str, where: str, *, training: bool) -> DataError:
+    """Return the error for a side of n tokens, the end symbol included."""
     key = f"data.max_{side}_length"
     fix = "'truncate' or 'drop'" if training else "'truncate' (evaluation drops nothing)"
-    raise DataError(
-        f"{where}: the {side} has {len(ids) + 1} tokens with its end symbol, but {key} is {limit}: "
+    return DataError(
+        f"{where}: the {side} has {n} tokens with its end symbol, but {key} is {limit}: "
         f"raise {key}, or set data.over_length to {fix}"
     )
 
 
 def _as_labelled(rows: Iterable[AnyRow], *, is_masked: bool) -> Iterator[AnyRow]:
-    """Yield texts as labelled rows; a masked model's labels are drawn later, a language model's are the next tokens."""
+    """Yield texts as labelled rows, whatever else as it is."""
     for row in rows:
-        if isinstance(row, LabelledRow) or row.source_ids is not None:
-            yield row
-            continue
-        ids, columns, special = row.target_ids, row.columns, row.special_ids
-        if is_masked:
-            yield LabelledRow([special.bos, *ids, special.eos], [], columns=columns, index=row.index)
-        else:
-            labels = [*ids, special.eos]
-            yield LabelledRow([special.bos, *ids], labels, columns=columns, index=row.index, size=row.size)
+        is_text = isinstance(row, Row) and row.source_ids is None
+        yield labelled_text(row, is_masked=is_masked) if is_text else row  # type: ignore[arg-type]
 
 
-def _pack(
-    rows: Iterable[AnyRow], data: DataConfig, length: int, bos: int, *, labels_all: bool
-) -> Iterator[LabelledRow]:
+def labelled_text(row: Row, *, is_masked: bool) -> LabelledRow:
+    """Return a text as a labelled row; a masked model's labels are drawn later, others are the next tokens."""
+    ids, special = row.target_ids, row.special_ids
+    if is_masked:
+        return LabelledRow([special.bos, *ids, special.eos], [], columns=row.columns, index=row.index)
+    labels = [*ids, special.eos]
+    return LabelledRow([special.bos, *ids], labels, columns=row.columns, index=row.index, size=row.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How texts, an end symbol after each, become blocks that each begin with the begin symbol.
+
+        text  a b c, text d e:        a b c eos d e eos
+        attention by block:           ids bos a b c eos d e     labels a b c eos d e eos
+        attention by text:            ids bos a b c bos d e     labels a b c eos d e eos,   positions 0 1 2 3 0 1 2
+
+    By text, the rest of a text that was cut by the block before is a text of its own.
+
+    Args:
+        length: columns of a block. labels_all: every token is a label, as in language models; the block's last token is
+            a label only. False: every token is in a column, as masked models need it.
+        by_text: attention and positions are kept within texts.
+    """
+
+    length: int
+    labels_all: bool
+    by_text: bool
+    special_ids: SpecialIds
+
+    @classmethod
+    def of(cls, data: DataConfig, config: ModelConfig, special_ids: SpecialIds) -> Blocks | None:
+        """Return how a model reads blocks; None where a text is a row of its own."""
+        if data.block_length is None:
+            return None
+        return cls(data.block_length, config.reads != "masked", data.block_attention == "text", special_ids)
+
+    @property
+    def n_new(self) -> int:
+        """Tokens of the texts in a block."""
+        return self.length if self.labels_all else self.length - 1
+
+    def row(self, new: list[int], columns: dict[str, object], index: int, size: TextSize | None = None) -> LabelledRow:
+        """Return the block of these tokens."""
+        bos, eos = self.special_ids.bos, self.special_ids.eos
+        if not self.labels_all:
+            return LabelledRow([bos, *new], [], columns=columns, index=index)
+        ids, positions = [bos, *new[:-1]], None
+        if self.by_text:
+            begins = [True, *(before == eos for before in ids[1:])]
+            ids = [bos if begin else i for i, begin in zip(ids, begins, strict=True)]
+            positions, start = [], 0
+            for column, begin in enumerate(begins):
+                start = column if begin else start
+                positions.append(column - start)
+        return LabelledRow(ids, new, columns=columns, index=index, size=size, positions=positions)
+
+
+def _pack(rows: Iterable[AnyRow], data: DataConfig, blocks: Blocks) -> Iterator[LabelledRow]:
     """Cut texts into blocks; of a mixture those of every data set by themselves."""
     column = None if data.mixture is None else data.mixture.column
     packers: dict[str, _Packer] = {}
@@ -178,7 +233,7 @@ def _pack(
         if not isinstance(row, LabelledRow):
             raise DataError("data.block_length packs texts: these examples have a source")
         columns = {} if column is None or column not in row.columns else {column: row.columns[column]}
-        packer = packers.setdefault(str(columns), _Packer(length, labels_all, columns, bos))
+        packer = packers.setdefault(str(columns), _Packer(blocks, columns))
         for block in packer.add(row):
             yield replace(block, index=index)
             index += 1
@@ -189,28 +244,26 @@ def _pack(
 
 
 class _Packer:
-    """Cuts texts, an end symbol after each, into blocks that each begin with the begin symbol.
+    """Cuts texts into blocks.
 
     A block's size is that of the texts that end in it, so that sizes add up to those of all texts.
 
     Args:
-        length: columns of a block.
-        labels_all: every token is a label, as in language models; the block's last token is a label only.
-        columns: metadata of every block. bos: the begin symbol.
+        columns: metadata of every block.
     """
 
-    def __init__(self, length: int, labels_all: bool, columns: dict[str, object], bos: int) -> None:
-        self._n_new, self._labels_all, self._columns = length if labels_all else length - 1, labels_all, columns
-        self._bos = bos
+    def __init__(self, blocks: Blocks, columns: dict[str, object]) -> None:
+        self._blocks, self._columns = blocks, columns
         self.held: list[int] = []
         """Tokens that are in no block yet."""
         self.size: TextSize | None = TextSize(0, 0)
 
     def add(self, row: LabelledRow) -> Iterator[LabelledRow]:
         """Take a text, and yield the blocks that are full."""
-        self.held += row.labels if self._labels_all else row.ids[1:]
+        n_new = self._blocks.n_new
+        self.held += row.labels if self._blocks.labels_all else row.ids[1:]
         self.size = self.size + row.size if self.size is not None and row.size is not None else None
-        start, end = 0, self._n_new
+        start, end = 0, n_new
         while len(self.held) >= end:
             ends_here = len(self.held) == end
             # A text's size belongs to the block that its end symbol is in. Where that is a later one, this block has
@@ -220,12 +273,10 @@ class _Packer:
                 size = TextSize(size.n_words - row.size.n_words, size.n_bytes - row.size.n_bytes)
             yield self.block(self.held[start:end], size)
             self.size = TextSize(0, 0) if ends_here else row.size
-            start, end = end, end + self._n_new
+            start, end = end, end + n_new
         # Once a text: a long one has many blocks.
         del self.held[:start]
 
     def block(self, new: list[int], size: TextSize | None) -> LabelledRow:
         """Return a block of these tokens."""
-        if self._labels_all:
-            return LabelledRow([self._bos, *new[:-1]], new, columns=self._columns, size=size)
-        return LabelledRow([self._bos, *new], [], columns=self._columns)
+        return self._blocks.row(new, self._columns, 0, size)

@@ -1,21 +1,24 @@
 """Examples from files of the user's own.
 
-The name of a file tells its format (without a final ``.gz``):
+`ostinato.data.paths` says what may be named beside files. The name of a file tells its format (without a final ``.gz``
+or ``.zst``):
 
 - ``.jsonl``, ``.json``, ``.ndjson``: JSON lines. One object per line; the keys named by `DataConfig` hold the texts,
   all other keys become metadata columns. A target that is an integer or a boolean is its JSON text: 1, true.
 - ``.tsv``: columns separated by tabs, without quotes. With column names the first line is a header; where all columns
   are given as 0-based numbers there is no header, and the other columns are named by their numbers.
+- ``.parquet``, ``.arrow`` (as `datasets` saves them): a row is an example; columns are what keys are in JSON lines.
 - a list of two other files: parallel text, a sentence per line; the first file is the source.
 - any other file: plain text for a language model, an example per line. Blank lines are no examples.
 
-A list of JSON lines or TSV files, or of plain text for a language model, is read file after file.
+Several files of one kind, but for parallel text, are read file after file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
@@ -23,7 +26,9 @@ from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.data.example import Example
-from ostinato.data.lines import bad_line, check_is_file, read_lines
+from ostinato.data.lines import WHOLE, Stretch, bad_line, check_is_file, read_lines
+from ostinato.data.paths import find_files
+from ostinato.data.tables import columns_of, parquet_groups, read_arrow, read_parquet
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,53 +44,83 @@ def read_examples(
     """Yield the examples of one split, one at a time.
 
     Args:
-        paths: a file, or a list as described above; usually ``data.train``, ``data.dev`` or ``data.test``.
+        paths: a file, a folder, a pattern, or a list of them as described above; usually ``data.train``.
         data: gives the names of the fields. Its other settings are not used here.
         model_kind: "seq2seq" reads ``source_field`` and ``target_field``, "language_model" reads ``text_field``.
 
     Raises:
         DataError: names the file, the line and the reason; also where there is no example at all.
     """
-    files = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-    wanted = ("text_field",) if model_kind == "language_model" else ("source_field", "target_field")
-    fields = [(getattr(data, setting), f"data.{setting}") for setting in wanted]
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = find_files(given)
     n_examples = 0
-    for example in _read(files, fields):
+    for example in _read(files, fields_of(data, model_kind), is_listed=files == [Path(one) for one in given]):
         n_examples += 1
         yield example
     if n_examples == 0:
         raise DataError(f"{', '.join(map(str, files)) or 'an empty list of files'}: no examples")
 
 
-_Fields = Sequence[tuple[str, str]]
+Fields = Sequence[tuple[str, str]]
 """Keys or columns, each with the setting that names it: of a text, or of a source and a target."""
+
+
+def fields_of(data: DataConfig, model_kind: ModelKind | str) -> Fields:
+    """Return what is read of a row."""
+    wanted = ("text_field",) if model_kind == "language_model" else ("source_field", "target_field")
+    return [(getattr(data, setting), f"data.{setting}") for setting in wanted]
 
 
 def _example(texts: Sequence[str], columns: dict[str, object]) -> Example:
     return Example(None if len(texts) == 1 else texts[0], texts[-1], columns)
 
 
-def _read(files: Sequence[Path], fields: _Fields) -> Iterator[Example]:
-    for path in files:
-        check_is_file(path)
-    kinds = {_kind(path) for path in files}
-    if len(kinds) > 1:
-        raise DataError(f"{', '.join(map(str, files))}: a list of files needs files of one kind, not {sorted(kinds)}")
-    if kinds == {"text"} and len(fields) == 2:
-        if len(files) != 2:
+def _read(files: Sequence[Path], fields: Fields, *, is_listed: bool) -> Iterator[Example]:
+    """Yield the examples of files; `is_listed`: the user named each of them."""
+    if kind_of_files(files) == "text" and len(fields) == 2:
+        if len(files) != 2 or not is_listed:
             raise DataError(
-                f"{', '.join(map(str, files))}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv), "
+                f"{_named(files)}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv), "
                 f"or a list of two text files, sources and targets"
             )
         yield from _read_parallel(files[0], files[1])
         return
-    readers = {"json": _read_json_lines, "tsv": _read_tsv, "text": _read_plain}
     for path in files:
-        yield from readers[_kind(path)](path, fields)
+        yield from (example for _, example in read_part(Part(path), fields))
 
 
-def _kind(path: Path) -> str:
-    return "json" if is_json_lines(path) else "tsv" if _suffix(path) == ".tsv" else "text"
+def kind_of_files(files: Sequence[Path]) -> str | None:
+    """Return what the files hold, None where there are none.
+
+    Raises:
+        DataError: one is not there, or they are of several kinds.
+    """
+    kinds: dict[str, Path] = {}
+    for path in files:
+        check_is_file(path)
+        kinds.setdefault(kind_of_file(path), path)
+    if len(kinds) > 1:
+        found = ", ".join(f"{path.name} ({kind})" for kind, path in sorted(kinds.items()))
+        raise DataError(
+            f"{_named(files)}: a list of files needs files of one kind, not {sorted(kinds)}: {found}; name those to "
+            "read, or a pattern such as folder/*.jsonl"
+        )
+    return next(iter(kinds), None)
+
+
+def _named(files: Sequence[Path]) -> str:
+    shown = ", ".join(map(str, files[:5]))
+    return shown if len(files) <= 5 else f"{shown}, ... ({len(files)} files)"
+
+
+def kind_of_file(path: Path) -> str:
+    """Return what a file holds, by its name: json, tsv, text, parquet or arrow."""
+    suffix = _suffix(path)
+    if suffix in (".parquet", ".arrow"):
+        if path.suffix != suffix:
+            raise DataError(f"{path}: {suffix} files are compressed inside: unpack it")
+        return suffix[1:]
+    return "json" if suffix in _JSON_LINES else "tsv" if suffix == ".tsv" else "text"
 
 
 def is_json_lines(path: Path) -> bool:
@@ -94,24 +129,69 @@ def is_json_lines(path: Path) -> bool:
 
 
 def _suffix(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
 
 
-def _read_json_lines(path: Path, fields: _Fields) -> Iterator[Example]:
-    for number, line in read_lines(path):
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file, or a part of one.
+
+    Args:
+        stretch: of a plain file of lines. groups: of rows of a Parquet file; None: all.
+    """
+
+    path: Path
+    stretch: Stretch = WHOLE
+    groups: range | None = None
+
+
+def read_part(part: Part, fields: Fields, wanted: Sequence[str] | None = None) -> Iterator[tuple[int, Example]]:
+    """Yield every example of a part with the number of its line, or row, in the file.
+
+    Args:
+        wanted: other columns to read of tables (Parquet, Arrow); None: all.
+    """
+    kind = kind_of_file(part.path)
+    if kind in ("parquet", "arrow"):
+        return _read_table(part, fields, wanted)
+    readers = {"json": _read_json_lines, "tsv": _read_tsv, "text": _read_plain}
+    return readers[kind](part, fields)
+
+
+def _read_table(part: Part, fields: Fields, wanted: Sequence[str] | None) -> Iterator[tuple[int, Example]]:
+    path, names, there = part.path, [name for name, _ in fields], columns_of(part.path)
+    for name, setting in fields:
+        if name not in there:
+            raise DataError(f"{path}: {missing('column', name, setting, there)}")
+    kept = None if wanted is None else [*names, *wanted]
+    n_before = 0 if part.groups is None else sum(n for n, _ in parquet_groups(path)[: part.groups.start])
+    rows = read_arrow(path, kept) if path.suffix == ".arrow" else read_parquet(path, kept, part.groups)
+    for number, row in enumerate(rows, n_before + 1):
+        texts = [
+            checked_text(_as_text(row[name], setting), f"column {name!r}", path, number, "row")
+            for name, setting in fields
+        ]
+        yield number, _example(texts, {key: value for key, value in row.items() if key not in names})
+
+
+def _as_text(value: object, setting: str) -> object:
+    """Return a target that is an integer or a boolean, a label, as its JSON text; all others as they are."""
+    return json.dumps(value) if setting == "data.target_field" and isinstance(value, int) else value
+
+
+def _read_json_lines(part: Part, fields: Fields) -> Iterator[tuple[int, Example]]:
+    path = part.path
+    for number, line in read_lines(path, part.stretch):
         record = parse_object(line, path, number)
         texts, names = [], [name for name, _ in fields]
         for name, setting in fields:
             if name not in record:
                 raise bad_line(path, number, missing("key", name, setting, list(record)))
-            value = record[name]
-            if setting == "data.target_field" and isinstance(value, int):  # a label; bool is int
-                value = json.dumps(value)
-            texts.append(checked_text(value, repr(name), path, number))
+            texts.append(checked_text(_as_text(record[name], setting), repr(name), path, number))
         columns = {key: value for key, value in record.items() if key not in names}
         if "\\u" in line:  # only an escape can be half of a surrogate pair: the line itself was UTF-8
             checked_text(json.dumps(columns, ensure_ascii=False), "a column", path, number)
-        yield _example(texts, columns)
+        yield number, _example(texts, columns)
 
 
 def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]:
@@ -133,7 +213,8 @@ def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]
     return record
 
 
-def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
+def _read_tsv(part: Part, fields: Fields) -> Iterator[tuple[int, Example]]:
+    path = part.path
     has_header = not all(name.isdecimal() for name, _ in fields)
     header: list[str] | None = None
     places: list[int] = []
@@ -149,7 +230,7 @@ def _read_tsv(path: Path, fields: _Fields) -> Iterator[Example]:
             raise bad_line(path, number, f"{len(cells)} columns, but {origin} has {len(header)}")
         texts = [checked_text(cells[i], f"column {header[i]!r}", path, number) for i in places]
         columns: dict[str, object] = {header[i]: cell for i, cell in enumerate(cells) if i not in places}
-        yield _example(texts, columns)
+        yield number, _example(texts, columns)
 
 
 def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
@@ -180,27 +261,28 @@ def _read_parallel(source_path: Path, target_path: Path) -> Iterator[Example]:
         )
 
 
-def _read_plain(path: Path, fields: _Fields) -> Iterator[Example]:
-    for number, line in read_lines(path):
+def _read_plain(part: Part, fields: Fields) -> Iterator[tuple[int, Example]]:
+    for number, line in read_lines(part.path, part.stretch):
         if line.strip():
-            yield _example([checked_text(line, "the line", path, number)], {})
+            yield number, _example([checked_text(line, "the line", part.path, number)], {})
 
 
-def checked_text(value: object, what: str, path: Path | str, number: int) -> str:
-    """Return a value of a file as a text.
+def checked_text(value: object, what: str, path: Path | str, number: int, unit: str = "line") -> str:
+    """Return a value of a file as a text; `unit`: what is counted in it, lines or rows.
 
     Raises:
         DataError: it is no text, empty, or cannot be encoded; names the file, the line and the reason.
     """
     if not isinstance(value, str):
-        raise bad_line(path, number, f"{what} is {shorten(value)}, a JSON {_json_type(value)}, but has to be a string")
+        reason = f"{what} is {shorten(value)}, a {_type_of(value, unit)}, but has to be a string"
+        raise bad_line(path, number, reason, unit)
     if not value.strip():
-        raise bad_line(path, number, f"{what} is empty")
+        raise bad_line(path, number, f"{what} is empty", unit)
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         reason = f"{what} holds half of a surrogate pair at character {error.start + 1}, which is no text"
-        raise bad_line(path, number, reason) from error
+        raise bad_line(path, number, reason, unit) from error
     return value
 
 
@@ -209,6 +291,11 @@ def missing(what: str, name: str, setting: str, present: list[str]) -> str:
     close = get_close_matches(name, present, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"no {what} {name!r} ({setting}) among {', '.join(map(repr, present)) or 'none'}{hint}"
+
+
+def _type_of(value: object, unit: str) -> str:
+    """Return the type of a value: of a line in JSON's words, of a row of a table in Python's."""
+    return f"JSON {_json_type(value)}" if unit == "line" else "null" if value is None else type(value).__name__
 
 
 def _json_type(value: object) -> str:

@@ -92,6 +92,7 @@ class Encoder(Transformer):
             self._states(tokens, token_types),
             keep_BT=keep_or_none(tokens),
             positions_BT=tokens.positions_BT,
+            texts_BT=tokens.texts_BT,
             n_rounds=n_steps,
             request=request,
             execution=self.checked(execution),

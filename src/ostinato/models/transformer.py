@@ -281,6 +281,7 @@ class LanguageModel(Transformer):
             self.embed(target.ids_BT, self.target_embedding),
             keep_BT=keep_or_none(target),
             positions_BT=target.positions_BT,
+            texts_BT=target.texts_BT,
             prefix_lengths_B=self._prefix_lengths(batch),
             n_rounds=n_steps,
             request=request,

@@ -40,6 +40,8 @@ class Visibility:
             sees it anyway.
         columns_BA: the columns of the queries, where they are not all of them in order.
         near_BAS: True for keys within a query's reach; None where all are.
+        texts_BS: number of the text that every column belongs to, where several texts stand in a row: a query sees keys
+            of its own text only. Given only where the queries are all the keys; None: a row is one text.
         n_sets: sets of keys that stand side by side, each of all columns.
     """
 
@@ -49,13 +51,14 @@ class Visibility:
     prefix_BS: Bool[Tensor, "B S"] | None = None
     columns_BA: Int[Tensor, "B A"] | None = None
     near_BAS: Bool[Tensor, "#B A S"] | None = None
+    texts_BS: Int[Tensor, "B S"] | None = None
     n_sets: int = 1
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether the order of the columns alone decides."""
-        only_order = self.keep_BS is None and self.prefix_BS is None and self.columns_BA is None
-        return self.is_causal and only_order and self.near_BAS is None and self.n_sets == 1
+        others = (self.keep_BS, self.prefix_BS, self.columns_BA, self.near_BAS, self.texts_BS)
+        return self.is_causal and self.n_sets == 1 and all(one is None for one in others)
 
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return True where a key is visible, `[B or 1, 1, T or 1, S]`; None where all are."""
@@ -63,6 +66,10 @@ class Visibility:
         if self.near_BAS is not None:
             near = self.near_BAS[:, None]
             seen = near if seen is None else seen & near
+        if self.texts_BS is not None:
+            of_queries_BA = self.texts_BS if self.columns_BA is None else self.texts_BS.gather(1, self.columns_BA)
+            same = (of_queries_BA[:, :, None] == self.texts_BS[:, None, :])[:, None]
+            seen = same if seen is None else seen & same
         if seen is not None and self.n_sets > 1:
             seen = seen.repeat(1, 1, 1, self.n_sets)
         if self.keep_BS is not None:
@@ -76,8 +83,10 @@ class Visibility:
         Args:
             part: what some sentences have of something that all have.
         """
-        keep_BS, prefix_BS = (None if x is None else part(x) for x in (self.keep_BS, self.prefix_BS))
-        return replace(self, keep_BS=keep_BS, prefix_BS=prefix_BS)
+        keep_BS, prefix_BS, texts_BS = (
+            None if x is None else part(x) for x in (self.keep_BS, self.prefix_BS, self.texts_BS)
+        )
+        return replace(self, keep_BS=keep_BS, prefix_BS=prefix_BS, texts_BS=texts_BS)
 
     def _in_order(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return which keys a query of a causal stack sees, padding aside; None: all."""

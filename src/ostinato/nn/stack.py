@@ -129,6 +129,7 @@ class Stack:
         *,
         keep_BT: Bool[Tensor, "B T"] | None = None,
         positions_BT: Int[Tensor, "B T"] | None = None,
+        texts_BT: Int[Tensor, "B T"] | None = None,
         prefix_lengths_B: Int[Tensor, "B"] | None = None,
         memory_BSD: Float[Tensor, "B S D"] | None = None,
         memory_keep_BS: Bool[Tensor, "B S"] | None = None,
@@ -141,6 +142,7 @@ class Stack:
         Args:
             embedded_BTE: embeddings. keep_BT: real tokens; None where all are.
             positions_BT: positions in the sentence; None: the column.
+            texts_BT: number of every column's text, where rows hold several that see nothing of each other.
             prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only).
@@ -153,7 +155,7 @@ class Stack:
             positions_BT = torch.arange(embedded_BTE.shape[1], device=embedded_BTE.device)[None]
         learns = self.banks.training and torch.is_grad_enabled()
         run = Pass(
-            Visibility(self.is_causal, keep_BT, prefix_BS=_prefix(positions_BT, prefix_lengths_B)),
+            Visibility(self.is_causal, keep_BT, prefix_BS=_prefix(positions_BT, prefix_lengths_B), texts_BS=texts_BT),
             positions_BT,
             positions_BT,
             keep_BT,

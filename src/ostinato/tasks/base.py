@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.data.example import Example
+    from ostinato.data.packs.source import PackSource
     from ostinato.data.registry import DataAccess, RemoteFile
 
 
@@ -204,6 +205,13 @@ class Task(ABC):
             kind = "seq2seq" if self.config.has_sources else "language_model"
             return read_examples(self.data.train, self.data, kind)
         return self._examples(split)
+
+    def pack_source(self, split: str) -> PackSource | None:
+        """Return the files of a split where its examples are theirs, one by one; None: they are made in another way.
+
+        Training reads large ones from packs (`ostinato.data.packs`).
+        """
+        return None
 
     def why_missing(self, split: str) -> str | None:
         """Return which setting would give a split that does not exist; None where none would."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ostinato.config.data import DataConfig, FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import read_lines
-from ostinato.data.sources import read_examples
+from ostinato.data.paths import find_files, name_of
+from ostinato.data.sources import fields_of, kind_of_file, read_examples
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.system_errors import kind_of
 from ostinato.tasks.base import Only, Task, TaskConfig
+
+if TYPE_CHECKING:
+    from ostinato.data.packs.source import PackSource
 
 _SPLITS = ("train", "dev", "test")
 """Splits of every task on own files; `data.test` may name others."""
@@ -115,8 +119,8 @@ class FilesConfig(OwnFilesConfig):
     data.block_length packs either into blocks."""
 
     origin_column: FieldName | None = None
-    """Column that gets the name of the file each example is from, without folder and endings: for scores by file
-    (evaluation.by), and for data.mixture. Each file is read by itself then."""
+    """Column that gets the name of the file each example is from, without folder and endings, of a folder or a pattern
+    that of the folder: for scores by file (evaluation.by), and for data.mixture. Each is read by itself then."""
 
     @property
     def has_sources(self) -> bool:
@@ -157,16 +161,32 @@ class FilesTask(OwnFilesTask):
             yield from self._read(paths)
             return
         for path in paths:
-            name = Path(path).name.partition(".")[0]
+            name = name_of(path)
             for example in self._read([path]):
                 yield replace(example, columns=example.columns | {column: name})
+
+    def pack_source(self, split: str) -> PackSource | None:
+        """Return the files of a split; None for parallel text."""
+        from ostinato.data.packs.source import PackSource
+
+        files = tuple((name_of(path), file) for path in paths_of(self.data, split) for file in find_files(path))
+        if self.config.has_sources and any(kind_of_file(file) == "text" for _, file in files):
+            return None
+        return PackSource(
+            files,
+            fields_of(self.data, self.config.model_kind),
+            is_whole=self.config.documents == "files",
+            origin_column=self.config.origin_column,
+            column=None if self.data.mixture is None else self.data.mixture.column,
+            unknown=self.data.unknown,
+        )
 
     def _read(self, paths: list[str]) -> Iterator[Example]:
         if self.config.documents == "lines":
             yield from read_examples(paths, self.data, self.config.model_kind)
             return
-        for path in paths:
-            text = "\n".join(line for _, line in read_lines(Path(path)))
+        for path in find_files(paths):
+            text = "\n".join(line for _, line in read_lines(path))
             if not text.strip():
                 raise DataError(f"{path}: no text")
             yield Example(None, text, {})
@@ -196,13 +216,20 @@ def check_paths(data: DataConfig) -> None:
     problems = [] if data.train else [Problem("data.train", data.train, "name a file to train on: data.train=my.jsonl")]
     for split in given_splits(data):
         key = f"data.test.{split}" if isinstance(data.test, dict) and split in data.test else f"data.{split}"
-        problems += [
-            Problem(key, path, _why_no_file(Path(path))) for path in paths_of(data, split) if not Path(path).is_file()
-        ]
+        problems += [Problem(key, path, why) for path in paths_of(data, split) if (why := _why_no_files(path))]
     if problems:
         raise ConfigError(problems)
 
 
-def _why_no_file(path: Path) -> str:
+def _why_no_files(given: str) -> str | None:
+    """Return why there are no files behind what a setting names; None where there are."""
+    path = Path(given)
+    try:
+        if all(file.is_file() for file in find_files(given)):
+            return None
+    except DataError as error:
+        return str(error).removeprefix(f"{given}: ")
     kind = kind_of(path)
-    return f"there is no such file (looked in {path.absolute().parent})" if kind is None else f"is {kind}, not a file"
+    if kind is None or kind == "a folder":
+        return f"there is no such file (looked in {path.absolute().parent})"
+    return f"is {kind}, not a file"

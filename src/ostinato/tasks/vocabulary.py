@@ -10,6 +10,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.tasks.packing import pack_source, tokenizers_of
 from ostinato.tasks.registry import build_task
 
 
@@ -77,6 +78,8 @@ def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
         return None
     task = build_task(recipe.task, recipe.data, access.offline())
     try:
+        if (source := pack_source(recipe, task)) is not None:
+            return tokenizers_of(source, recipe.data)
         return Tokenizers.train(recipe.data, task.examples("train"), recipe.model.reads)
     except DataError:
         if task.files():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ostinato.config.recipe import Recipe
 from ostinato.data.example import Example
-from ostinato.data.mixture import Mixture
+from ostinato.data.mixture import data_set_of
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.evaluate import check_reported
@@ -57,7 +57,7 @@ def check_mixture(recipe: Recipe, split: str, access: DataAccess | None = None) 
     """Raise a DataError where the first example does not say which data set of `data.mixture` it is of."""
     mixture = recipe.data.mixture
     if mixture is not None and (example := _first(recipe, split, access)) is not None:
-        Mixture(mixture, [example.columns])
+        data_set_of(mixture.column, example.columns, "row 1")
 
 
 def _first(recipe: Recipe, split: str, access: DataAccess | None) -> Example | None:

@@ -37,6 +37,7 @@ OPERATIONAL = (
     "training.checkpoint_activations",
     "decoding.pack_weights",
     "data.eval_tokens_per_batch",
+    "data.packed",
 )
 """Beginnings of the keys of all settings of this sort: text, logging, devices, memory and speed."""
 _LENGTH, _SCHEDULE = "training.n_updates", "training.schedule."

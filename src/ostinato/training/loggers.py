@@ -17,6 +17,7 @@ from typing import Any
 
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import LoggerName
+from ostinato.data.packs.make import Progress
 from ostinato.errors import ConfigError, Problem
 from ostinato.training.reporter import Reporter
 
@@ -44,6 +45,11 @@ class Together(Reporter):
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self.reporters = list(reporters)
+
+    def on_packing(self, progress: Progress) -> None:
+        """Tell them."""
+        for one in self.reporters:
+            one.on_packing(progress)
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Tell them."""

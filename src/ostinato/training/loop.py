@@ -76,7 +76,7 @@ def train(
         with processes.main_process_first():
             # The others load what rank 0 has prepared, as a resumed run does, and stop where they find other data.
             is_resumed = run.open(resume) if processes.is_main else True
-            prepared = prepare(recipe, run, is_resumed, access)
+            prepared = prepare(recipe, run, is_resumed, access, reporter.on_packing)
         results = processes.broadcast(lambda: run.results() if is_resumed else None)
         if results is None:
             results = _train(prepared, run, reporter, device, processes, resume)

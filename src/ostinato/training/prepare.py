@@ -14,6 +14,7 @@ from ostinato.data.batching import TrainingBatches
 from ostinato.data.disk import new_folder
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.objectives import objective_of
+from ostinato.data.packs.make import OnProgress
 from ostinato.data.registry import DataAccess
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import Tokenizers
@@ -25,8 +26,8 @@ from ostinato.tasks.base import Task
 from ostinato.tasks.checks import FORCED_METRICS, metric_problems, model_problems, split_problems
 from ostinato.tasks.registry import build_task
 from ostinato.training.changes import Changes
-from ostinato.training.initial import load_tokenizers
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
+from ostinato.training.training_data import training_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,19 @@ class Prepared:
         return list(self.task.by if chosen is None else chosen)
 
 
-def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAccess | None) -> Prepared:
+def prepare(
+    recipe: Recipe,
+    run: RunDirectory,
+    is_resumed: bool,
+    access: DataAccess | None,
+    on_progress: OnProgress | None = None,
+) -> Prepared:
     """Read the data, build or reload the tokenizers, and write what a run directory starts with.
 
     Every split that the run will need is read once, so that a missing or broken test file is an error before training.
+
+    Args:
+        on_progress: is told how far a large training split is tokenised, where it has not been before.
 
     Raises:
         ConfigError: settings that do not fit the task, all of them. DataError: data that cannot be used.
@@ -82,8 +92,8 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
         tokenizers = Tokenizers.load(run.tokenizers)
         recipe = _with_vocabulary(recipe, tokenizers)
         changes = run.changes_to(recipe)
-        examples = list(task.examples(train_split))
-        run.check_data(train_split, str(describe_split(train_split, examples)["sha256"]))
+        data = training_data(recipe, task, is_packed=run.is_packed(train_split))
+        run.check_data(train_split, data.sha256())
         for split in other_splits(recipe, train_split):
             described = describe_split(split, task.examples(split))
             if "evaluation.splits" in changes and split not in run.data_hashes():
@@ -91,21 +101,10 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
             else:
                 run.check_data(split, str(described["sha256"]))
     else:
-        examples = list(task.examples(train_split))
-        origin, extends = recipe.training.init_from, recipe.training.extend_vocabulary
-        reads = recipe.model.reads
-        if origin is None:
-            tokenizers = Tokenizers.train(recipe.data, examples, reads)
-        else:
-            new = examples if extends else None
-            if extends and reads in ("classification", "tagging", "span"):
-                # Targets are labels, which a tokenizer of texts does not hold.
-                new = [Example(None, example.source or "") for example in examples]
-            tokenizers = load_tokenizers(origin, new=new)
-            if not recipe.model.generates:
-                tokenizers = tokenizers.with_labels(examples, reads)
+        data = training_data(recipe, task)
+        tokenizers = data.tokenizers(recipe)
         recipe = _with_vocabulary(recipe, tokenizers)
-    rows = encode_rows(examples, tokenizers, recipe.data, recipe.model, training=True, name=train_split)
+    rows = data.rows(recipe, tokenizers, on_progress)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches, changes)
@@ -115,12 +114,12 @@ def prepare(recipe: Recipe, run: RunDirectory, is_resumed: bool, access: DataAcc
     if changes:
         run.change(recipe, changes, new_splits)
     if not is_resumed:
-        data = describe_data(task, recipe.data, other_splits(recipe, train_split))
-        data["splits"] = {train_split: describe_split(train_split, examples), **data["splits"]}
+        described = describe_data(task, recipe.data, other_splits(recipe, train_split))
+        described["splits"] = {train_split: data.describe(tokenizers), **described["splits"]}
         run.claim()
         with new_folder(run.tokenizers) as folder:
             tokenizers.save(folder)
-        run.describe(recipe, data)
+        run.describe(recipe, described)
     return prepared
 
 

@@ -16,13 +16,18 @@ from ostinato.config.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
+
+    from ostinato.data.packs.make import Progress
 
 _log = logging.getLogger("ostinato.training")
 
 
 class Reporter:
     """Receives every event of a run, in order; what a subclass does not override does nothing."""
+
+    def on_packing(self, progress: Progress) -> None:
+        """Before the start: a part of a large training split has been tokenised (`ostinato.data.packs`)."""
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """A run starts or resumes; `info`: directory, device, processes, parameters, n_examples, update (0 for a new
@@ -58,6 +63,10 @@ class _TextReporter(Reporter, ABC):
     @abstractmethod
     def write(self, line: str, level: int = logging.INFO) -> None:
         """Write a line; `level` is one of `logging`."""
+
+    def on_packing(self, progress: Progress) -> None:
+        """Write how far it is."""
+        self.write(str(progress))
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Write what is trained, on how many examples and on which device."""
@@ -117,7 +126,7 @@ class RichReporter(_TextReporter):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._progress: Progress | None = None
+        self._progress: Bar | None = None
 
     def write(self, line: str, level: int = logging.INFO) -> None:
         """Print a line above the bar."""

@@ -40,11 +40,12 @@ from ostinato.data.disk import (
     read_json_object,
     reading,
     remove_leftovers,
-    sha256_of,
     write_json,
     write_text,
 )
 from ostinato.data.example import Example, fingerprint
+from ostinato.data.file_hashes import file_hash
+from ostinato.data.paths import find_files
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.files import given_splits, paths_of
@@ -215,6 +216,10 @@ class RunDirectory:
                 f"(SHA-256 {digest}, {_DATA} says {expected})"
             )
 
+    def is_packed(self, split: str) -> bool:
+        """Return whether a split is read from a pack; False: its examples are held in memory."""
+        return bool(self._data()["splits"].get(split, {}).get("packed"))
+
     def data_hashes(self) -> dict[str, str]:
         """Return the SHA-256 of the examples of every split, as data.json has them.
 
@@ -283,7 +288,7 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
     ]
     own = [path for split in given_splits(data) for path in paths_of(data, split)]
     own += [tokenizer.path for tokenizer in (data.tokenizer, data.target_tokenizer) if tokenizer and tokenizer.path]
-    files += [{"path": path, "sha256": sha256_of(Path(path))} for path in own if Path(path).is_file()]
+    files += [{"path": str(path), "sha256": file_hash(path)} for path in find_files(own) if path.is_file()]
     return {
         "task": task.config.model_dump(mode="json"),
         "splits": {split: describe_split(split, task.examples(split)) for split in dict.fromkeys(splits)},

@@ -19,6 +19,8 @@ from ostinato.experiments.sweep.runs import plan_runs
 from ostinato.experiments.sweep.schedule import run_sweep, sweep_rows
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
+from ostinato.training.prepare import prepare
+from ostinato.training.rundir import RunDirectory
 
 HASHES = {"train": "a", "dev": "b", "test": "c"}
 
@@ -150,6 +152,25 @@ def test_hashes_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytes
     other = DataHashes(tmp_path).resolve(with_files(tmp_path / "data", "a longer text"))[1]
     assert read == ["train", "dev"]
     assert other["train"] != first["train"]
+
+
+@pytest.mark.parametrize("packed", ["never", "always"])
+def test_files_in_a_folder_are_seen_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    recipe = with_files(tmp_path / "data")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"source": "a b", "target": "train dev"}\n', encoding="utf-8")
+    data = recipe.data.model_copy(update={"train": str(folder), "packed": packed})
+    recipe = recipe.model_copy(update={"data": data})
+    first = DataHashes(tmp_path).resolve(recipe)[1]
+    (folder / "b.jsonl").write_text('{"source": "b", "target": "dev"}\n', encoding="utf-8")
+    second = DataHashes(tmp_path).resolve(recipe)[1]
+    assert (second["dev"], second["train"] != first["train"]) == (first["dev"], True)
+    run = RunDirectory(tmp_path / "run")
+    prepare(recipe, run, False, None)
+    assert run.data_hashes() == second
+    run.close()
 
 
 def test_a_run_says_the_key_it_was_planned_with_also_where_it_starts_from_another(tmp_path: Path) -> None:

@@ -25,11 +25,14 @@ from pydantic import BaseModel
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
+from ostinato.data.packs.make import content_hash
+from ostinato.data.paths import find_files
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.tasks.base import Task
 from ostinato.tasks.files import given_splits, paths_of
+from ostinato.tasks.packing import pack_source
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 from ostinato.training.changes import is_free
@@ -147,7 +150,10 @@ class DataHashes:
                 kept = read_json_object(note, DataError, MADE_AGAIN)
                 self._known[name] = {split: str(kept[split]) for split in splits}
         elif name not in self._known:
-            found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in splits}
+            source = pack_source(recipe, task)
+            found = {} if source is None else {train: content_hash(source)}
+            held = [split for split in splits if split not in found]
+            found |= {split: str(describe_split(split, task.examples(split))["sha256"]) for split in held}
             if note is not None:
                 note.parent.mkdir(parents=True, exist_ok=True)
                 with write_lock(note.parent.parent, _HASHES):
@@ -159,8 +165,8 @@ class DataHashes:
 def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
     """Return what decides the examples without reading them: settings, and which files there are."""
     columns = [name for name in type(recipe.data).model_fields if name.endswith("_field")]
-    data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", *columns})
-    named = [path for split in given_splits(recipe.data) for path in paths_of(recipe.data, split)]
+    data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", "packed", *columns})
+    named = [str(file) for split in given_splits(recipe.data) for file in find_files(paths_of(recipe.data, split))]
     there = {name: path for name, path in ((name, Path(name).absolute()) for name in named) if path.is_file()}
     # Path, size and time of change; null where there is no such file.
     states = {name: [str(path), path.stat().st_size, path.stat().st_mtime_ns] for name, path in there.items()}

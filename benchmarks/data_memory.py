@@ -1,0 +1,211 @@
+"""Whether a large text trains in little memory: makes one from a seed, packs it, trains a tiny model on it.
+
+    python benchmarks/data_memory.py --gigabytes 2 --tokenizer words --out docs/results/data-memory.jsonl
+
+Every step is a process of its own, so that peaks are its own:
+
+    pack     `ostinato data pack`: the tokenizer, of subwords from a sample, then all ids into files (the peak is that
+             of the largest of its processes)
+    model    a run of the same model on the first thousand lines, held in memory: what is there without data
+    first    a run on the whole text, which finds the pack
+    second   the same run, resumed for more updates
+
+Peaks are the largest resident set of the process, in MB of 1024^2 bytes. What is private is told apart from mapped
+files: libraries, and pages of the pack that were read, which the system takes back when it needs memory.
+`above_model_mb` is the peak less that of `model`. Seconds to the first update are counted from the start of the
+process, imports and the update included. The text is made of invented words, drawn by Zipf's law, in lines of 20 to
+400 words; it and the packs are deleted at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+N_WORDS, BLOCK, TOKENS_PER_BATCH = 50_000, 256, 4096
+_LETTERS = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+
+
+def make_text(path: Path, n_bytes: int, seed: int) -> None:
+    """Write about so many bytes of lines."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(2, 11, N_WORDS)
+    words = np.array(["".join(generator.choice(_LETTERS, n)) for n in lengths], dtype=object)
+    # Of rank r a share of 1 / r.
+    shares = np.cumsum(1 / np.arange(1, N_WORDS + 1))
+    written = 0
+    with path.open("w", encoding="utf-8") as stream:
+        while written < n_bytes:
+            drawn = words[np.searchsorted(shares, generator.random(200_000) * shares[-1])]
+            cuts = np.cumsum(generator.integers(20, 401, 1000))
+            text = "".join(" ".join(part) + "\n" for part in np.split(drawn, cuts[cuts < len(drawn)]))
+            written += stream.write(text)
+
+
+def recipe(folder: Path, train: Path, **more: Any) -> list[str]:
+    """Return a recipe, as words of a command line: a tiny model, so that data is what takes memory."""
+    settings = {
+        "task": {"kind": "files", "model_kind": "language_model"},
+        "data": {
+            "train": str(train),
+            "dev": str(folder / "dev.txt"),
+            "tokenizer": {"kind": more.pop("tokenizer"), "vocab_size": 8000},
+            "unknown": "replace",
+            "tokens_per_batch": TOKENS_PER_BATCH,
+            "block_length": BLOCK,
+            "block_attention": "text",
+        },
+        "model": {
+            "kind": "language_model",
+            "d_model": 64,
+            "decoder": {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 128}},
+        },
+        "training": {
+            "n_updates": 10,
+            "log_every": 1,
+            "save_every": 10,
+            "evaluate_every": 1_000_000,
+            "device": "cpu",
+            "n_threads": 1,
+            "schedule": {"kind": "constant", "warmup": 5},
+            "selection": {"max_examples": 20},
+        },
+        "evaluation": {"splits": ["dev"], "max_examples": 20},
+    }
+    path = folder / f"{train.stem}.yaml"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    return [str(path), *(f"{key}={value}" for key, value in more.items())]
+
+
+class Watch(threading.Thread):
+    """Reads, ten times a second, what a process and those that it starts have in memory; Linux only."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.peaks, self.ended = pid, {"VmRSS": 0, "RssAnon": 0, "RssFile": 0}, threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.1):
+            for pid in [self.pid, *_descendants(self.pid)]:
+                found = _memory(pid)
+                for key in self.peaks:
+                    self.peaks[key] = max(self.peaks[key], found.get(key, 0))
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in path.read_text(encoding="ascii").split()]
+        except OSError:  # it has ended
+            continue
+    return found + [below for child in found for below in _descendants(child)]
+
+
+def _memory(pid: int) -> dict[str, int]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {key: int(value.split()[0]) for key, value in fields.items() if value.endswith("kB")}
+
+
+def run(name: str, words: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Run a command of Ostinato; return its seconds, peaks, and the seconds to its first record of an update."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ostinato", *words], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    watch = Watch(process.pid)
+    watch.start()
+    first = None
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"  {line.rstrip()}", flush=True)
+        if first is None and re.match(r"update \d+/", line):
+            first = time.perf_counter() - began
+    code = process.wait()
+    watch.ended.set()
+    if code:
+        raise SystemExit(f"{name}: {' '.join(words)} ended with {code}")
+    megabytes = {key: value / 1024 for key, value in watch.peaks.items()}
+    return {
+        "step": name,
+        "seconds": round(time.perf_counter() - began, 1),
+        "seconds_to_first_update": None if first is None else round(first, 1),
+        "peak_mb": round(megabytes["VmRSS"], 1),
+        "peak_private_mb": round(megabytes["RssAnon"], 1),
+        "peak_mapped_mb": round(megabytes["RssFile"], 1),
+    }
+
+
+def measure(folder: Path, gigabytes: float, seed: int, tokenizer: str) -> list[dict[str, Any]]:
+    """Make the text, and do the steps."""
+    text, few = folder / "text.txt", folder / "few.txt"
+    began = time.perf_counter()
+    make_text(text, int(gigabytes * 1e9), seed)
+    print(f"{text.stat().st_size:,} bytes of text in {time.perf_counter() - began:.0f} s", flush=True)
+    with text.open(encoding="utf-8") as stream:
+        lines = [next(stream) for _ in range(1100)]
+    few.write_text("".join(lines[:1000]), encoding="utf-8")
+    (folder / "dev.txt").write_text("".join(lines[1000:]), encoding="utf-8")
+    environment = os.environ | {"OSTINATO_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    whole = recipe(folder, text, tokenizer=tokenizer)
+    packed = ["data.packed=always"]
+    steps = {
+        "pack": ["data", "pack", *whole],
+        "model": ["train", *recipe(folder, few, tokenizer=tokenizer), "--run-dir", str(folder / "few")],
+        "first": ["train", *whole, *packed, "--run-dir", str(folder / "run")],
+        "second": ["train", *whole, *packed, "training.n_updates=20", "--run-dir", str(folder / "run"), "--resume"],
+    }
+    shared = {
+        "benchmark": "data_memory",
+        "gigabytes": gigabytes,
+        "bytes": text.stat().st_size,
+        "tokenizer": tokenizer,
+        "seed": seed,
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "machine": platform.machine(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+    rows = [shared | run(name, words, environment) for name, words in steps.items()]
+    model = next(row for row in rows if row["step"] == "model")
+    for row in rows:
+        if row["step"] in ("first", "second"):
+            row["above_model_mb"] = round(row["peak_mb"] - model["peak_mb"], 1)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the text (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokenizer", default="bpe", choices=["bpe", "unigram", "words", "characters"])
+    parser.add_argument("--folder", type=Path, help="where to make the text and the packs; default: a temporary one")
+    parser.add_argument("--out", type=Path, help="add the rows to a file of JSON lines")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="data-memory-") as folder:
+        rows = measure(Path(folder), given.gigabytes, given.seed, given.tokenizer)
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    if given.out is not None:
+        with given.out.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

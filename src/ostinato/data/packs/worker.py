@@ -1,0 +1,59 @@
+"""A process that tokenises units for `ostinato.data.packs.make`: ``python -m ostinato.data.packs.worker``.
+
+It reads JSON lines from its standard input, first what all units have in common, then a unit a line, and answers every
+unit with a line: {} or {"error": message}. It ends with its input, or with the process that started it. It imports no
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ostinato.data.lines import Stretch
+from ostinato.data.packs.shards import TOKENIZERS
+from ostinato.data.packs.source import PackSource, Unit
+from ostinato.data.packs.unit import Work
+from ostinato.data.sources import Part
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.errors import OstinatoError
+
+_LOOKS_EVERY = 0.2
+"""Seconds between two looks at whether the other process is still there."""
+
+
+def main() -> None:
+    """Do what standard input says."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    common = json.loads(sys.stdin.readline())
+    folder = Path(common.pop("folder"))
+    fields = [tuple(one) for one in common.pop("fields")]
+    work = Work(folder, PackSource((), fields, **common), Tokenizers.load(folder / TOKENIZERS))
+    for line in sys.stdin:
+        given, answer = json.loads(line), {}
+        try:
+            work.do(given["number"], Unit(tuple(_part(one) for one in given["parts"]), 0))
+        except OstinatoError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)  # noqa: T201, the other process reads it
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it has been killed, whose successor may be at the same unit soon."""
+    while os.getppid() == parent:
+        time.sleep(_LOOKS_EVERY)
+    os._exit(1)
+
+
+def _part(content: dict[str, Any]) -> tuple[str, Part]:
+    groups = None if content["groups"] is None else range(*content["groups"])
+    return content["name"], Part(Path(content["path"]), Stretch(**content["stretch"]), groups)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What settings such as `data.train` name: a file, a folder, or a pattern, and the files behind it.
+
+- a file: itself.
+- a folder that `datasets` saved (``save_to_disk``): its Arrow files, in its own order.
+- any other folder: all files in it and in folders below, by path. Names that begin with a dot are left out.
+- a pattern (``*``, ``?``, ``[...]``; ``**`` for folders at any depth), where no file has that name: all files that
+  match, by path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostinato.data.disk import read_json_object
+from ostinato.errors import DataError
+from ostinato.system_errors import kind_of
+
+_WILD = re.compile(r"[*?\[]")
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
+"""Files of a folder that `datasets` saved: which Arrow files a data set has, and which splits there are."""
+
+
+def find_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Return the files behind what a setting names; one that is not there is returned as it is.
+
+    Raises:
+        DataError: a folder without files, a pattern that no file matches, or a damaged folder of `datasets`.
+    """
+    if not isinstance(given, str | Path):
+        return [file for one in given for file in find_files(one)]
+    path = Path(given)
+    if path.is_dir():
+        return _files_in(path)
+    if not is_pattern(path):
+        return [path]
+    # From the first part that is a pattern on: pathlib takes no absolute ones.
+    first = next(number for number, part in enumerate(path.parts) if _WILD.search(part))
+    pattern = str(Path(*path.parts[first:]))
+    found = sorted(one for one in Path(*path.parts[:first]).glob(pattern) if one.is_file())
+    if not found:
+        raise DataError(f"{given}: no file matches this pattern")
+    return found
+
+
+def is_pattern(path: Path) -> bool:
+    """Return whether this is a pattern, and no file of that name is there."""
+    return bool(_WILD.search(str(path))) and kind_of(path) is None and not path.exists()
+
+
+def name_of(given: str | Path) -> str:
+    """Return a short name for what a setting names: of a file without its endings, of a pattern that of its folder."""
+    path = Path(given)
+    if path.is_dir():
+        return path.name
+    if is_pattern(path):
+        fixed = [part for part in path.parts if not _WILD.search(part)]
+        return Path(*fixed).name if fixed else path.name
+    return path.name.partition(".")[0]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    if (folder / _STATE).is_file():
+        state = read_json_object(folder / _STATE, DataError)
+        try:
+            return [folder / str(one["filename"]) for one in state["_data_files"]]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{folder / _STATE}: is damaged: names no files") from error
+    if (folder / _SPLITS).is_file():
+        splits = read_json_object(folder / _SPLITS, DataError).get("splits", [])
+        named = " or ".join(str(folder / str(split)) for split in splits)
+        raise DataError(f"{folder}: holds several splits of a data set: name one of them, {named}")
+    hidden = len(folder.parts)
+    found = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.parts[hidden:])
+    ]
+    if not found:
+        raise DataError(f"{folder}: the folder holds no files")
+    return found

@@ -1,0 +1,122 @@
+"""Rows of Parquet files, and of Arrow files as `datasets` saves them, by pyarrow; streams that are compressed by zstd.
+
+pyarrow is an extra and imported when the first such file is opened. Only one batch of rows is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from ostinato.data.disk import refetch_hint
+from ostinato.errors import DataError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_ROWS_A_BATCH = 1024
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""The last bytes of a whole Arrow stream."""
+
+
+def pyarrow_for(path: Path) -> ModuleType:
+    """Return pyarrow.
+
+    Raises:
+        DataError: it is not installed; names the file that needs it.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise DataError(f"{path}: reading {path.suffix} files needs pyarrow: pip install 'ostinato[data]'") from error
+    return cast("ModuleType", pyarrow)
+
+
+def open_zstd(path: Path) -> BinaryIO:
+    """Return the decompressed bytes of a file as a stream; damage is an OSError without a number."""
+    stream = pyarrow_for(path).input_stream(str(path), compression="zstd")
+    return cast(BinaryIO, io.BufferedReader(stream, 1 << 20))
+
+
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """Turn what pyarrow raises for a damaged file into a DataError that names it."""
+    arrow = pyarrow_for(path)
+    try:
+        yield
+    except (arrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: is damaged, or no {path.suffix} file: {reason}{refetch_hint(path)}") from error
+
+
+def parquet_groups(path: Path) -> list[tuple[int, int]]:
+    """Return rows and compressed bytes of every row group of a Parquet file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    with _sound(path):
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def read_parquet(
+    path: Path, wanted: Sequence[str] | None = None, groups: range | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file.
+
+    Args:
+        wanted: columns to read, those that are there; None: all. groups: of rows, by their numbers; None: all.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    with _sound(path):
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
+            chosen = None if groups is None else list(groups)
+            for batch in file.iter_batches(_ROWS_A_BATCH, row_groups=chosen, columns=names):
+                yield from batch.to_pylist()
+
+
+def read_arrow(path: Path, wanted: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow stream, which is mapped and not read as a whole; arguments as of `read_parquet`.
+
+    Raises:
+        DataError: the file is damaged, or cut off.
+    """
+    arrow = pyarrow_for(path)
+    with _sound(path), arrow.memory_map(str(path)) as source:
+        # Cut off between two batches it would read as a shorter one.
+        if source.size() < len(_END_OF_STREAM) or source.read_at(8, source.size() - 8) != _END_OF_STREAM:
+            raise DataError(f"{path}: is no whole Arrow stream: it is cut off{refetch_hint(path)}")
+        with arrow.ipc.open_stream(source) as stream:
+            names = [name for name in stream.schema.names if wanted is None or name in wanted]
+            for batch in stream:
+                few = batch.select(names)
+                for start in range(0, few.num_rows, _ROWS_A_BATCH):
+                    yield from few.slice(start, _ROWS_A_BATCH).to_pylist()
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the names of the columns of a Parquet or Arrow file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    arrow = pyarrow_for(path)
+    with _sound(path):
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            return list(pyarrow.parquet.read_schema(path).names)
+        with arrow.memory_map(str(path)) as source:
+            return list(arrow.ipc.open_stream(source).schema.names)

@@ -1,0 +1,92 @@
+"""Which training splits are read from packs, and the tokenizers of those.
+
+Tokenizers are trained once for the same files and settings, and kept beside the packs. Subwords are trained on a
+bounded sample (`ostinato.data.packs.source`); words and characters are counted in all texts, so that none is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ostinato.config.data import DataConfig, TokenizerConfig
+from ostinato.config.recipe import Recipe
+from ostinato.data.disk import make_folder, new_folder
+from ostinato.data.packs.make import hash_of, made_of, packs_folder
+from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
+from ostinato.data.tokenizer import Tokenizer, Tokenizers
+from ostinato.errors import CheckpointError, ConfigError, Problem
+from ostinato.tasks.base import Task
+
+AUTO_BYTES = 1 << 26
+"""Of the files of a training split, above which `data.packed: auto` reads a pack."""
+
+
+def pack_source(recipe: Recipe, task: Task, *, always: bool | None = None) -> PackSource | None:
+    """Return the files of the training split where rows are to be read from a pack; None: they are held in memory.
+
+    Args:
+        always: what was decided when the run was begun; None: `data.packed` decides.
+
+    Raises:
+        ConfigError: this task, model or start has no pack, but is to have one.
+    """
+    wanted = {True: "always", False: "never", None: recipe.data.packed}[always]
+    if wanted == "never":
+        return None
+    source = task.pack_source(task.splits()[0])
+    reason = _why_none(recipe, source)
+    if wanted == "always" and reason is not None:
+        raise ConfigError([Problem("data.packed", "always", reason)])
+    if source is None or reason is not None or (wanted == "auto" and source.n_bytes <= AUTO_BYTES):
+        return None
+    return source
+
+
+def _why_none(recipe: Recipe, source: PackSource | None) -> str | None:
+    if source is None:
+        return "is for the task files, with one text or pair a line, row or file (no parallel text): remove it"
+    if not (recipe.model.generates or recipe.model.reads == "masked"):
+        return f"is for models that read texts or pairs, and this one has a head for {recipe.model.reads}: remove it"
+    if recipe.training.extend_vocabulary:
+        return "has no effect with training.extend_vocabulary, which looks at all examples: remove one of them"
+    return None
+
+
+def tokenizers_of(source: PackSource, data: DataConfig) -> Tokenizers:
+    """Return the tokenizers of a split, trained now or before.
+
+    Raises:
+        DataError: there are no texts, or some cannot be read.
+    """
+    configs = [config for config in (data.tokenizer, data.target_tokenizer) if config is not None]
+    if all(config.path is not None for config in configs):
+        return _train(source, data)
+    what = {"tokenizers": [config.model_dump(mode="json") for config in configs], "sample": SAMPLE_BYTES}
+    folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
+    if folder.is_dir():
+        try:
+            return Tokenizers.load(folder)
+        except (CheckpointError, OSError):  # damaged: it is made again
+            pass
+    tokenizers = _train(source, data)
+    make_folder(folder.parent)
+    with new_folder(folder) as inside:
+        tokenizers.save(inside)
+    return tokenizers
+
+
+def _train(source: PackSource, data: DataConfig) -> Tokenizers:
+    if data.target_tokenizer is None:
+        joint = Tokenizer.train(data.tokenizer, _texts(source, data.tokenizer, ("source", "target")))
+        return Tokenizers(joint, joint)
+    if len(source.fields) == 1:
+        reason = "the examples have no source, so there is one side only: remove it and use data.tokenizer"
+        raise ConfigError([Problem("data.target_tokenizer", data.target_tokenizer.kind, reason)])
+    sides = ((data.tokenizer, "source"), (data.target_tokenizer, "target"))
+    return Tokenizers(*(Tokenizer.train(config, _texts(source, config, (side,))) for config, side in sides))
+
+
+def _texts(source: PackSource, config: TokenizerConfig, sides: tuple[str, ...]) -> Iterator[str]:
+    examples = sample(source) if config.kind in ("bpe", "unigram") else all_examples(source)
+    for example in examples:
+        yield from (text for side in sides if (text := getattr(example, side)) is not None)
