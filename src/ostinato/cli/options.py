@@ -10,7 +10,7 @@ import typer
 
 from ostinato.cli.completion import recipe_names, setting_keys
 
-MODEL, SEARCH = "Model", "Search"
+MODEL, SEARCH, WHERE = "Model", "Search", "Where the work is done"
 """Groups of options in `--help`."""
 STORE = Path("runs/store")
 
@@ -156,6 +156,53 @@ StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, e
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep or claim needs; may be repeated."),
+]
+
+
+def _executor(value: str) -> str:
+    return str(one_of("--executor", value, "local", "ray", "slurm"))
+
+
+ExecutorOption = Annotated[
+    Any,
+    typer.Option(
+        "--executor",
+        parser=_executor,
+        metavar="local|ray|slurm",
+        help="Processes of this machine, tasks of a Ray cluster, or jobs of SLURM (docs/clusters.md).",
+        rich_help_panel=WHERE,
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="Runs at once, each in a process of its own. Default: 1 here; at a cluster as many as it takes.",
+        rich_help_panel=WHERE,
+    ),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Ray: the cluster's address; auto: that of this machine. Default: RAY_ADDRESS, else a Ray of its own.",
+        rich_help_panel=WHERE,
+    ),
+]
+GpusOption = Annotated[
+    float, typer.Option("--gpus", min=0, help="Ray and SLURM: GPUs of every run.", rich_help_panel=WHERE)
+]
+SlurmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm",
+        metavar="KEY=VALUE",
+        help="SLURM: setting of a job as submitit calls it, such as slurm_partition=gpu or timeout_min=600; may be "
+        "repeated.",
+        rich_help_panel=WHERE,
+    ),
 ]
 
 

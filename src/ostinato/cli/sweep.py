@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.completion import sweep_names
-from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
+from ostinato.cli.options import (
+    STORE,
+    AccessOption,
+    AddressOption,
+    ExecutorOption,
+    GpusOption,
+    InputOption,
+    JsonOption,
+    SlurmOption,
+    StoreOption,
+    WorkersOption,
+    read_inputs,
+)
 from ostinato.cli.output import console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -20,7 +32,11 @@ def sweep(
         str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", autocompletion=sweep_names)
     ],
     store: StoreOption = STORE,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    executor: ExecutorOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0,
+    slurm: SlurmOption = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of a run whose recipe names none.")] = 1,
     seeds: Annotated[
         str | None, typer.Option(metavar="N,N", help="Seeds of every arm, in place of the file's.")
@@ -41,14 +57,15 @@ def sweep(
     A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
+    from ostinato.experiments.sweep.choose import ExecutorChoice
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.import_runs import import_runs
-    from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.rows import results_folder
     from ostinato.experiments.sweep.runs import plan_runs
     from ostinato.experiments.sweep.schedule import run_sweep
     from ostinato.experiments.sweep.watch import make_watcher
 
+    choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
     chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
@@ -58,8 +75,8 @@ def sweep(
         _show_plan(chosen, store, access, json)
         return
     watcher = make_watcher(None if json else console(), print_line)
-    pool = LocalPool(workers)  # also for one: what kills a run does not kill the sweep
-    rows = run_sweep(chosen, store, access=access, executor=pool, watcher=watcher, n_threads=threads)
+    own = choice.make(store)
+    rows = run_sweep(chosen, store, access=access, executor=own, watcher=watcher, n_threads=threads)
     if json:
         print_json(rows)
         return

@@ -19,7 +19,7 @@ from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal
 from ostinato.experiments.sweep.watch import Watcher
 
 _PAUSE_S = 1.0
-"""Seconds until a run that another process works on is tried again."""
+"""Seconds between two looks at whether a run that another process works on is to be tried again."""
 
 
 class SweepError(TrainingError):
@@ -127,7 +127,7 @@ def run_sweep(
                 continue
             run = submitted.pop(result.job.directory)
             if result.status == "busy":
-                busy.append((time.monotonic() + _PAUSE_S, run))
+                busy.append((time.monotonic() + result.again_after, run))
                 continue
             if result.status != "done":
                 fail(run, f"{result.status}: {result.reason}")
