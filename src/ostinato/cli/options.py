@@ -173,6 +173,16 @@ ExecutorOption = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+BatchExecutorOption = Annotated[
+    Any,
+    typer.Option(
+        "--executor",
+        parser=lambda value: one_of("--executor", value, "local", "ray"),
+        metavar="local|ray",
+        help="--jobs are processes of this machine, or actors of a Ray cluster (docs/clusters.md).",
+        rich_help_panel=WHERE,
+    ),
+]
 WorkersOption = Annotated[
     int | None,
     typer.Option(
@@ -193,6 +203,18 @@ AddressOption = Annotated[
 ]
 GpusOption = Annotated[
     float, typer.Option("--gpus", min=0, help="Ray and SLURM: GPUs of every run.", rich_help_panel=WHERE)
+]
+JobsOption = Annotated[
+    int, typer.Option("--jobs", min=1, help="Processes that do the batches; 1: this one.", rich_help_panel=WHERE)
+]
+JournalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        metavar="FILE",
+        help="Keep here what is done: killed, the same command goes on from it, with the same output.",
+        rich_help_panel=WHERE,
+    ),
 ]
 SlurmOption = Annotated[
     list[str] | None,
