@@ -41,6 +41,17 @@ def _exit_scope(value: str) -> str:
     return str(one_of("--exit-scope", value, "token", "sequence"))
 
 
+def _store(value: str | Path) -> Path:
+    """Return a folder; file:// says one too, and other places can neither lock nor rename files."""
+    text = str(value)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    if "://" in text:
+        reason = f"'{text}' is no folder: a store needs locks and renames; mount it, or copy results with --copy-to"
+        raise typer.BadParameter(reason, param_hint="--store")
+    return Path(value)
+
+
 RecipeArgument = Annotated[
     str,
     typer.Argument(
@@ -152,7 +163,10 @@ ExpectedDepthOption = Annotated[
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
 TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=MODEL)]
-StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
+StoreOption = Annotated[
+    Any,
+    typer.Option("--store", parser=_store, metavar="DIR", help="Directory of runs, each under its content address."),
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep or claim needs; may be repeated."),

@@ -45,6 +45,12 @@ def sweep(
         list[Path] | None,
         typer.Option(metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."),
     ] = None,
+    copy_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Copy finished runs and results here in the end: any URL that fsspec writes to."
+        ),
+    ] = None,
     given: InputOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs and what they cost; train nothing.")
@@ -58,6 +64,7 @@ def sweep(
     where a run has failed; the others are done.
     """
     from ostinato.experiments.sweep.choose import ExecutorChoice
+    from ostinato.experiments.sweep.copies import Copies
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.import_runs import import_runs
     from ostinato.experiments.sweep.rows import results_folder
@@ -66,6 +73,7 @@ def sweep(
     from ostinato.experiments.sweep.watch import make_watcher
 
     choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
+    copies = None if copy_to is None else Copies(copy_to)
     chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
@@ -76,10 +84,16 @@ def sweep(
         return
     watcher = make_watcher(None if json else console(), print_line)
     own = choice.make(store)
-    rows = run_sweep(chosen, store, access=access, executor=own, watcher=watcher, n_threads=threads)
+    try:
+        rows = run_sweep(chosen, store, access=access, executor=own, watcher=watcher, n_threads=threads)
+    finally:
+        # Also where some runs have failed, or the sweep is interrupted: what is finished is.
+        n_copied = 0 if copies is None else copies.write(chosen, plan_runs(chosen, store, access), store)
     if json:
         print_json(rows)
         return
+    if copies is not None:
+        print_line(f"copied to {copies.url}: {n_copied} runs")
     print_line(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
 
 
