@@ -16,7 +16,7 @@ from ostinato.experiments.sweep.choose import ExecutorChoice
 from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor, attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.experiments.sweep.locks import LOCKS, BusyError, run_lock
-from ostinato.experiments.sweep.schedule import run_sweep
+from ostinato.experiments.sweep.schedule import SweepError, run_sweep
 from ostinato.experiments.sweep.watch import Event
 from ostinato.tasks.recipes import load_recipe
 from ostinato.version import __version__
@@ -91,6 +91,16 @@ def test_a_cluster_finds_what_this_process_finds_and_tells_what_happens(tmp_path
     assert there.results == here.results
     assert not list((tmp_path / "there" / EVENTS).iterdir())
     assert cluster.stopped
+
+
+def test_a_run_that_a_node_did_elsewhere_is_looked_at_again_and_not_taken_for_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_executor, "_BUSY_AGAIN_S", 0.01)
+    cluster = FakeCluster(ended_well)
+    with pytest.raises(SweepError, match="failed: it is done, but not there: not trained"):
+        run_sweep(tiny(seeds=[1]), tmp_path, executor=ClusterExecutor(cluster))
+    assert len(cluster.tasks) == 4
 
 
 def test_what_a_node_writes_is_passed_on_as_it_comes_and_half_a_line_waits(tmp_path: Path) -> None:
