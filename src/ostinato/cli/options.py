@@ -216,7 +216,7 @@ AddressOption = Annotated[
     ),
 ]
 GpusOption = Annotated[
-    float, typer.Option("--gpus", min=0, help="Ray and SLURM: GPUs of every run.", rich_help_panel=WHERE)
+    float, typer.Option("--gpus", min=0, help="Ray and SLURM: GPUs of every run or process.", rich_help_panel=WHERE)
 ]
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, help="Processes that do the batches; 1: this one.", rich_help_panel=WHERE)
