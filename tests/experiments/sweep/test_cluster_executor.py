@@ -17,6 +17,7 @@ from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor,
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.experiments.sweep.locks import LOCKS, BusyError, run_lock
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep
+from ostinato.experiments.sweep.slurm_cluster import SlurmCluster
 from ostinato.experiments.sweep.watch import Event
 from ostinato.tasks.recipes import load_recipe
 from ostinato.version import __version__
@@ -221,3 +222,15 @@ def test_a_lease_that_another_process_took_ends_the_work(tmp_path: Path, monkeyp
 
         with pytest.raises(BusyError, match="held up, and another one has taken the run over"):
             look_for_a_while()
+
+
+def test_a_job_that_slurm_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitit = pytest.importorskip("submitit", reason="needs pip install 'ostinato[slurm]'")
+
+    def refuse(*_: object) -> None:
+        raise submitit.core.utils.FailedJobError("sbatch: error:\n invalid partition")
+
+    cluster = SlurmCluster(tmp_path, parameters={"cluster": "local"})
+    monkeypatch.setattr(cluster._executor, "submit", refuse)
+    with pytest.raises(ConfigError, match="--slurm: the job was refused: sbatch: error: invalid partition"):
+        ClusterExecutor(cluster).submit(a_job(tmp_path))

@@ -71,11 +71,18 @@ class SlurmCluster:
             raise ConfigError(f"{_OPTION}: {reason}") from error
 
     def start(self, job: Job, events: Path) -> _SlurmTask:
-        """Put a job into the queue."""
+        """Put a job into the queue.
+
+        Raises:
+            ConfigError: SLURM refuses it.
+        """
         n_cpus = job.recipe.training.n_threads or job.n_threads or 1
         self._executor.update_parameters(cpus_per_task=n_cpus, name=f"ostinato-{job.directory.name}")
         given = (job, events, __version__, os.getcwd())  # noqa: PTH109
-        return _SlurmTask(self._executor.submit(_Attempt(*given)))
+        try:
+            return _SlurmTask(self._executor.submit(_Attempt(*given)))
+        except RuntimeError as error:  # submitit's FailedJobError: what sbatch says
+            raise ConfigError(f"{_OPTION}: the job was refused: {' '.join(str(error).split())}") from error
 
     def stop(self) -> None:
         """Nothing is left to be done."""
