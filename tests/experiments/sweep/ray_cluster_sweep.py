@@ -22,6 +22,7 @@ import ray
 from ray.cluster_utils import Cluster
 from tiny_sweeps import Recorder
 
+from ostinato.experiments.sweep import cluster_executor
 from ostinato.experiments.sweep.cluster_executor import ClusterExecutor
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.locks import LOCKS
@@ -48,7 +49,8 @@ class KillsNode(Recorder):
     def on_event(self, event: Event) -> None:
         super().on_event(event)
         if event.kind == "update" and event.update >= self.after and not self.killed:
-            node = self.node_of(event.name)
+            if (node := self.node_of(event.name)) is None:
+                return  # it is over already
             self.cluster.remove_node(node, allow_graceful=False)
             self.killed = {"run": event.name, "update": event.update, "at": time.monotonic()}
         if "at" in self.killed and event.kind == "start" and event.name == self.killed["run"]:
@@ -58,13 +60,17 @@ class KillsNode(Recorder):
     def node_of(self, run: str) -> Any:
         """Return the node that works on a run: the worker that holds its lease is a child of the raylet."""
         directory = next(one.directory for one in self.runs if one.name == run)
-        lease = (directory.parent / LOCKS / f"{directory.name}.lease").read_text()
-        worker = next(line.removeprefix("pid=") for line in lease.splitlines() if line.startswith("pid="))
-        raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        try:
+            lease = (directory.parent / LOCKS / f"{directory.name}.lease").read_text()
+            worker = next(line.removeprefix("pid=") for line in lease.splitlines() if line.startswith("pid="))
+            raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            return None
         return next(one for one in self.cluster.worker_nodes if one.all_processes["raylet"][0].process.pid == raylet)
 
 
 def main() -> None:
+    cluster_executor._LOOK_EVERY_S = 0.02  # a run is over soon
     file, store, after = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
     try:

@@ -19,9 +19,11 @@ import pytest
 from tiny_sweeps import LONGER, LOSS, SEEN, Recorder, settings
 
 from ostinato.config.files import write_yaml
+from ostinato.experiments.sweep import cluster_executor
 from ostinato.experiments.sweep.choose import ExecutorChoice
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.schedule import run_sweep
+from ostinato.experiments.sweep.watch import Event
 
 PROGRAM = Path(__file__).with_name("ray_cluster_sweep.py")
 RESULTS = "sweeps/tiny/results.jsonl"
@@ -35,8 +37,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A sweep of two arms and two seeds, whose runs save every 10 of 40 updates."""
-    changes = ["training.n_updates=40", "training.evaluate_every=20", "training.save_every=10"]
+    """A sweep of two arms and two seeds, whose runs save every 20 of 150 updates."""
+    changes = ["training.n_updates=150", "training.evaluate_every=75", "training.save_every=20"]
     content = settings(measures=[LOSS, SEEN, LONGER])
     write_yaml(content | {"overrides": [*content["overrides"], *changes]}, tmp_path / "clusters.yaml")
     return tmp_path / "clusters.yaml"
@@ -82,7 +84,7 @@ def test_a_node_of_ray_that_is_killed_leaves_no_trace_in_the_results(
     file: Path, expected: bytes, tmp_path: Path, ray_folder: Path
 ) -> None:
     environment = os.environ | {"RAY_TMPDIR": str(ray_folder)}
-    command = [sys.executable, str(PROGRAM), str(file), str(tmp_path / "ray"), "15"]
+    command = [sys.executable, str(PROGRAM), str(file), str(tmp_path / "ray"), "50"]
     code, out, err = run_in_session(command, environment, timeout=400)
     assert code == 0, err[-3000:]
     report: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -91,7 +93,7 @@ def test_a_node_of_ray_that_is_killed_leaves_no_trace_in_the_results(
     assert sorted(report["results"]) == [[f"{arm}, seed {seed}", "done"] for arm in ("base", "slow") for seed in (1, 2)]
     assert any(text.startswith("its process or node has died, the run is started again") for text in report["warnings"])
     # It went on from a checkpoint, on another node: no update was done anew that was saved.
-    assert report["killed"]["went on with"] >= 10
+    assert report["killed"]["went on with"] >= 40
 
 
 @needs_submitit
@@ -105,26 +107,28 @@ def test_jobs_of_submitit_find_what_this_process_finds(file: Path, expected: byt
 
 
 @needs_submitit
-def test_a_job_of_submitit_that_is_killed_is_started_again(file: Path, expected: bytes, tmp_path: Path) -> None:
+def test_a_job_of_submitit_that_is_killed_is_started_again(
+    file: Path, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_executor, "_LOOK_EVERY_S", 0.02)  # a run is over soon
     store = tmp_path / "slurm"
 
     class KillsJob(Recorder):
-        """Kills the process of the first run that reports an update: it holds the run's lease."""
+        """Kills the first process that is found at an update: it holds a run's lease."""
 
-        def on_event(self, event: Any) -> None:
+        killed = False
+
+        def on_event(self, event: Event) -> None:
             super().on_event(event)
-            if (
-                event.kind == "update"
-                and event.update >= 50
-                and not [one for one in self.events if one.kind == "warning"]
-            ):
-                (lease,) = (store / "locks").glob("*.lease")
-                pid = next(line for line in lease.read_text().splitlines() if line.startswith("pid="))
-                with suppress(ProcessLookupError):
+            if event.kind == "update" and event.update >= 50 and not self.killed:
+                for lease in (store / "locks").glob("*.lease"):
+                    pid = next(line for line in lease.read_text().splitlines() if line.startswith("pid="))
                     os.kill(int(pid.removeprefix("pid=")), signal.SIGKILL)
+                    self.killed = True
 
     watcher = KillsJob()
     executor = ExecutorChoice("slurm", workers=1, slurm=("cluster=local",)).make(store)
     run_sweep(load_sweep(file), store, executor=executor, watcher=watcher)
+    assert watcher.killed
     assert (store / RESULTS).read_bytes() == expected
     assert any("started again" in event.text for event in watcher.events)
