@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from tiny_sweeps import LONGER, LOSS, SEEN, Recorder, settings
 
+from ostinato.cli.sweep import with_seeds
 from ostinato.config.files import write_yaml
 from ostinato.experiments.sweep import cluster_executor
 from ostinato.experiments.sweep.choose import ExecutorChoice
@@ -108,8 +109,10 @@ def test_jobs_of_submitit_find_what_this_process_finds(file: Path, expected: byt
 
 @needs_submitit
 def test_a_job_of_submitit_that_is_killed_is_started_again(
-    file: Path, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sweep = with_seeds(load_sweep(file), "1")
+    run_sweep(sweep, tmp_path / "plain")
     monkeypatch.setattr(cluster_executor, "_LOOK_EVERY_S", 0.02)  # a run is over soon
     store = tmp_path / "slurm"
 
@@ -128,7 +131,7 @@ def test_a_job_of_submitit_that_is_killed_is_started_again(
 
     watcher = KillsJob()
     executor = ExecutorChoice("slurm", workers=1, slurm=("cluster=local",)).make(store)
-    run_sweep(load_sweep(file), store, executor=executor, watcher=watcher)
+    run_sweep(sweep, store, executor=executor, watcher=watcher)
     assert watcher.killed
-    assert (store / RESULTS).read_bytes() == expected
+    assert (store / RESULTS).read_bytes() == (tmp_path / "plain" / RESULTS).read_bytes()
     assert any("started again" in event.text for event in watcher.events)
