@@ -94,11 +94,6 @@ def generate(
     window: Annotated[
         int, typer.Option(min=1, help="Lines that are read and batched together.", rich_help_panel=_INPUT)
     ] = 4096,
-    jobs: JobsOption = 1,
-    executor: BatchExecutorOption = "local",
-    address: AddressOption = None,
-    gpus: GpusOption = 0,
-    journal: JournalOption = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Write the score before every output.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -111,6 +106,11 @@ def generate(
     json: Annotated[
         bool, typer.Option("--json", help="Write one JSON object a line.", rich_help_panel=_OUTPUT)
     ] = False,
+    jobs: JobsOption = 1,
+    executor: BatchExecutorOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0,
+    journal: JournalOption = None,
 ) -> None:
     """Write one output for every line of input.
 
