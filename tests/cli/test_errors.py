@@ -316,7 +316,7 @@ def test_memory_that_an_evaluation_lacks_says_what_the_plan_counts_for_the_cache
     model, batch = _model(), Batch.from_lists([[4, 5]] * 3, [[4, 5, 5]] * 3)
     monkeypatch.setattr(passes, "score_sentences", fail)
     with pytest.raises(MemoryError) as caught:
-        passes.Passes(model, None, (), None).run(batch)
+        passes.Passes(None)(model, batch)
     cache = count_bytes(model.config, 4, 3, batch_size=3).cache
     assert f"cache of decoding {cache / 2**20:,.1f} MiB at beam 1" in str(describe_failure(caught.value, ["evaluate"]))
 

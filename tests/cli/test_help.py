@@ -85,8 +85,8 @@ def test_the_options_of_generate_are_in_named_groups() -> None:
     found = groups(python("-m", "ostinato", "generate", "--help").stdout.partition("Example")[0])
     assert found.pop("Arguments") == ["RUN", "FILES"]
     assert found.pop("Options") == ["-h,"]
-    assert list(found) == ["Model", "Search", "Sampling", "Input", "Output"]
-    assert sum(map(len, found.values())) == 23
+    assert list(found) == ["Model", "Search", "Sampling", "Input", "Output", "Where the work is done"]
+    assert sum(map(len, found.values())) == 28
     assert found["Sampling"] == ["--sample", "--temperature", "--top-k", "--seed"]
 
 

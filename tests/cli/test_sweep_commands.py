@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do the work of workers here: starting one takes longer than all runs."""
-    monkeypatch.setattr("ostinato.experiments.sweep.pool.LocalPool", lambda n_workers: InProcess())
+    monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
 
 
 def test_a_dry_run_shows_arms_seeds_keys_and_what_is_there_and_trains_nothing(run, folder: Path) -> None:

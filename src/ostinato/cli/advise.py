@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import STORE, AccessOption, JsonOption, StoreOption, split_settings
+from ostinato.cli.options import (
+    STORE,
+    AccessOption,
+    AddressOption,
+    ExecutorOption,
+    GpusOption,
+    JsonOption,
+    SlurmOption,
+    StoreOption,
+    split_settings,
+)
 from ostinato.cli.output import console, print_json, print_line, print_table
 
 _BUDGET, _SEARCH = "Budget", "Search"
@@ -60,6 +70,10 @@ def advise(
         int, typer.Option(min=1, help="Trainings at once, each in a process.", rich_help_panel=_SEARCH)
     ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of a training.", rich_help_panel=_SEARCH)] = 1,
+    executor: ExecutorOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0,
+    slurm: SlurmOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the answer goes. Default: runs/advice/NAME.")
     ] = None,
@@ -94,8 +108,10 @@ def advise(
     from ostinato.advise.candidates import BASE
     from ostinato.advise.report import table
     from ostinato.advise.words import findings
+    from ostinato.experiments.sweep.choose import ExecutorChoice
     from ostinato.experiments.sweep.watch import make_watcher
 
+    choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
     question = Question(
         source=names[0],
         out=out or Path("runs/advice") / Path(names[0]).name.partition(".")[0],
@@ -113,6 +129,7 @@ def advise(
         access=access,
         say=(lambda line: None) if json else print_line,
         began=time.monotonic() - time.process_time(),  # what the imports took counts, too
+        make_executor=lambda: choice.make(store),
         watcher=lambda: make_watcher(None if json else console(), print_line),
     )
     if json:

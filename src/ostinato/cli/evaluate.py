@@ -10,12 +10,17 @@ import typer
 
 from ostinato.cli.options import (
     AccessOption,
+    AddressOption,
+    BatchExecutorOption,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     ExitOption,
     ExitScopeOption,
+    GpusOption,
     HaltingThresholdOption,
+    JobsOption,
+    JournalOption,
     JsonOption,
     NoVerifyOption,
     OverwriteOption,
@@ -54,6 +59,11 @@ def evaluate(
     ] = None,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
+    jobs: JobsOption = 1,
+    executor: BatchExecutorOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0,
+    journal: JournalOption = None,
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -65,7 +75,9 @@ def evaluate(
     from ostinato.evaluation import PredictionWriter
     from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
+    from ostinato.evaluation.workers import Jobs
 
+    workers = Jobs(jobs, executor, address, gpus, journal)
     writes = None if predictions is None else PredictionWriter(predictions, overwrite=overwrite)
     if writes is not None:
         writes.check()
@@ -85,7 +97,14 @@ def evaluate(
     if predictions is not None and len(splits) > 1:
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
     decoding: dict[str, Any] = {} if beam is None else {"beam": beam}
-    with writes or nullcontext() as writer:
+    question = {
+        "splits": splits,
+        "beam": beam,
+        "n_steps": n_steps,
+        "metrics": metric,
+        "predictions": writes is not None,
+    }
+    with writes or nullcontext() as writer, workers.runner(loaded, **question) as runner:
         results = {
             name: loaded.evaluate(
                 name,
@@ -95,6 +114,7 @@ def evaluate(
                 max_examples=max_examples,
                 predictions=writer,
                 access=access,
+                runner=runner,
                 **decoding,
             )
             for name in splits

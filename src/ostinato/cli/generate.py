@@ -13,12 +13,17 @@ import typer
 
 from ostinato.cli.options import (
     SEARCH,
+    AddressOption,
+    BatchExecutorOption,
     BeamOption,
     CheckpointOption,
     DeviceOption,
     ExitOption,
     ExitScopeOption,
+    GpusOption,
     HaltingThresholdOption,
+    JobsOption,
+    JournalOption,
     NoVerifyOption,
     RunArgument,
     SetOption,
@@ -101,6 +106,11 @@ def generate(
     json: Annotated[
         bool, typer.Option("--json", help="Write one JSON object a line.", rich_help_panel=_OUTPUT)
     ] = False,
+    jobs: JobsOption = 1,
+    executor: BatchExecutorOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0,
+    journal: JournalOption = None,
 ) -> None:
     """Write one output for every line of input.
 
@@ -111,7 +121,11 @@ def generate(
     """
     from ostinato.budget.out_of_memory import noting_plan
     from ostinato.evaluation.loading import load
+    from ostinato.evaluation.workers import Jobs
 
+    workers = Jobs(jobs, executor, address, gpus, journal)
+    if not files and sys.stdin.isatty() and workers != Jobs():
+        raise typer.BadParameter("typed lines are answered one by one: name a file", param_hint="--jobs, --journal")
     if token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="--token-scores")
     overrides = run_settings(settings, beam=beam, strategy="sample" if sample else None)
@@ -149,11 +163,16 @@ def generate(
     is_drawn = window > 1 and sys.stderr.isatty() and not sys.stdout.isatty()
     sentences = min(window, max(1, loaded.recipe.data.eval_tokens_per_batch // _LINE))
     planned = noting_plan(loaded.model.config, (sentences, _LINE, _LINE), beam=loaded.decoding(**decoding).beam)
-    with planned, progress_bar("lines", is_drawn) as (set_total, advance):
+    question = {"search": loaded.decoding(**decoding).model_dump(mode="json"), "n_steps": n_steps}
+    with (
+        planned,
+        progress_bar("lines", is_drawn) as (set_total, advance),
+        workers.runner(loaded, **question) as runner,
+    ):
         if is_drawn and paths:
             set_total(sum(1 for _ in reader.read(paths)))
         inputs, texts = tee(reader.read(paths, sys.stdin.buffer))
-        outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=advance, **decoding)
+        outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=advance, runner=runner, **decoding)
         for number, (given, output) in enumerate(zip(inputs, outputs, strict=True), start=1):
             if isinstance(output, DataError):
                 failed = True

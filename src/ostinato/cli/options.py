@@ -10,7 +10,7 @@ import typer
 
 from ostinato.cli.completion import recipe_names, setting_keys
 
-MODEL, SEARCH = "Model", "Search"
+MODEL, SEARCH, WHERE = "Model", "Search", "Where the work is done"
 """Groups of options in `--help`."""
 STORE = Path("runs/store")
 
@@ -39,6 +39,17 @@ def _halting_threshold(value: str) -> float | str:
 
 def _exit_scope(value: str) -> str:
     return str(one_of("--exit-scope", value, "token", "sequence"))
+
+
+def _store(value: str | Path) -> Path:
+    """Return a folder; file:// says one too, and other places can neither lock nor rename files."""
+    text = str(value)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    if "://" in text:
+        reason = f"'{text}' is no folder: a store needs locks and renames; mount it, or copy results with --copy-to"
+        raise typer.BadParameter(reason, param_hint="--store")
+    return Path(value)
 
 
 RecipeArgument = Annotated[
@@ -152,10 +163,82 @@ ExpectedDepthOption = Annotated[
 SourceVocabOption = Annotated[int | None, typer.Option("--source-vocab", min=1, help="Rows of the source vocabulary.")]
 TargetVocabOption = Annotated[int | None, typer.Option("--target-vocab", min=1, help="Rows of the target vocabulary.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=MODEL)]
-StoreOption = Annotated[Path, typer.Option("--store", help="Directory of runs, each under its content address.")]
+StoreOption = Annotated[
+    Any,
+    typer.Option("--store", parser=_store, metavar="DIR", help="Directory of runs, each under its content address."),
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=PATH", help="A file that the sweep or claim needs; may be repeated."),
+]
+
+
+def _executor(value: str) -> str:
+    return str(one_of("--executor", value, "local", "ray", "slurm"))
+
+
+ExecutorOption = Annotated[
+    Any,
+    typer.Option(
+        "--executor",
+        parser=_executor,
+        metavar="local|ray|slurm",
+        help="Processes of this machine, tasks of a Ray cluster, or jobs of SLURM (docs/clusters.md).",
+        rich_help_panel=WHERE,
+    ),
+]
+BatchExecutorOption = Annotated[
+    Any,
+    typer.Option(
+        "--executor",
+        parser=lambda value: one_of("--executor", value, "local", "ray"),
+        metavar="local|ray",
+        help="--jobs are processes of this machine, or actors of a Ray cluster (docs/clusters.md).",
+        rich_help_panel=WHERE,
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="Runs at once, each in a process of its own. Default: 1 here; at a cluster as many as it takes.",
+        rich_help_panel=WHERE,
+    ),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Ray: the cluster's address; auto: that of this machine. Default: RAY_ADDRESS, else a Ray of its own.",
+        rich_help_panel=WHERE,
+    ),
+]
+GpusOption = Annotated[
+    float, typer.Option("--gpus", min=0, help="Ray and SLURM: GPUs of every run or process.", rich_help_panel=WHERE)
+]
+JobsOption = Annotated[
+    int, typer.Option("--jobs", min=1, help="Processes that do the batches; 1: this one.", rich_help_panel=WHERE)
+]
+JournalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        metavar="FILE",
+        help="Keep here what is done: killed, the same command goes on from it, with the same output.",
+        rich_help_panel=WHERE,
+    ),
+]
+SlurmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm",
+        metavar="KEY=VALUE",
+        help="SLURM: setting of a job as submitit calls it, such as slurm_partition=gpu or timeout_min=600; may be "
+        "repeated.",
+        rich_help_panel=WHERE,
+    ),
 ]
 
 

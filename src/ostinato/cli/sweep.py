@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.completion import sweep_names
-from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
+from ostinato.cli.options import (
+    STORE,
+    AccessOption,
+    AddressOption,
+    ExecutorOption,
+    GpusOption,
+    InputOption,
+    JsonOption,
+    SlurmOption,
+    StoreOption,
+    WorkersOption,
+    read_inputs,
+)
 from ostinato.cli.output import console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -20,7 +32,11 @@ def sweep(
         str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", autocompletion=sweep_names)
     ],
     store: StoreOption = STORE,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    executor: ExecutorOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0,
+    slurm: SlurmOption = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of a run whose recipe names none.")] = 1,
     seeds: Annotated[
         str | None, typer.Option(metavar="N,N", help="Seeds of every arm, in place of the file's.")
@@ -28,6 +44,12 @@ def sweep(
     take: Annotated[
         list[Path] | None,
         typer.Option(metavar="RUN", help="Finished run, or folder of runs, to copy into the store; may be repeated."),
+    ] = None,
+    copy_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Copy finished runs and results here in the end: any URL that fsspec writes to."
+        ),
     ] = None,
     given: InputOption = None,
     dry_run: Annotated[
@@ -41,14 +63,17 @@ def sweep(
     A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
+    from ostinato.experiments.sweep.choose import ExecutorChoice
+    from ostinato.experiments.sweep.copies import Copies
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.import_runs import import_runs
-    from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.rows import results_folder
     from ostinato.experiments.sweep.runs import plan_runs
     from ostinato.experiments.sweep.schedule import run_sweep
     from ostinato.experiments.sweep.watch import make_watcher
 
+    choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
+    copies = None if copy_to is None else Copies(copy_to)
     chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
@@ -58,11 +83,17 @@ def sweep(
         _show_plan(chosen, store, access, json)
         return
     watcher = make_watcher(None if json else console(), print_line)
-    pool = LocalPool(workers)  # also for one: what kills a run does not kill the sweep
-    rows = run_sweep(chosen, store, access=access, executor=pool, watcher=watcher, n_threads=threads)
+    own = choice.make(store)
+    try:
+        rows = run_sweep(chosen, store, access=access, executor=own, watcher=watcher, n_threads=threads)
+    finally:
+        # Also where some runs have failed, or the sweep is interrupted: what is finished is.
+        n_copied = 0 if copies is None else copies.write(chosen, plan_runs(chosen, store, access), store)
     if json:
         print_json(rows)
         return
+    if copies is not None:
+        print_line(f"copied to {copies.url}: {n_copied} runs")
     print_line(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ostinato.config.common import CommonModelConfig
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
+from ostinato.data.batch import Batch, Tokens
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.collate import Row
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import Tokenizer, Tokenizers
 from ostinato.decoding.beams import Hypothesis
 from ostinato.decoding.search import Decodable, Evaluable, inference, left_padded, search_n_best
+from ostinato.decoding.work import BatchRunner, InThisProcess, batch_key
 from ostinato.errors import DataError
 
 _WINDOW = 4096
@@ -81,9 +84,9 @@ def generate(
     Raises:
         DataError: a text that is too long or cannot be encoded, by its number; nothing is generated then.
     """
-    generator = _Generator(model, tokenizers, data, config, as_prompts, n_steps)
+    generator = _Generator(model, tokenizers, data, config, as_prompts, n_steps, InThisProcess(model))
     rows = [generator.row(text, index) for index, text in enumerate(texts)]
-    outputs = generator.generate(rows)
+    outputs = generator.finish(generator.start(rows))
     return [outputs[row.index] for row in rows]
 
 
@@ -98,6 +101,7 @@ def generate_stream(
     n_steps: int | None = None,
     window: int = _WINDOW,
     on_progress: Callable[[int], None] | None = None,
+    runner: BatchRunner | None = None,
 ) -> Iterator[Generation | DataError]:
     """Yield the output of every text, or the error of a text that cannot be encoded, in the order given.
 
@@ -106,9 +110,20 @@ def generate_stream(
 
     Args:
         on_progress: called after every batch with the number of texts that it finished.
+        runner: does the searches (`ostinato.evaluation.workers`); None: this process. With several processes the next
+            window is read while one is searched. The outputs are the same.
     """
-    generator = _Generator(model, tokenizers, data, config, as_prompts, n_steps)
+    runner = runner or InThisProcess(model)
+    generator = _Generator(model, tokenizers, data, config, as_prompts, n_steps, runner)
     numbered = enumerate(texts)
+    started: deque[tuple[list[int], dict[int, Generation | DataError], _Started]] = deque()
+
+    def finish() -> Iterator[Generation | DataError]:
+        indices, outputs, searches = started.popleft()
+        outputs.update(generator.finish(searches, on_progress))
+        for index in indices:
+            yield outputs[index]
+
     while chunk := list(islice(numbered, window)):
         outputs: dict[int, Generation | DataError] = {}
         rows = []
@@ -119,9 +134,45 @@ def generate_stream(
                 outputs[index] = error
         if on_progress is not None and outputs:
             on_progress(len(outputs))
-        outputs.update(generator.generate(rows, on_progress))
-        for index, _ in chunk:
-            yield outputs[index]
+        started.append(([index for index, _ in chunk], outputs, generator.start(rows)))
+        if len(started) > bool(runner.n_ahead):
+            yield from finish()
+    while started:
+        yield from finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The `ostinato.decoding.work.Work` of generation: `search_n_best` of a batch and the prefixes of its outputs."""
+
+    config: DecodingConfig
+    n_steps: int | None = None
+
+    def __call__(self, model: TextModel, item: tuple[Batch, Tokens | None]) -> list[list[Hypothesis]]:
+        """Return the outputs of every sentence."""
+        batch, prefix = item
+        moved = None if prefix is None else prefix.to(model.device)
+        return search_n_best(model, batch.to(model.device), self.config, moved, self.n_steps)
+
+    def pack(self, result: list[list[Hypothesis]]) -> list[list[dict[str, Any]]]:
+        """Return a result as what JSON can hold."""
+        return [[asdict(one) for one in found] for found in result]
+
+    def unpack(self, packed: list[list[dict[str, Any]]]) -> list[list[Hypothesis]]:
+        """Return the result that was packed."""
+        return [[Hypothesis(**one) for one in found] for found in packed]
+
+    def key(self, item: tuple[Batch, Tokens | None]) -> str:
+        """Return what tells a batch from others."""
+        return batch_key(*item)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """Rows whose outputs are searched: the target ids given of every row, the batches, and how to wait for each."""
+
+    given: dict[int, list[int]]
+    batches: list[tuple[Batch, Callable[[], list[list[Hypothesis]]]]]
 
 
 class _Generator:
@@ -139,9 +190,10 @@ class _Generator:
         config: DecodingConfig,
         as_prompts: bool,
         n_steps: int | None,
+        runner: BatchRunner,
     ) -> None:
         self.model, self.tokenizers, self.data, self.config = model, tokenizers, data, config
-        self.as_prompts, self.n_steps = as_prompts, n_steps
+        self.as_prompts, self.runner, self.search = as_prompts, runner, Search(config, n_steps)
         self.special_ids = model.special_ids
 
     def row(self, text: str | Input, index: int) -> Row:
@@ -179,20 +231,26 @@ class _Generator:
         key = f"data.max_{side}_length"
         raise DataError(f"{len(ids) + 1} tokens, but {key} is {longest}: raise {key}, or set data.over_length=truncate")
 
-    def generate(self, rows: Sequence[Row], on_progress: Callable[[int], None] | None = None) -> dict[int, Generation]:
-        """Return the output of every row by its index."""
+    def start(self, rows: Sequence[Row]) -> _Started:
+        """Submit the search of the outputs of rows."""
         given = {row.index: row.target_ids for row in rows}
-        outputs: dict[int, Generation] = {}
         budget = max(1, self.data.eval_tokens_per_batch // self.config.beam)
+        batches = []
+        for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
+            prefixes = [[self.special_ids.bos, *given[index]] for index in batch.indices]
+            prefix = None
+            if any(len(ids) > 1 for ids in prefixes):
+                prefix = left_padded(prefixes, self.special_ids.pad, torch.device("cpu"))
+            batches.append((batch, self.runner.submit(self.search, (batch, prefix))))
+        return _Started(given, batches)
+
+    def finish(self, started: _Started, on_progress: Callable[[int], None] | None = None) -> dict[int, Generation]:
+        """Return the output of every row by its index."""
+        outputs: dict[int, Generation] = {}
         with inference(self.model, packs_weights=self.config.pack_weights):
-            for batch in evaluation_batches(rows, budget, window=max(1, len(rows))):
-                prefixes = [[self.special_ids.bos, *given[index]] for index in batch.indices]
-                prefix = None
-                if any(len(ids) > 1 for ids in prefixes):
-                    prefix = left_padded(prefixes, self.special_ids.pad, self.model.device)
-                lists = search_n_best(self.model, batch.to(self.model.device), self.config, prefix, self.n_steps)
-                for index, hypotheses in zip(batch.indices, lists, strict=True):
-                    shown = [] if self.as_prompts else given[index]
+            for batch, wait in started.batches:
+                for index, hypotheses in zip(batch.indices, wait(), strict=True):
+                    shown = [] if self.as_prompts else started.given[index]
                     best, *others = (self._generation(hypothesis, shown) for hypothesis in hypotheses)
                     outputs[index] = replace(best, others=tuple(others))
                 if on_progress is not None:

@@ -33,8 +33,9 @@ from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding import inference
+from ostinato.decoding.work import BatchRunner, InThisProcess, in_order
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.passes import Passes
+from ostinato.evaluation.passes import Passes, PassTotals
 from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.ranking import rank
 from ostinato.evaluation.readout import text_of
@@ -57,6 +58,7 @@ def evaluate(
     name: str = "examples",
     contrast: str | None = None,
     predictions: WriteRecord | None = None,
+    runner: BatchRunner | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a model on examples.
 
@@ -72,6 +74,8 @@ def evaluate(
             examples are then in memory.
         predictions: called with a record for every output (index, source, reference, prediction, score, finished,
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
+        runner: does the passes (`ostinato.evaluation.workers`); None: this process. The numbers are the same; contrasts
+            are always ranked by this process.
 
     Returns:
         The numbers listed at the head of this module.
@@ -91,16 +95,17 @@ def evaluate(
     is_packed = data.block_length is not None
     check_reported(by, data)
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
-    passes = Passes(model, decoding if is_decoding else None, metrics, n_steps)
+    passes = Passes(decoding if is_decoding else None, tuple(metrics), n_steps)
+    totals = PassTotals(model, passes)
     # Beam search has `beam` rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
     with inference(model, packs_weights=decoding.pack_weights):
-        for batch in evaluation_batches(rows, budget):
+        for batch, result in in_order(runner or InThisProcess(model), passes, evaluation_batches(rows, budget)):
             if is_packed:  # A block's texts are not needed: its example has only columns.
                 held.clear()
                 for place, index in enumerate(batch.indices):
                     held[index] = Example(None, "", {key: values[place] for key, values in batch.columns.items()})
-            for index, found in zip(batch.indices, passes.run(batch.to(model.device)), strict=True):
+            for index, found in zip(batch.indices, totals.add(batch, result), strict=True):
                 tally.add(index, held.pop(index), found)
         ranking = {}
         if contrast is not None:
@@ -108,8 +113,8 @@ def evaluate(
                 model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps
             )
     writes = is_decoding and model.config.generates
-    result = tally.result(passes.halting, is_decoding=writes) | passes.result()
-    return result | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+    scores = tally.result(totals.halting, is_decoding=writes) | totals.compute()
+    return scores | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 
 def check_reported(by: Sequence[str], data: DataConfig) -> None:

@@ -18,6 +18,7 @@ from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.generate import Generation, generate, generate_stream
+from ostinato.decoding.work import BatchRunner
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
@@ -110,6 +111,7 @@ class LoadedRun:
         n_steps: int | None = None,
         window: int = 4096,
         on_progress: Callable[[int], None] | None = None,
+        runner: BatchRunner | None = None,
         **decoding: Any,
     ) -> Iterator[Generation | DataError]:
         """Yield for every text its output, or the error that made it impossible; see `generate_stream`."""
@@ -124,6 +126,7 @@ class LoadedRun:
             n_steps=n_steps,
             window=window,
             on_progress=on_progress,
+            runner=runner,
         )
 
     def evaluate(
@@ -137,6 +140,7 @@ class LoadedRun:
         predictions: WriteRecord | Path | None = None,
         overwrite: bool = False,
         access: DataAccess | None = None,
+        runner: BatchRunner | None = None,
         **decoding: Any,
     ) -> dict[str, Any]:
         """Return the scores on a split of the run's task; see `ostinato.evaluation.evaluate`.
@@ -147,7 +151,8 @@ class LoadedRun:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
             predictions: a new file to write every prediction to (JSON lines), or a function that is given the records.
             overwrite: predictions that are there may be replaced.
-            access: where data files are found. decoding: as in `generate`.
+            access: where data files are found. runner: does the passes (`ostinato.evaluation.workers`); None: this
+                process. decoding: as in `generate`.
         """
         config, wanted = self.decoding(**decoding), self.recipe.evaluation
         task = build_task(self.recipe.task, self.recipe.data, access)
@@ -171,6 +176,7 @@ class LoadedRun:
                 name=split,
                 contrast=None if split == task.splits()[0] else task.contrast,
                 predictions=write,
+                runner=runner,
             )
         if "halting_threshold" in result:
             result["halting_threshold_from"] = self.halting_threshold_from

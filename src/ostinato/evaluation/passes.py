@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ostinato.budget import MacCounter, SentenceMacs, expected_depths
@@ -15,10 +16,11 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.data.batch import Batch, TextSize
 from ostinato.decoding import Hypothesis, search
+from ostinato.decoding.work import batch_key
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.depth import real_tokens, sentence_depths
 from ostinato.evaluation.readout import read_out
-from ostinato.evaluation.routing import RoutingTotals
+from ostinato.evaluation.routing import RoutingTotals, routing_sums
 from ostinato.evaluation.scores import SentenceScores, score_sentences
 from ostinato.models import Model, ModelOutput
 
@@ -40,6 +42,91 @@ class SentenceResult:
     size: TextSize | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Results of one batch, on the host.
+
+    Args:
+        scores, outputs: of every sentence, as of `SentenceResult`. depths: by stack, `[B, V]`.
+        halting: stacks in which tokens may halt. routing: by router, see `ostinato.evaluation.routing.routing_sums`.
+        decoding_seconds: of the search alone.
+    """
+
+    scores: list[SentenceScores]
+    outputs: Sequence[Hypothesis | None]
+    depths: dict[str, Tensor]
+    halting: frozenset[str]
+    routing: dict[str, Tensor]
+    decoding_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The `ostinato.decoding.work.Work` of an evaluation: the passes over one batch.
+
+    Args:
+        decoding: None: nothing is decoded. metrics: decoded metrics, for the message where there is no source.
+    """
+
+    decoding: DecodingConfig | None
+    metrics: tuple[str, ...] = ()
+    n_steps: int | None = None
+
+    def __call__(self, model: Model, item: Batch) -> BatchResult:
+        """Return the results of a batch."""
+        batch = item.to(model.device)
+        with noting_plan(model.config, batch.shape, beam=self.decoding.beam if self.decoding else 1):
+            output = model(batch, n_steps=self.n_steps)
+            scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
+            rounds = {name: one.rounds for name, one in expected_depths(model.config, n_steps=self.n_steps).items()}
+            depths = sentence_depths(output, batch, rounds)
+            began = time.perf_counter()
+            outputs = self._decode(model, output, batch)
+            seconds = time.perf_counter() - began
+        halting = frozenset(name for name, stack in output.stacks.items() if stack.halting is not None)
+        return BatchResult(scores, outputs, depths, halting, routing_sums(output), seconds)
+
+    def _decode(self, model: Model, output: ModelOutput, batch: Batch) -> Sequence[Hypothesis | None]:
+        if self.decoding is None:
+            return [None] * batch.n_sentences
+        config = model.config
+        if isinstance(config, EncoderConfig) and config.reads != "masked":
+            return read_out(config, output.logits_BTV, batch)
+        if not batch.has_sources:
+            reason = (
+                "texts have no source to decode from: they are measured by loss, perplexity and token_accuracy, "
+                "so leave the list empty"
+            )
+            raise ConfigError([Problem("evaluation.metrics", list(self.metrics), reason)])
+        return search(model, batch, self.decoding, n_steps=self.n_steps)
+
+    def pack(self, result: BatchResult) -> dict[str, Any]:
+        """Return a result as what JSON can hold."""
+        return {
+            "scores": [astuple(one) for one in result.scores],
+            "outputs": [None if one is None else asdict(one) for one in result.outputs],
+            "depths": {stack: sums_BV.tolist() for stack, sums_BV in result.depths.items()},
+            "halting": sorted(result.halting),
+            "routing": {router: sums_V.tolist() for router, sums_V in result.routing.items()},
+            "decoding_seconds": result.decoding_seconds,
+        }
+
+    def unpack(self, packed: dict[str, Any]) -> BatchResult:
+        """Return the result that was packed."""
+        return BatchResult(
+            scores=[SentenceScores(*one) for one in packed["scores"]],
+            outputs=[None if one is None else Hypothesis(**one) for one in packed["outputs"]],
+            depths={stack: torch.tensor(sums, dtype=torch.float64) for stack, sums in packed["depths"].items()},
+            halting=frozenset(packed["halting"]),
+            routing={router: torch.tensor(sums, dtype=torch.float64) for router, sums in packed["routing"].items()},
+            decoding_seconds=packed["decoding_seconds"],
+        )
+
+    def key(self, item: Batch) -> str:
+        """Return what tells a batch from others."""
+        return batch_key(item)
+
+
 def sentence_macs(
     counter: MacCounter, config: ModelConfig, depths: Mapping[str, Tensor], batch: Batch
 ) -> list[SentenceMacs]:
@@ -50,66 +137,40 @@ def sentence_macs(
     return [counter.count({name: found[i] for name, found in counts.items()}) for i in range(batch.n_sentences)]
 
 
-class Passes:
-    """Runs the passes of one evaluation, and keeps totals that are not by sentence.
+class PassTotals:
+    """What the passes of one evaluation come to: of every sentence, and totals that are not by sentence.
 
     Args:
-        decoding: None: nothing is decoded. metrics: decoded metrics, for the message where there is no source.
+        passes: what is done with every batch.
     """
 
-    def __init__(
-        self, model: Model, decoding: DecodingConfig | None, metrics: Sequence[str], n_steps: int | None
-    ) -> None:
-        self.model, self.decoding, self.metrics, self.n_steps = model, decoding, metrics, n_steps
+    def __init__(self, model: Model, passes: Passes) -> None:
+        self.model, self.passes = model, passes
         self.halting: set[str] = set()
         """Stacks in which tokens may halt."""
-        self._rounds = {name: found.rounds for name, found in expected_depths(model.config, n_steps=n_steps).items()}
         self._routing = RoutingTotals()
-        self._counter = MacCounter(model.config, n_steps=n_steps, exits=model.exits())
+        self._counter = MacCounter(model.config, n_steps=passes.n_steps, exits=model.exits())
         self._decoding_seconds = 0.0
 
-    def run(self, batch: Batch) -> list[SentenceResult]:
-        """Return the results of every sentence of a batch, in the batch's order."""
-        with noting_plan(self.model.config, batch.shape, beam=self.decoding.beam if self.decoding else 1):
-            return self._run(batch)
-
-    def _run(self, batch: Batch) -> list[SentenceResult]:
-        output = self.model(batch, n_steps=self.n_steps)
-        scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
-        depths = sentence_depths(output, batch, self._rounds)
-        self.halting |= {name for name, stack in output.stacks.items() if stack.halting is not None}
-        self._routing.add(output)
-        outputs = self._decode(output, batch)
-        macs = sentence_macs(self._counter, self.model.config, depths, batch)
-        results = []
+    def add(self, batch: Batch, result: BatchResult) -> list[SentenceResult]:
+        """Count the results of one batch; return those of every sentence, in the batch's order."""
+        self.halting |= result.halting
+        self._routing.add_sums(result.routing)
+        self._decoding_seconds += result.decoding_seconds
+        macs = sentence_macs(self._counter, self.model.config, result.depths, batch)
+        sentences = []
         for i in range(batch.n_sentences):
-            sums = {stack: sums_BV[i] for stack, sums_BV in depths.items()}
+            sums = {stack: sums_BV[i] for stack, sums_BV in result.depths.items()}
             size = batch.sizes[i] if batch.sizes else None
-            results.append(SentenceResult(scores[i], sums, macs[i], outputs[i], size))
-        return results
+            sentences.append(SentenceResult(result.scores[i], sums, macs[i], result.outputs[i], size))
+        return sentences
 
-    def _decode(self, output: ModelOutput, batch: Batch) -> list[Hypothesis] | list[None]:
-        if self.decoding is None:
-            return [None] * batch.n_sentences
-        config = self.model.config
-        if isinstance(config, EncoderConfig) and config.reads != "masked":
-            return read_out(config, output.logits_BTV, batch)
-        if not batch.has_sources:
-            reason = (
-                "texts have no source to decode from: they are measured by loss, perplexity and token_accuracy, "
-                "so leave the list empty"
-            )
-            raise ConfigError([Problem("evaluation.metrics", list(self.metrics), reason)])
-        began = time.perf_counter()
-        outputs = search(self.model, batch, self.decoding, n_steps=self.n_steps)
-        self._decoding_seconds += time.perf_counter() - began
-        return outputs
-
-    def result(self) -> dict[str, Any]:
+    def compute(self) -> dict[str, Any]:
         """Return the results over all sentences; see `ostinato.evaluation.evaluate`."""
         found: dict[str, Any] = {}
-        if self.decoding is not None and self.model.config.generates:
-            found |= {"decoding_seconds": self._decoding_seconds, "decoding": self.decoding.model_dump(mode="json")}
+        decoding = self.passes.decoding
+        if decoding is not None and self.model.config.generates:
+            found |= {"decoding_seconds": self._decoding_seconds, "decoding": decoding.model_dump(mode="json")}
         if routed := self._routing.compute():
             found["routing"] = routed
         if self.halting:

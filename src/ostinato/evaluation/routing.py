@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,12 +24,11 @@ class RoutingTotals:
 
     def add(self, output: ModelOutput) -> None:
         """Count one pass, without its padding."""
-        if not (by_router := output.by_router()):
-            return
-        sums = [_sums(routings) for routings in by_router.values()]
-        # One copy to the host per pass; float64, so that totals do not depend on the batch size.
-        parts = torch.split(torch.cat(sums).cpu().double(), [len(one) for one in sums])
-        for router, part in zip(by_router, parts, strict=True):
+        self.add_sums(routing_sums(output))
+
+    def add_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Count the `routing_sums` of one pass."""
+        for router, part in sums.items():
             self._sums[router] = self._sums[router] + part if router in self._sums else part
 
     def compute(self) -> dict[str, dict[str, Any]]:
@@ -52,6 +52,16 @@ class RoutingTotals:
                 "experts_per_token": n_choices / n_rows if n_rows else 0.0,
             }
         return found
+
+
+def routing_sums(output: ModelOutput) -> dict[str, Tensor]:
+    """Return of a pass by router what `RoutingTotals` adds up: on the host, in float64."""
+    if not (by_router := output.by_router()):
+        return {}
+    sums = [_sums(routings) for routings in by_router.values()]
+    # One copy to the host per pass; float64, so that totals do not depend on the batch size.
+    parts = torch.split(torch.cat(sums).cpu().double(), [len(one) for one in sums])
+    return dict(zip(by_router, parts, strict=True))
 
 
 def _sums(routings: list[Routing]) -> Tensor:

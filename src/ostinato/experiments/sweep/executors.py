@@ -1,4 +1,5 @@
-"""The jobs of a sweep, and where they are done: in this process, or in processes of this machine (`sweep.pool`).
+"""The jobs of a sweep, and where they are done: in this process, in processes of this machine (`sweep.pool`), or by a
+cluster (`sweep.cluster_executor`).
 
 A job trains one run, or goes on with it, and measures what takes time. A run is trained by one process at a time: the
 one that holds its lock (`ostinato.experiments.sweep.locks`).
@@ -53,11 +54,13 @@ class JobResult:
     Args:
         status: done; busy: another process works on the run; failed: with an error; died: with its process.
         reason: why, for people; empty where it was done.
+        again_after: seconds after which a run that another process works on is worth another try.
     """
 
     job: Job
     status: Status
     reason: str = ""
+    again_after: float = 1.0
 
 
 class Executor(Protocol):
@@ -102,8 +105,13 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     An error that is not one of this package's own comes with its traceback.
     """
     try:
-        with run_lock(job.directory), cpu_threads(job.recipe.training.n_threads or job.n_threads):
-            run, reporter = RunDirectory(job.directory), EventReporter(job.name, on_event)
+        with run_lock(job.directory) as check_held, cpu_threads(job.recipe.training.n_threads or job.n_threads):
+
+            def send(event: Event) -> None:
+                check_held()
+                on_event(event)
+
+            run, reporter = RunDirectory(job.directory), EventReporter(job.name, send)
             if run.results() is None:
                 # What was started under this key is the same run, even if it was called otherwise.
                 recipe = load_recipe(job.directory) if run.exists else job.recipe

@@ -6,16 +6,15 @@ does, however it ends. When a worker dies, its job has the status "died", and a 
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 from collections import deque
 from contextlib import suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+from ostinato.cluster.processes import end_with_parent
 from ostinato.experiments.sweep.executors import Job, JobResult, TakeEvent, attempt
 from ostinato.experiments.sweep.watch import Event
 
@@ -122,14 +121,7 @@ def death_text(code: int | None) -> str:
 
 def _work(pipe: Connection) -> None:
     """Do jobs until there are no more; runs in the worker."""
-
-    def end_with_parent() -> None:
-        if (parent := parent_process()) is not None:
-            parent.join()
-            os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the parent's to answer
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     with suppress(EOFError, BrokenPipeError):
         while True:
             pipe.send(attempt(pipe.recv(), pipe.send))

@@ -126,7 +126,8 @@ class SweepResults:
     def __init__(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> None:
         self.sweep, self.runs, self.store, self.folder = sweep, runs, store, results_folder(sweep, store)
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
-        self.missing: set[str] = set()
+        self.missing: dict[str, str] = {}
+        """Keys of runs that have no row yet, and why."""
         self._read(runs)
 
     @property
@@ -142,7 +143,9 @@ class SweepResults:
         rows, missing = collect_rows(self.sweep, runs)
         self._rows |= {(row["arm"], row["seed"]): row for row in rows}
         # Of two arms that are one run, one may have more measured of it.
-        self.missing = (self.missing - {run.key for run in runs}) | {line["key"] for line in missing}
+        read = {run.key for run in runs}
+        self.missing = {key: why for key, why in self.missing.items() if key not in read}
+        self.missing |= {line["key"]: line["why"] for line in missing}
         with write_lock(self.store, f"sweep-{self.folder.name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             parts = [split_row(self.sweep, row) for row in self.rows]

@@ -19,7 +19,7 @@ from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal
 from ostinato.experiments.sweep.watch import Watcher
 
 _PAUSE_S = 1.0
-"""Seconds until a run that another process works on is tried again."""
+"""Seconds between two looks at whether a run that another process works on is to be tried again."""
 
 
 class SweepError(TrainingError):
@@ -91,6 +91,7 @@ def run_sweep(
     submitted: dict[Path, PlannedRun] = {}
     busy: list[tuple[float, PlannedRun]] = []  # runs that another process has, and when they are tried again
     failures: dict[str, str] = {}
+    unseen: set[str] = set()  # keys of runs that were done once, and whose results were not there
 
     def submit(run: PlannedRun) -> None:
         waiting.pop(run.key, None)
@@ -126,13 +127,19 @@ def run_sweep(
             if result is None:
                 continue
             run = submitted.pop(result.job.directory)
-            if result.status == "busy":
-                busy.append((time.monotonic() + _PAUSE_S, run))
-                continue
-            if result.status != "done":
-                fail(run, f"{result.status}: {result.reason}")
             results.update(run.key)
-            watcher.on_result(run, result.status, result.reason)
+            status, reason = result.status, result.reason
+            is_unseen = status == "done" and run.key in results.missing
+            if status == "busy" or (is_unseen and run.key not in unseen):
+                # A network file system may show what another machine wrote half a minute later.
+                unseen |= {run.key} if is_unseen else set()
+                busy.append((time.monotonic() + result.again_after, run))
+                continue
+            if is_unseen:  # the source that measured it on another machine is another one
+                status, reason = "failed", f"it is done, but not there: {results.missing[run.key]}"
+            if status != "done":
+                fail(run, f"{status}: {reason}")
+            watcher.on_result(run, status, reason)
             submit_ready()
     finally:
         own.stop()

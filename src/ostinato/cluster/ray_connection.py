@@ -1,0 +1,80 @@
+"""The connection to a Ray cluster. Ray is optional (extra `ray`), and is imported here only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+from ostinato.errors import ConfigError
+
+HOW_TO_GET = "--executor ray needs Ray: pip install 'ostinato[ray]'"
+_ANSWER_S = 20
+"""Seconds that a cluster has to answer. Ray itself tries for some minutes."""
+_CONNECT_S = 5
+_OBJECT_STORE = 100 * 2**20
+"""Bytes of the object store of a Ray of our own. What passes through it are settings, batches of ids and results."""
+_CLIENT = "ray"
+
+
+def connect(address: str | None, n_cpus: int) -> tuple[Any, bool]:
+    """Connect this process to Ray, unless it is connected.
+
+    Args:
+        address: host:port of a cluster, ray://host:port, or auto for the one of this machine; None: RAY_ADDRESS, or
+            else a Ray of this process' own on this machine, which listens to this machine only and ends with it.
+        n_cpus: that a Ray of its own has to give.
+
+    Returns:
+        The module, and whether it was connected here, so that it is to be shut down here.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        # Ray's name for "all processes of this cluster are here": it then uses 127.0.0.1 and no other interface.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(HOW_TO_GET) from error
+    if ray.is_initialized():
+        return ray, False
+    if address not in ("local", "auto"):
+        _check_answers(address)
+    own = {"num_cpus": n_cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **(own if address == "local" else {}))
+    except Exception as error:  # Ray has no class for it: ConnectionError, ValueError, RuntimeError
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--address: no connection to the Ray cluster at {address}: {reason}") from error
+    return ray, True
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nothing listens, or something that is no Ray."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that is no number
+        host = port = None
+    if not host or not port or parts.scheme not in ("", _CLIENT):
+        raise ConfigError(f"--address: {address!r} is no host:port, ray://host:port or auto")
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(f"--address: nothing answers at {address} ({error}): is `ray start` done there?") from error
+    if parts.scheme == _CLIENT:
+        return  # Ray's client has a limit of its own
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", f"{host}:{port}"]
+    try:
+        answers = subprocess.run(command, capture_output=True, timeout=_ANSWER_S).returncode == 0
+    except subprocess.TimeoutExpired:
+        answers = False
+    if not answers:
+        raise ConfigError(f"--address: {address} answers, but not as a Ray cluster, within {_ANSWER_S} s")

@@ -1,0 +1,222 @@
+"""Several processes that do the batches of an evaluation or of generation: of this machine, or actors of Ray.
+
+Each holds the model once. Batches go to them pickled and results come back as JSON, so that no tensor is shared. At
+most three batches a process are under way, so that memory does not grow with the split.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ostinato.cluster.processes import end_with_parent
+from ostinato.cluster.ray_connection import connect
+from ostinato.decoding import inference
+from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work
+from ostinato.errors import ConfigError, OstinatoError
+from ostinato.evaluation.journal import Journal, question_of
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.models.checkpoint import load_model
+from ostinato.nn.execution import Execution
+
+_AHEAD = 3
+"""Batches under way for every process: one that it does, one that waits for it, and one whose result waits."""
+_RESTARTS = 3
+KEPT = "what was done is lost, but for what --journal FILE keeps"
+
+
+class WorkerDiedError(OstinatoError):
+    """A process that did batches has died."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a worker gets its model, and how it runs.
+
+    Args:
+        checkpoint: its directory, which was verified. n_threads: CPU threads of a worker.
+    """
+
+    checkpoint: Path
+    device: str
+    execution: Execution
+    packs_weights: bool
+    n_threads: int
+
+
+class BatchWorker:
+    """Does what it is sent; lives in the worker.
+
+    Args:
+        place: of this worker among those of its machine: they share the GPUs there are.
+    """
+
+    def __init__(self, source: ModelSource, place: int = 0) -> None:
+        torch.set_num_threads(source.n_threads)
+        device = source.device
+        if device == "cuda" and torch.cuda.device_count() > 1:
+            device = f"cuda:{place % torch.cuda.device_count()}"
+        self.model = load_model(source.checkpoint, device, source.execution, verify=False)
+        # For as long as the worker lives: weights are packed once.
+        self._stack = ExitStack()
+        self._stack.enter_context(inference(self.model, packs_weights=source.packs_weights))
+
+    def do(self, sent: bytes) -> str:
+        """Do one batch."""
+        work, item = pickle.loads(sent)
+        return json.dumps(work.pack(work(self.model, item)))
+
+
+class _Workers:
+    """A `BatchRunner` over workers that take what is sent and return futures."""
+
+    def __init__(self, n_jobs: int, send: Callable[[bytes], Future[str]]) -> None:
+        self.n_ahead = _AHEAD * n_jobs
+        self._send = send
+
+    def submit(self, work: Work[Item, Result], item: Item) -> Callable[[], Result]:
+        future = self._send(pickle.dumps((work, item)))
+        return lambda: work.unpack(json.loads(future.result()))
+
+
+def model_source(run: LoadedRun, n_jobs: int, n_threads: int | None = None) -> ModelSource:
+    """Return what workers need to do what a loaded run does.
+
+    Args:
+        n_threads: CPU threads of each; None: those of this process are shared out.
+    """
+    share = n_threads or max(1, torch.get_num_threads() // n_jobs)
+    device, packs_weights = run.model.device.type, run.recipe.decoding.pack_weights
+    return ModelSource(run.checkpoint.absolute(), device, run.model.current_execution, packs_weights, share)
+
+
+@contextmanager
+def processes(source: ModelSource, n_jobs: int) -> Iterator[BatchRunner]:
+    """Yield a runner of so many processes of this machine, which end with this one.
+
+    Raises:
+        WorkerDiedError: inside, where one of them is killed.
+    """
+    context = get_context("spawn")
+    places = context.Value("i", 0)
+    with ProcessPoolExecutor(n_jobs, context, _start_process, (source, places)) as pool:
+        try:
+            yield _Workers(n_jobs, lambda sent: pool.submit(_do, sent))
+        except BrokenProcessPool as error:
+            raise WorkerDiedError(f"a process of --jobs was killed, maybe for lack of memory: {KEPT}") from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_SOURCE: list[tuple[ModelSource, int]] = []
+_WORKER: list[BatchWorker] = []
+
+
+def _start_process(source: ModelSource, places: Any) -> None:
+    end_with_parent()
+    with places.get_lock():
+        place = places.value
+        places.value += 1
+    _SOURCE.append((source, place))
+
+
+def _do(sent: bytes) -> str:
+    """Do one batch; the first one loads the model, so that its errors are those of a batch."""
+    if not _WORKER:
+        _WORKER.append(BatchWorker(*_SOURCE[0]))
+    return _WORKER[0].do(sent)
+
+
+@contextmanager
+def ray_actors(
+    source: ModelSource, n_jobs: int, *, address: str | None = None, n_gpus: float = 0
+) -> Iterator[BatchRunner]:
+    """Yield a runner of so many actors of Ray. One whose node dies is started on another, and does its batches again.
+
+    Args:
+        source: its checkpoint is in a folder that all nodes see. address: see `ostinato.cluster.ray_connection`.
+        n_gpus: of every actor.
+
+    Raises:
+        ConfigError: Ray is not installed, or does not answer. WorkerDiedError: inside, where an actor died too often.
+    """
+    ray, is_own = connect(address, n_jobs * source.n_threads)
+    kind = ray.remote(max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(BatchWorker)
+    if n_gpus:
+        source = replace(source, device="cuda")
+    options = {"num_cpus": source.n_threads, "num_gpus": n_gpus}
+    actors = [kind.options(**options).remote(source) for _ in range(n_jobs)]
+    under_way = [0] * n_jobs
+
+    def send(sent: bytes) -> Future[str]:
+        least = min(range(n_jobs), key=under_way.__getitem__)
+        under_way[least] += 1
+        future: Future[str] = actors[least].do.remote(sent).future()
+        future.add_done_callback(lambda _: under_way.__setitem__(least, under_way[least] - 1))
+        return future
+
+    try:
+        yield _Workers(n_jobs, send)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise WorkerDiedError(f"an actor of Ray has died: {' '.join(str(error).split())[:200]}; {KEPT}") from error
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        if is_own:
+            ray.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Who does the batches of an evaluation or of generation.
+
+    Args:
+        n: processes; 1 of this machine: this one. executor: this machine, or Ray. address, n_gpus: of Ray, see
+            `ray_actors`. journal: a file that keeps what is done, see `ostinato.evaluation.journal`.
+
+    Raises:
+        ConfigError: settings that do not fit together.
+    """
+
+    n: int = 1
+    executor: Literal["local", "ray"] = "local"
+    address: str | None = None
+    n_gpus: float = 0
+    journal: Path | None = None
+
+    def __post_init__(self) -> None:
+        for option, given in (("--address", self.address), ("--gpus", self.n_gpus)):
+            if given and self.executor != "ray":
+                raise ConfigError(f"{option}: belongs to --executor ray")
+
+    @contextmanager
+    def runner(self, run: LoadedRun, **settings: Any) -> Iterator[BatchRunner]:
+        """Yield the runner for a loaded run; `settings`: those of the work that the run does not say, for the journal.
+
+        Raises:
+            ConfigError, DataError: see `Journal`. All that `processes` and `ray_actors` raise.
+        """
+        with ExitStack() as stack:
+            runner: BatchRunner = InThisProcess(run.model)
+            if self.executor == "ray":
+                actors = ray_actors(model_source(run, self.n), self.n, address=self.address, n_gpus=self.n_gpus)
+                runner = stack.enter_context(actors)
+            elif self.n > 1:
+                runner = stack.enter_context(processes(model_source(run, self.n), self.n))
+            if self.journal is not None:
+                runner = stack.enter_context(Journal(self.journal, question_of(run, **settings), runner))
+            yield runner

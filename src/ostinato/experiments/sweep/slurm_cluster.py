@@ -1,0 +1,115 @@
+"""Jobs as jobs of SLURM, by submitit; its "local" cluster starts them as processes of this machine.
+
+Submitit hands function and result over as pickles, in a folder of the store: who can write there can run code as the
+user whose jobs read them. What it runs is `attempt_on_node`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.config.files import parse_overrides
+from ostinato.errors import ConfigError
+from ostinato.experiments.sweep.cluster_executor import attempt_on_node
+from ostinato.experiments.sweep.executors import Job, Status
+from ostinato.version import __version__
+
+HOW_TO_GET = "--executor slurm needs submitit: pip install 'ostinato[slurm]'"
+FOLDER = "submitit"
+"""Folder of the store with what submitit writes: scripts, pickles, and the output of every job."""
+_OPTION = "--slurm"
+_TIMEOUT_MIN = 24 * 60
+_MOST_REQUEUES = 1000
+
+
+class _Attempt:
+    """What a job calls. Where SLURM ends it for its time or for a job before it, it is put into the queue again."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+    def __call__(self) -> tuple[Status, str]:
+        return attempt_on_node(*self.given)
+
+    def checkpoint(self) -> Any:
+        """Return what is done when the job goes on: the same, as the run goes on from its last checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class SlurmCluster:
+    """A `Cluster` of SLURM.
+
+    Args:
+        store: of the runs. n_gpus: of every job.
+        parameters: of submitit, such as {"slurm_partition": "gpu", "timeout_min": 600}; cluster: slurm or local.
+
+    Raises:
+        ConfigError: submitit is not installed, there is no SLURM here, or it does not know a parameter.
+    """
+
+    def __init__(self, store: Path, *, n_gpus: int = 0, parameters: Mapping[str, Any] | None = None) -> None:
+        try:
+            import submitit
+        except ImportError as error:
+            raise ConfigError(HOW_TO_GET) from error
+        given = {"timeout_min": _TIMEOUT_MIN} | dict(parameters or {})
+        name = given.pop("cluster", "slurm")
+        if name not in ("slurm", "local"):
+            raise ConfigError(f"{_OPTION}: cluster={name} must be slurm or local")
+        # A run that is longer than its job goes on in the next one, as often as it takes.
+        requeues = {f"{name}_max_num_timeout": _MOST_REQUEUES}
+        try:
+            self._executor = submitit.AutoExecutor(store.absolute() / FOLDER, cluster=name, **requeues)
+            self._executor.update_parameters(gpus_per_node=n_gpus, **given)
+        except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{_OPTION}: {reason}") from error
+
+    def start(self, job: Job, events: Path) -> _SlurmTask:
+        """Put a job into the queue.
+
+        Raises:
+            ConfigError: SLURM refuses it.
+        """
+        n_cpus = job.recipe.training.n_threads or job.n_threads or 1
+        self._executor.update_parameters(cpus_per_task=n_cpus, name=f"ostinato-{job.directory.name}")
+        given = (job, events, __version__, os.getcwd())  # noqa: PTH109
+        try:
+            return _SlurmTask(self._executor.submit(_Attempt(*given)))
+        except RuntimeError as error:  # submitit's FailedJobError: what sbatch says
+            raise ConfigError(f"{_OPTION}: the job was refused: {' '.join(str(error).split())}") from error
+
+    def stop(self) -> None:
+        """Nothing is left to be done."""
+
+
+class _SlurmTask:
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def done(self) -> bool:
+        return bool(self._job.done())
+
+    def result(self) -> tuple[Status, str]:
+        found: tuple[Status, str] = self._job.result()
+        return found
+
+    def cancel(self) -> None:
+        self._job.cancel(check=False)
+
+
+def read_parameters(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of submitit that `KEY=VALUE` texts give, numbers as numbers.
+
+    Raises:
+        ConfigError: a text of another form.
+    """
+    for text in texts:
+        if "=" not in text:
+            raise ConfigError(f"{_OPTION}: {text!r} is no KEY=VALUE, such as slurm_partition=gpu or timeout_min=600")
+    return parse_overrides(list(texts))

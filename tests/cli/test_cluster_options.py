@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinato.config.files import write_yaml
+from ostinato.experiments.sweep.executors import InProcess
+
+SWEEP = {
+    "recipe": "digits/transformer",
+    "overrides": [
+        *("task.n_train=60", "task.n_eval=12", "training.device=cpu", "training.n_updates=2", "decoding.max_length=4"),
+        *("model.d_model=16", "model.encoder.n_steps=1", "model.decoder.n_steps=1"),
+        *("model.encoder.ffn.d_ff=16", "model.decoder.ffn.d_ff=16"),
+    ],
+    "seeds": [1],
+    "arms": [{"name": "base"}],
+    "measures": [{"name": "loss", "kind": "result", "split": "test", "path": "loss"}],
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_yaml(SWEEP, tmp_path / "mine.yaml")
+    return tmp_path / "mine.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--executor", "dask"], "'dask' must be one of local, ray, slurm"),
+        (["--address", "auto"], "--address: belongs to --executor ray, not to local"),
+        (["--store", "s3://bucket/runs"], "'s3://bucket/runs' is no folder: a store needs locks and renames"),
+        (["--copy-to", "nowhere://x"], "--copy-to: nowhere://x: Protocol not known"),
+        (["--executor", "slurm", "--slurm", "timeout_min"], "--slurm: 'timeout_min' is no KEY=VALUE"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_line(run, file: Path, words: list[str], message: str) -> None:
+    outcome = run("sweep", file, *words)
+    assert outcome.code == 2
+    assert message in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(("executor", "library"), [("ray", "ray"), ("slurm", "submitit")])
+def test_an_executor_without_its_library_says_how_to_get_it(
+    run, file: Path, executor: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    outcome = run("sweep", file, "--executor", executor, "--store", file.parent / "store")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert f"pip install 'ostinato[{executor}]'" in outcome.err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="needs pip install 'ostinato[slurm]'")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["cluster=kubernetes"], "cluster=kubernetes must be slurm or local"),
+        (["cluster=local", "slurm_queue=gpu"], "Unknown argument 'queue' for executor 'slurm'"),
+        (["cluster=slurm"], "srun"),
+    ],
+)
+def test_what_submitit_does_not_know_is_one_line(run, file: Path, settings: list[str], message: str) -> None:
+    store = file.parent / "store"
+    outcome = run("sweep", file, "--executor", "slurm", "--store", store, *(f"--slurm={one}" for one in settings))
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert message in outcome.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'ostinato[ray]'")
+def test_an_address_where_no_ray_answers_is_refused_within_a_limit(file: Path) -> None:
+    def refusal(address: str) -> str:
+        command = [sys.executable, "-m", "ostinato", "sweep", str(file), "--executor", "ray", "--address", address]
+        found = subprocess.run(command, capture_output=True, text=True, cwd=file.parent, timeout=200)
+        assert found.returncode == 2
+        return found.stderr
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        assert f"nothing answers at 127.0.0.1:{port}" in refusal(f"127.0.0.1:{port}")
+        silent.listen()
+        assert f"127.0.0.1:{port} answers, but not as a Ray cluster, within 20 s" in refusal(f"127.0.0.1:{port}")
+    assert "'127.0.0.1' is no host:port, ray://host:port or auto" in refusal("127.0.0.1")
+
+
+def test_finished_runs_and_results_are_copied_once(run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
+    store, copies = file.parent / "store", file.parent / "copies"
+    words = ["sweep", file, "--store", f"file://{store}", "--copy-to", f"file://{copies}"]
+    assert f"copied to file://{copies}: 1 runs" in run(*words).out
+    results = store / "sweeps/mine/results.jsonl"
+    key = json.loads(results.read_text())["key"][:16]
+    assert (copies / "sweeps/mine/results.jsonl").read_bytes() == results.read_bytes()
+    for path in (store / key).rglob("*"):
+        if path.is_file():
+            assert (copies / key / path.relative_to(store / key)).read_bytes() == path.read_bytes()
+    assert f"copied to file://{copies}: 0 runs" in run(*words).out
+
+
+def test_lines_typed_at_a_terminal_are_not_split(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for words in (["--jobs", "2"], ["--journal", str(tmp_path / "journal")]):
+        outcome = run("generate", tmp_path, *words)
+        assert outcome.code == 2
+        assert "typed lines are answered one by one: name a file" in " ".join(outcome.err.split())
+    outcome = run("evaluate", tmp_path, "--jobs", "2", "--executor", "slurm")
+    assert outcome.code == 2
+    assert "'slurm' must be one of local, ray" in " ".join(outcome.err.split())

@@ -1,0 +1,277 @@
+"""Batches done by others, and read from a journal, give what one process gives, bit for bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq, train_briefly
+
+from architectures import any_architecture, draws, random_model, right_padded, sentences
+from ostinato.config.decoding import DecodingConfig
+from ostinato.data.tokenizer import Tokenizers
+from ostinato.decoding import inference
+from ostinato.decoding.generate import Generation, generate_stream
+from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work
+from ostinato.errors import ConfigError, DataError
+from ostinato.evaluation import PredictionWriter, evaluate, workers
+from ostinato.evaluation.journal import Journal
+from ostinato.evaluation.passes import Passes
+from ostinato.evaluation.workers import BatchWorker, Jobs, _Workers
+from ostinato.models import Seq2Seq
+
+GREEDY = DecodingConfig(max_length=12)
+QUESTION = {"weights": "a", "n_steps": None}
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return letter_tokenizers()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizers: Tokenizers) -> Seq2Seq:
+    model = tiny_seq2seq(tokenizers.target.vocab_size)
+    train_briefly(model, tokenizers, 20)
+    return model
+
+
+class LateFutures:
+    """Workers that do what they are sent in the reverse order, and only when a result is waited for."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.worker = BatchWorker.__new__(BatchWorker)
+        self.worker.model = model
+        self.sent: list[tuple[bytes, Future[str]]] = []
+        self.most = 0
+
+    def send(self, sent: bytes) -> Future[str]:
+        future: Future[str] = Future()
+        self.sent.append((sent, future))
+        self.most = max(self.most, len(self.sent))
+        plain, late = future.result, self
+
+        def result(timeout: float | None = None) -> str:
+            while late.sent:
+                sent, future = late.sent.pop()
+                future.set_result(late.worker.do(sent))
+            return plain(timeout)
+
+        future.result = result  # type: ignore[method-assign]
+        return future
+
+
+def numbers(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key not in ("seconds", "decoding_seconds")}
+
+
+def scores(model: Seq2Seq, tokenizers: Tokenizers, runner: BatchRunner | None, **changes: Any) -> dict[str, Any]:
+    given = {"metrics": ["bleu", "exact_match"], "by": ["length", "even"]} | changes
+    return evaluate(model, letter_examples(40), tokenizers, data=DATA, decoding=GREEDY, runner=runner, **given)
+
+
+def written(model: Seq2Seq, tokenizers: Tokenizers, runner: BatchRunner | None, **changes: Any) -> list[Any]:
+    texts = [example.source or "" for example in letter_examples(40)]
+    texts[7] = "unknown word"
+    config = DecodingConfig(strategy="beam", beam=2, n_best=2, max_length=8, **changes)
+    outputs = generate_stream(model, texts, tokenizers, DATA, config, window=16, runner=runner)
+    return [str(one) if isinstance(one, DataError) else one for one in outputs]
+
+
+def test_results_of_workers_are_those_of_one_process_and_few_are_under_way(
+    model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    files = []
+    for name in ("one", "several"):
+        late = LateFutures(model)
+        runner = None if name == "one" else _Workers(2, late.send)
+        with PredictionWriter(tmp_path / name) as write:
+            found = scores(model, tokenizers, runner, predictions=write)
+        files.append(((tmp_path / name).read_bytes(), numbers(found)))
+        assert late.most <= 2 * workers._AHEAD + 1
+    assert late.most > 2
+    assert files[0] == files[1]
+    assert len(files[0][0].splitlines()) == 40
+
+
+def test_outputs_of_workers_are_those_of_one_process_in_the_order_of_the_input(
+    model: Seq2Seq, tokenizers: Tokenizers
+) -> None:
+    alone = written(model, tokenizers, None, token_scores=True)
+    assert written(model, tokenizers, _Workers(2, LateFutures(model).send), token_scores=True) == alone
+    assert "input line 8" in alone[7]
+    assert len({one.text for one in alone if isinstance(one, Generation)}) > 5
+
+
+@given(st.data())
+@draws(30)
+def test_what_is_sent_and_packed_comes_back_exactly(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    model, batch = random_model(config), right_padded(data.draw(sentences(config)))
+    decodes = batch.has_sources and data.draw(st.booleans())
+    work = Passes(DecodingConfig(max_length=3) if decodes else None)
+    with inference(model):
+        here = work(model, batch)
+        there = _Workers(1, LateFutures(model).send).submit(work, batch)()
+    assert there.scores == here.scores
+    assert list(there.outputs) == list(here.outputs)
+    assert there.halting == here.halting
+    for mine, other in ((here.depths, there.depths), (here.routing, there.routing)):
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+class Killed(Exception):
+    pass
+
+
+class DiesAt(InThisProcess):
+    """Does so many batches, and then raises; counts them."""
+
+    def __init__(self, model: Seq2Seq, n: int | None = None) -> None:
+        super().__init__(model)
+        self.left, self.n_done = n, 0
+
+    def submit(self, work: Work[Item, Result], item: Item) -> Callable[[], Result]:
+        wait = super().submit(work, item)
+
+        def count() -> Result:
+            if self.left == self.n_done:
+                raise Killed
+            self.n_done += 1
+            return wait()
+
+        return count
+
+
+@pytest.mark.parametrize("asked", [scores, written])
+def test_what_stands_in_a_journal_is_not_done_again_and_the_result_is_the_same(
+    model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path, asked: Callable[..., Any]
+) -> None:
+    def found(runner: BatchRunner) -> Any:
+        result = asked(model, tokenizers, runner)
+        return numbers(result) if isinstance(result, dict) else result
+
+    whole = DiesAt(model)
+    expected, path = found(whole), tmp_path / "journal"
+    with pytest.raises(Killed), Journal(path, QUESTION, DiesAt(model, 3)) as journal:
+        found(journal)
+    assert len(path.read_bytes().splitlines()) == 4
+    # As a process leaves it that is killed while it writes.
+    path.write_bytes(path.read_bytes() + b'{"batch": "12')
+    rest = DiesAt(model)
+    with Journal(path, QUESTION, rest) as journal:
+        assert found(journal) == expected
+        assert journal.n_read == 3
+    assert rest.n_done == whole.n_done - 3
+    again = DiesAt(model, 0)
+    with Journal(path, QUESTION, _as_workers(again)) as journal:
+        assert found(journal) == expected
+    assert len(path.read_bytes().splitlines()) == whole.n_done + 1
+
+
+def _as_workers(runner: DiesAt) -> BatchRunner:
+    """Let several batches be under way."""
+    runner.n_ahead = 4
+    return runner
+
+
+def test_a_journal_of_something_else_is_refused(model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    path, inner = tmp_path / "journal", InThisProcess(model)
+    with Journal(path, QUESTION, inner) as journal:
+        scores(model, tokenizers, journal)
+        with pytest.raises(ConfigError, match="another process writes this journal"):
+            Journal(path, QUESTION, inner).__enter__()
+    with pytest.raises(ConfigError, match="is the journal of another run or other settings"):
+        Journal(path, QUESTION | {"n_steps": 2}, inner).__enter__()
+    with pytest.raises(DataError, match="batch 1 is of other inputs"), Journal(path, QUESTION, inner) as journal:
+        scores(model, tokenizers, journal, max_examples=20)
+    (tmp_path / "text").write_text("mine\n")
+    with pytest.raises(ConfigError, match="is no journal: name another file, or delete it"):
+        Journal(tmp_path / "text", QUESTION, inner).__enter__()
+    assert (tmp_path / "text").read_text() == "mine\n"
+
+
+def test_settings_of_ray_without_ray_are_refused() -> None:
+    for changes, message in (({"address": "auto"}, "--address"), ({"n_gpus": 1}, "--gpus")):
+        with pytest.raises(ConfigError, match=f"^{message}: belongs to --executor ray$"):
+            Jobs(n=2, **changes)
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workers") / "run"
+    changes = ["task.n_train=60", "task.n_eval=300", "training.n_updates=4", "training.device=cpu"]
+    changes += ["data.eval_tokens_per_batch=128", "decoding.max_length=12"]
+    ostinato("train", "digits/transformer", *changes, "--run-dir", str(folder))
+    return folder
+
+
+def ostinato(*words: str) -> str:
+    command = [sys.executable, "-m", "ostinato", *words]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'ostinato[ray]'")
+WAYS = [["--jobs", "2"], pytest.param(["--jobs", "2", "--executor", "ray"], marks=needs_ray)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_and_actors_write_what_one_process_writes(
+    run_directory: Path, tmp_path: Path, way: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    (tmp_path / "lines.txt").write_text("".join(f"{i % 10} {i % 7}\n" for i in range(300)), encoding="utf-8")
+    commands = [
+        ["evaluate", str(run_directory), "--split", "test", "--json"],
+        ["generate", str(run_directory), str(tmp_path / "lines.txt"), "--json", "--beam", "2", "--window", "100"],
+    ]
+    for command in commands:
+        alone, together = ostinato(*command), ostinato(*command, *way)
+        if command[0] == "evaluate":
+            alone, together = (numbers(json.loads(text)["test"]) for text in (alone, together))
+        assert alone == together
+
+
+@pytest.mark.slow
+def test_generation_that_is_killed_goes_on_with_the_same_bytes(run_directory: Path, tmp_path: Path) -> None:
+    lines, journal = tmp_path / "lines.txt", tmp_path / "journal"
+    lines.write_text("".join(f"{i % 10} {i % 7}\n" for i in range(3000)), encoding="utf-8")
+    words = ["generate", str(run_directory), str(lines), "--json", "--window", "500"]
+    expected = ostinato(*words)
+    words += ["--jobs", "2", "--journal", str(journal)]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen([sys.executable, "-m", "ostinato", *words], stdout=out, start_new_session=True)
+        while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 10):
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    n_done = journal.read_bytes().count(b"\n") - 1
+    assert n_done >= 9
+    assert ostinato(*words) == expected
+    n_batches = journal.read_bytes().count(b"\n") - 1
+    assert n_done < n_batches
+    # Its workers ended with it: none of them is left of its session.
+    assert not [path for path in Path("/proc").glob("[0-9]*/stat") if session_of(path) == process.pid]
+
+
+def session_of(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[3])
+    except (OSError, ValueError):
+        return 0

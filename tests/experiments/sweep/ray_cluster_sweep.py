@@ -1,0 +1,92 @@
+"""A sweep on a Ray cluster of three nodes on this machine, one of which is killed in the middle.
+
+Run as a program, because Ray reads its environment when it is imported, and so that all its processes are of one
+session, which whoever started the program can end. Arguments: a sweep's file, a store, updates after which a node is
+killed. Prints a JSON report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# All nodes are here, and use 127.0.0.1 only.
+os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+import ray
+from ray.cluster_utils import Cluster
+from tiny_sweeps import Recorder
+
+from ostinato.experiments.sweep import cluster_executor
+from ostinato.experiments.sweep.cluster_executor import ClusterExecutor
+from ostinato.experiments.sweep.files import load_sweep
+from ostinato.experiments.sweep.locks import LOCKS
+from ostinato.experiments.sweep.ray_cluster import RayCluster
+from ostinato.experiments.sweep.runs import PlannedRun
+from ostinato.experiments.sweep.schedule import run_sweep
+from ostinato.experiments.sweep.watch import Event
+
+NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
+
+
+class KillsNode(Recorder):
+    """Kills the node of the first run that has made so many updates."""
+
+    def __init__(self, cluster: Cluster, after: int) -> None:
+        super().__init__()
+        self.cluster, self.after = cluster, after
+        self.killed: dict[str, Any] = {}
+        self.runs: list[PlannedRun] = []
+
+    def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
+        self.runs += runs
+
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        if event.kind == "update" and event.update >= self.after and not self.killed:
+            if (node := self.node_of(event.name)) is None:
+                return  # it is over already
+            self.cluster.remove_node(node, allow_graceful=False)
+            self.killed = {"run": event.name, "update": event.update, "at": time.monotonic()}
+        if "at" in self.killed and event.kind == "start" and event.name == self.killed["run"]:
+            self.killed["seconds until it went on"] = time.monotonic() - self.killed.pop("at")
+            self.killed["went on with"] = event.update
+
+    def node_of(self, run: str) -> Any:
+        """Return the node that works on a run: the worker that holds its lease is a child of the raylet."""
+        directory = next(one.directory for one in self.runs if one.name == run)
+        try:
+            lease = (directory.parent / LOCKS / f"{directory.name}.lease").read_text()
+            worker = next(line.removeprefix("pid=") for line in lease.splitlines() if line.startswith("pid="))
+            raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            return None
+        return next(one for one in self.cluster.worker_nodes if one.all_processes["raylet"][0].process.pid == raylet)
+
+
+def main() -> None:
+    cluster_executor._LOOK_EVERY_S = 0.02  # a run is over soon
+    file, store, after = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
+    try:
+        for _ in range(3):
+            cluster.add_node(**NODE, num_cpus=1)
+        watcher, began = KillsNode(cluster, after), time.monotonic()
+        executor = ClusterExecutor(RayCluster(cluster.address))
+        run_sweep(load_sweep(file), store, executor=executor, watcher=watcher)
+        seconds = time.monotonic() - began
+        warnings = [event.text for event in watcher.events if event.kind == "warning"]
+        report = {"seconds": seconds, "results": watcher.results, "warnings": warnings, "killed": watcher.killed}
+        print(json.dumps(report))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from filelock import SoftFileLease
+from tiny_sweeps import LOSS, Recorder, tiny
+
+from ostinato.errors import ConfigError
+from ostinato.experiments.sweep import cluster_executor, locks
+from ostinato.experiments.sweep.choose import ExecutorChoice
+from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor, attempt_on_node
+from ostinato.experiments.sweep.executors import Job, Status
+from ostinato.experiments.sweep.locks import LOCKS, BusyError, run_lock
+from ostinato.experiments.sweep.schedule import SweepError, run_sweep
+from ostinato.experiments.sweep.slurm_cluster import SlurmCluster
+from ostinato.experiments.sweep.watch import Event
+from ostinato.tasks.recipes import load_recipe
+from ostinato.version import __version__
+
+Outcome = Callable[[Job, Path], tuple[Status, str]]
+
+
+class FakeTask:
+    """Works, and ends, at the second look."""
+
+    def __init__(self, job: Job, events: Path, outcome: Outcome) -> None:
+        self.job, self.events, self.outcome, self.looks, self.cancelled = job, events, outcome, 0, False
+
+    def done(self) -> bool:
+        self.looks += 1
+        if self.looks == 2:
+            try:
+                self.found: tuple[Status, str] | Exception = self.outcome(self.job, self.events)
+            except RuntimeError as error:
+                self.found = error
+        return self.looks > 1
+
+    def result(self) -> tuple[Status, str]:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeCluster:
+    """Does jobs in this process, when they are asked for; the first `n_deaths` of them die."""
+
+    def __init__(self, outcome: Outcome, n_deaths: int = 0) -> None:
+        self.outcome, self.n_deaths, self.stopped = outcome, n_deaths, False
+        self.tasks: list[FakeTask] = []
+
+    def start(self, job: Job, events: Path) -> FakeTask:
+        def die(job: Job, events: Path) -> tuple[Status, str]:
+            raise RuntimeError("the node\n is gone")
+
+        self.tasks.append(FakeTask(job, events, die if len(self.tasks) < self.n_deaths else self.outcome))
+        return self.tasks[-1]
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_executor, "_LOOK_EVERY_S", 0.001)
+
+
+def ended_well(job: Job, events: Path) -> tuple[Status, str]:
+    return "done", ""
+
+
+def a_job(tmp_path: Path, name: str = "one") -> Job:
+    return Job(name, load_recipe("digits/transformer"), tmp_path / name)
+
+
+def test_a_cluster_finds_what_this_process_finds_and_tells_what_happens(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], measures=[LOSS])
+    here, there = Recorder(), Recorder()
+    run_sweep(sweep, tmp_path / "here", watcher=here)
+    cluster = FakeCluster(lambda job, events: attempt_on_node(job, events, __version__, str(tmp_path)))
+    run_sweep(sweep, tmp_path / "there", watcher=there, executor=ClusterExecutor(cluster))
+    results = [(tmp_path / name / "sweeps/tiny/results.jsonl").read_bytes() for name in ("here", "there")]
+    assert results[0] == results[1]
+    assert len(results[0].splitlines()) == 2
+    assert there.results == here.results
+    assert not list((tmp_path / "there" / EVENTS).iterdir())
+    assert cluster.stopped
+
+
+def test_a_run_that_a_node_did_elsewhere_is_looked_at_again_and_not_taken_for_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_executor, "_BUSY_AGAIN_S", 0.01)
+    cluster = FakeCluster(ended_well)
+    with pytest.raises(SweepError, match="failed: it is done, but not there: not trained"):
+        run_sweep(tiny(seeds=[1]), tmp_path, executor=ClusterExecutor(cluster))
+    assert len(cluster.tasks) == 4
+
+
+def test_what_a_node_writes_is_passed_on_as_it_comes_and_half_a_line_waits(tmp_path: Path) -> None:
+    cluster = FakeCluster(ended_well)
+    executor, found = ClusterExecutor(cluster), []
+    executor.submit(a_job(tmp_path))
+    events = [Event("one", "start", 0, "begins"), Event("one", "update", 1, "goes on"), Event("one", "end", 2, "é")]
+    lines = [json.dumps(asdict(event)).encode() + b"\n" for event in events]
+    task = cluster.tasks[0]
+    task.events.write_bytes(lines[0] + lines[1][:9])
+    assert executor.collect(found.append, timeout=0) is None
+    assert found == events[:1]
+    task.events.write_bytes(b"".join(lines))
+    result = executor.collect(found.append)
+    assert result is not None
+    assert (result.status, result.job) == ("done", a_job(tmp_path))
+    assert found == events
+
+
+def test_a_job_whose_node_dies_is_started_again_and_named_when_it_dies_too_often(tmp_path: Path) -> None:
+    cluster, events = FakeCluster(ended_well, n_deaths=2), []
+    executor = ClusterExecutor(cluster)
+    executor.submit(a_job(tmp_path))
+    result = executor.collect(events.append)
+    assert result is not None
+    assert (result.status, len(cluster.tasks)) == ("done", 3)
+    assert [event.text for event in events] == [
+        "its process or node has died, the run is started again: the node is gone"
+    ] * 2
+    executor = ClusterExecutor(FakeCluster(ended_well, n_deaths=2), n_retries=1)
+    executor.submit(a_job(tmp_path))
+    result = executor.collect(events.append)
+    assert result is not None
+    assert (result.status, result.reason) == ("died", "the node is gone (started 2 times)")
+
+
+def test_a_run_that_another_process_has_is_not_tried_again_at_once(tmp_path: Path) -> None:
+    executor = ClusterExecutor(FakeCluster(lambda job, events: ("busy", "another")))
+    executor.submit(a_job(tmp_path))
+    result = executor.collect(lambda event: None)
+    assert result is not None
+    assert (result.status, result.again_after) == ("busy", 30.0)
+
+
+def test_the_cluster_has_no_more_jobs_than_it_may_and_none_after_the_stop(tmp_path: Path) -> None:
+    cluster = FakeCluster(ended_well)
+    executor = ClusterExecutor(cluster, most=2)
+    for name in ("a", "b", "c"):
+        executor.submit(a_job(tmp_path, name))
+    assert len(cluster.tasks) == 2
+    ended = [executor.collect(lambda event: None) for _ in range(2)]
+    assert [result.job.name for result in ended if result is not None] == ["a", "b"]
+    assert [task.job.name for task in cluster.tasks] == ["a", "b", "c"]
+    executor.stop()
+    assert [task.cancelled for task in cluster.tasks] == [False, False, True]
+    assert cluster.stopped
+    assert not list((tmp_path / EVENTS).iterdir())
+
+
+def test_a_node_says_what_it_lacks(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    status, reason = attempt_on_node(job, tmp_path / EVENTS / "x.jsonl", __version__, ".")
+    assert status == "failed"
+    assert f"{tmp_path} is another folder on" in reason
+    (tmp_path / "x.jsonl").touch()
+    status, reason = attempt_on_node(job, tmp_path / "x.jsonl", "0.0.1", ".")
+    assert (status, reason.endswith(f"has ostinato {__version__}, and not 0.0.1")) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "local", "address": "auto"}, "--address: belongs to --executor ray, not to local"),
+        ({"name": "ray", "slurm": ("a=1",)}, "--slurm: belongs to --executor slurm, not to ray"),
+        ({"name": "local", "n_gpus": 1}, "--gpus: belongs to --executor ray or slurm, not to local"),
+        ({"name": "slurm", "n_gpus": 0.5}, "--gpus: 0.5 is no whole number, as SLURM needs"),
+    ],
+)
+def test_settings_of_another_executor_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ExecutorChoice(**settings)
+    assert str(caught.value) == message
+
+
+def other_machines_lease(path: Path) -> None:
+    """Write the lease of a process of another machine, which is not touched."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name("own.lease")
+    with SoftFileLease(own, lease_duration=locks.LEASE_S):
+        text = own.read_text()
+    host = next(line for line in text.splitlines() if line.startswith("host="))
+    path.write_text(text.replace(host, "host=another-machine"))
+
+
+def test_a_run_of_a_machine_that_is_gone_is_taken_over_when_its_lease_has_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "LEASE_S", 0.3)
+    other_machines_lease(tmp_path / LOCKS / "run.lease")
+    began = time.monotonic()
+    with run_lock(tmp_path / "run") as check_held:
+        assert time.monotonic() - began >= 0.3
+        check_held()
+    assert not (tmp_path / LOCKS / "run.lease").exists()
+
+
+def test_a_lease_that_another_process_took_ends_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "LEASE_S", 0.15)
+    path = tmp_path / LOCKS / "run.lease"
+    with run_lock(tmp_path / "run") as check_held:
+        path.unlink()
+        other_machines_lease(path)
+
+        def look_for_a_while() -> None:
+            for _ in range(3000):
+                check_held()
+                time.sleep(0.01)
+
+        with pytest.raises(BusyError, match="held up, and another one has taken the run over"):
+            look_for_a_while()
+
+
+def test_a_job_that_slurm_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitit = pytest.importorskip("submitit", reason="needs pip install 'ostinato[slurm]'")
+
+    def refuse(*_: object) -> None:
+        raise submitit.core.utils.FailedJobError("sbatch: error:\n invalid partition")
+
+    cluster = SlurmCluster(tmp_path, parameters={"cluster": "local"})
+    monkeypatch.setattr(cluster._executor, "submit", refuse)
+    with pytest.raises(ConfigError, match="--slurm: the job was refused: sbatch: error: invalid partition"):
+        ClusterExecutor(cluster).submit(a_job(tmp_path))

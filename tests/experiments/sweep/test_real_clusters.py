@@ -1,0 +1,137 @@
+"""Sweeps on a Ray cluster of this machine, one of whose nodes is killed, and through submitit's local cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_sweeps import LONGER, LOSS, SEEN, Recorder, settings
+
+from ostinato.cli.sweep import with_seeds
+from ostinato.config.files import write_yaml
+from ostinato.experiments.sweep import cluster_executor
+from ostinato.experiments.sweep.choose import ExecutorChoice
+from ostinato.experiments.sweep.files import load_sweep
+from ostinato.experiments.sweep.schedule import run_sweep
+from ostinato.experiments.sweep.watch import Event
+
+PROGRAM = Path(__file__).with_name("ray_cluster_sweep.py")
+RESULTS = "sweeps/tiny/results.jsonl"
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'ostinato[ray]'")
+needs_submitit = pytest.mark.skipif(
+    importlib.util.find_spec("submitit") is None, reason="needs pip install 'ostinato[slurm]'"
+)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A sweep of two arms and two seeds, whose runs save every 20 of 150 updates."""
+    changes = ["training.n_updates=150", "training.evaluate_every=75", "training.save_every=20"]
+    content = settings(measures=[LOSS, SEEN, LONGER])
+    write_yaml(content | {"overrides": [*content["overrides"], *changes]}, tmp_path / "clusters.yaml")
+    return tmp_path / "clusters.yaml"
+
+
+@pytest.fixture
+def expected(file: Path, tmp_path: Path) -> bytes:
+    """What one process finds."""
+    run_sweep(load_sweep(file), tmp_path / "plain")
+    return (tmp_path / "plain" / RESULTS).read_bytes()
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """A folder for Ray's files: the names of sockets are short."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_in_session(command: list[str], environment: dict[str, str], timeout: float) -> tuple[int, str, str]:
+    """Run a program in a session of its own, and end all processes of that session."""
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        end_session(process.pid)
+    return process.returncode, out, err
+
+
+def end_session(session: int) -> None:
+    """Kill what is left of a session, whose processes may be of groups of their own."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            if int(path.read_text().rpartition(")")[2].split()[3]) == session:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+@needs_ray
+def test_a_node_of_ray_that_is_killed_leaves_no_trace_in_the_results(
+    file: Path, expected: bytes, tmp_path: Path, ray_folder: Path
+) -> None:
+    environment = os.environ | {"RAY_TMPDIR": str(ray_folder)}
+    command = [sys.executable, str(PROGRAM), str(file), str(tmp_path / "ray"), "50"]
+    code, out, err = run_in_session(command, environment, timeout=400)
+    assert code == 0, err[-3000:]
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert (tmp_path / "ray" / RESULTS).read_bytes() == expected
+    assert len(expected.splitlines()) == 4
+    assert sorted(report["results"]) == [[f"{arm}, seed {seed}", "done"] for arm in ("base", "slow") for seed in (1, 2)]
+    assert any(text.startswith("its process or node has died, the run is started again") for text in report["warnings"])
+    # It went on from a checkpoint, on another node: no update was done anew that was saved.
+    assert report["killed"]["went on with"] >= 40
+
+
+@needs_submitit
+def test_jobs_of_submitit_find_what_this_process_finds(file: Path, expected: bytes, tmp_path: Path) -> None:
+    watcher, store = Recorder(), tmp_path / "slurm"
+    executor = ExecutorChoice("slurm", workers=2, slurm=("cluster=local",)).make(store)
+    run_sweep(load_sweep(file), store, executor=executor, watcher=watcher)
+    assert (store / RESULTS).read_bytes() == expected
+    assert [status for _, status in watcher.results] == ["done"] * 4
+    assert {event.kind for event in watcher.events} == {"start", "update", "evaluation", "end"}
+
+
+@needs_submitit
+def test_a_job_of_submitit_that_is_killed_is_started_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = with_seeds(load_sweep(file), "1")
+    run_sweep(sweep, tmp_path / "plain")
+    monkeypatch.setattr(cluster_executor, "_LOOK_EVERY_S", 0.02)  # a run is over soon
+    store = tmp_path / "slurm"
+
+    class KillsJob(Recorder):
+        """Kills the first process that is found at an update: it holds a run's lease."""
+
+        killed = False
+
+        def on_event(self, event: Event) -> None:
+            super().on_event(event)
+            if event.kind == "update" and event.update >= 50 and not self.killed:
+                for lease in (store / "locks").glob("*.lease"):
+                    pid = next(line for line in lease.read_text().splitlines() if line.startswith("pid="))
+                    os.kill(int(pid.removeprefix("pid=")), signal.SIGKILL)
+                    self.killed = True
+
+    watcher = KillsJob()
+    executor = ExecutorChoice("slurm", workers=1, slurm=("cluster=local",)).make(store)
+    run_sweep(sweep, store, executor=executor, watcher=watcher)
+    assert watcher.killed
+    assert (store / RESULTS).read_bytes() == (tmp_path / "plain" / RESULTS).read_bytes()
+    assert any("started again" in event.text for event in watcher.events)
