@@ -35,9 +35,8 @@ class Visibility:
         is_causal: query t sees keys up to its own column, `offset` + t.
         keep_BS: True for keys that are seen, of all sets of keys; None where all are.
         offset: columns before the first query (cached ones).
-        prefix_BS: True for keys of the prefix, which see each other in both directions; given only where the queries
-            are all the keys. None where there is no prefix, or where it is cached already: what comes after a prefix
-            sees it anyway.
+        prefix_BS: True for keys of the prefix, which see each other in both directions; None where there is no
+            prefix, or where it is cached already: what comes after a prefix sees it anyway.
         columns_BA: the columns of the queries, where they are not all of them in order.
         near_BAS: True for keys within a query's reach; None where all are.
         n_sets: sets of keys that stand side by side, each of all columns.
@@ -88,7 +87,7 @@ class Visibility:
         seen = keys <= columns[:, None, :, None] + self.offset
         if self.prefix_BS is None:
             return seen
-        in_prefix = self.prefix_BS if self.columns_BA is None else self.prefix_BS.gather(1, self.columns_BA)
+        in_prefix = self.prefix_BS[:, self.offset :] if self.columns_BA is None else self.prefix_BS.gather(1, self.columns_BA)
         return seen | (in_prefix[:, None, :, None] & self.prefix_BS[:, None, None, :])
 
 

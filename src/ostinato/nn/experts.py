@@ -26,6 +26,7 @@ from ostinato.kernels import (
     Draws,
     ExpertWeights,
     combine,
+    dense_dispatch,
     dispatch,
     expert_feed_forward,
     gather,
@@ -134,10 +135,11 @@ class Routed(nn.Module):
         """Choose experts by a router, every head among its own. Args: see `route`."""
         kept = None if weight_N is None else weight_N.to(torch.promote_types(x_ND.dtype, weight_N.dtype))
         weight_N = x_ND.new_ones(x_ND.shape[0]) if kept is None else kept
+        send = dense_dispatch if backend == "dense" else dispatch
         if router is None:
             experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
             gates_NK = x_ND.new_ones(x_ND.shape[0], 1)
-            return Decision(dispatch(experts_NK, 1, kept), experts_NK, gates_NK, weight_N, backend=backend)
+            return Decision(send(experts_NK, 1, kept), experts_NK, gates_NK, weight_N, backend=backend)
         logits_NE = router(x_ND, draws)
         scores_NE = logits_NE / router.temperature()
         if n_heads == 1:
@@ -149,7 +151,7 @@ class Routed(nn.Module):
             experts_NHk = by_head.experts_NK.view(len(scores_NE), n_heads, self.gate.top_k)
             experts_NK = (experts_NHk + first_H1).flatten(1)
             gates_NK, probs_NE = by_head.gates_NK.view_as(experts_NK), by_head.probs_NE.view_as(scores_NE) / n_heads
-        to = dispatch(experts_NK, scores_NE.shape[1], kept)
+        to = send(experts_NK, scores_NE.shape[1], kept)
         return Decision(to, experts_NK, gates_NK, weight_N, logits_NE, probs_NE, backend, n_heads)
 
 

@@ -57,7 +57,7 @@ class SelfAttention(SubLayer):
     def keys_of(self, here: Round) -> KeysOf:
         """Return what makes keys and values in a round."""
         use, by_time = self.use, here.time_D is not None and self.use.modulation is not None
-        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, here.index if by_time else None
+        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, int(here.index) if by_time else None
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -228,7 +228,9 @@ class SelfAttention(SubLayer):
         if not self.makes_keys:
             return
         attention, new = self.module, self.newly_halted(run, here)
-        kv_NJ = self.keys_values(attention, states_0D, new, run, here)
+        # Rows that are not gathered away are there, as they are seen.
+        visible_ND = states_0D if here.visible is None else here.visible(states_0D)
+        kv_NJ = self.keys_values(attention, visible_ND, new, run, here)
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.nn.context import Pass
+from ostinato.nn.graph import is_first
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.layers import Linear, at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
@@ -77,7 +78,7 @@ class StickBreaking:
         found.threshold = threshold
         return found
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> StickBreakingPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> StickBreakingPass:
         """Begin a pass."""
         return StickBreakingPass(self, states_ND, rows, run)
 
@@ -93,9 +94,9 @@ class StickBreakingPass(HaltingPass):
         # Padding has halted, and looks as it did.
         self._mean_ND = torch.zeros_like(states_ND) if keep_N is None else where_active(~keep_N, states_ND, 0.0)
 
-    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+    def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Ask the gate of the round before; whoever has too little left halts."""
-        if index:
+        if not is_first(index):
             self._halt(states_ND)
         return self.active_N
 
@@ -118,13 +119,13 @@ class StickBreakingPass(HaltingPass):
         self._left_N = where_active(self.active_N, self._log_left_N.exp(), 0.0)
 
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
     ) -> tuple[Tensor | None, Visible]:
         """Halted tokens show s of their last round, the others their s so far."""
         left_N = self._left_N
         self._record(self._executed, self._runs_N())
         self._record(self._left, left_N)
-        visible = partial(self._shown, self._mean_ND, left_N) if index else None
+        visible = partial(self._shown, self._mean_ND, left_N) if not is_first(index) else None
         return left_N.detach() if self._rule.detaches_weight else left_N, visible
 
     @staticmethod
@@ -132,7 +133,7 @@ class StickBreakingPass(HaltingPass):
         """Return expected halted states."""
         return torch.addcmul(mean_ND, left_N[:, None].to(states_ND.dtype), states_ND)
 
-    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """Halted tokens keep their states."""
         return where_active(self.active_N, left_ND, states_ND)
 
