@@ -121,11 +121,14 @@ class ActPass(HaltingPass):
             return weight_N, None
         return weight_N, lambda later_ND: where_active(active_N, later_ND, states_ND)
 
-    def leave(self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Mix the round into the output."""
         weight_N1 = self._weight_N[:, None].to(left_ND.dtype)
         # There is nothing to keep of before the first round, and autograd would keep it.
-        kept_ND = self._mix_ND if self._rule.mix == "accumulate" or is_first(index) else (1.0 - weight_N1) * self._mix_ND
+        adds = self._rule.mix == "accumulate" or is_first(index)
+        kept_ND = self._mix_ND if adds else (1.0 - weight_N1) * self._mix_ND
         self._mix_ND = torch.addcmul(kept_ND, weight_N1, left_ND)
         return where_active(self.active_N, left_ND, states_ND) if self._rule.freezes else left_ND
 

@@ -87,7 +87,10 @@ class Visibility:
         seen = keys <= columns[:, None, :, None] + self.offset
         if self.prefix_BS is None:
             return seen
-        in_prefix = self.prefix_BS[:, self.offset :] if self.columns_BA is None else self.prefix_BS.gather(1, self.columns_BA)
+        if self.columns_BA is None:
+            in_prefix = self.prefix_BS[:, self.offset :]
+        else:
+            in_prefix = self.prefix_BS.gather(1, self.columns_BA)
         return seen | (in_prefix[:, None, :, None] & self.prefix_BS[:, None, None, :])
 
 

@@ -105,7 +105,9 @@ class SentencesPass(HaltingPass):
             return None, None
         return active_N.to(states_ND.dtype), lambda later_ND: where_active(active_N, later_ND, states_ND)
 
-    def leave(self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Others keep their states; those that wait keep the way of their gradient, also where rounds have none."""
         with torch.set_grad_enabled(self._learns):
             return where_active(self.active_N, left_ND, states_ND)

@@ -118,8 +118,8 @@ class Cache:
         prepared: what a search has prepared from `cross_kv`, by name of the parameter set.
         took_part: by round who took part in it, of stacks in which a router chooses.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
-        n_steps: rounds asked for at call time, in a graph a tensor; None for the plan's own. execution: how the search runs; None: as the
-            model does.
+        n_steps: rounds asked for at call time, in a graph a tensor; None for the plan's own.
+        execution: how the search runs; None: as the model does.
         device: where the tensors are.
     """
 

@@ -101,7 +101,8 @@ class Pass:
         if keep_BS is None:
             n_columns = (self.positions if memory_BSD is None else memory_BSD).shape[1]
             return torch.full((n_sentences,), n_columns, device=self.positions.device)
-        return keep_BS.sum(1).repeat_interleave(n_sentences // len(keep_BS))
+        n_beams = n_sentences // keep_BS.shape[0]
+        return keep_BS.sum(1) if n_beams == 1 else keep_BS.sum(1).repeat_interleave(n_beams)
 
 
 @dataclass(frozen=True, slots=True)

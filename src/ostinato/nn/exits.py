@@ -113,7 +113,9 @@ class ExitPass(HaltingPass):
         weight_N = active_N.to(self._total_N.dtype)
         return weight_N, (lambda later_ND: where_active(active_N, later_ND, states_ND)) if not is_first(index) else None
 
-    def leave(self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Ask the criterion who stops after this round."""
         rule, active_N = self._rule, self.active_N
         # In a loop of a graph it is not known, and decides nothing but what is recorded.

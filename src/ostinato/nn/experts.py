@@ -69,7 +69,7 @@ class Decision:
         if self.logits_NE is None or self.probs_NE is None:
             return None
         weight_N = self.weight_N if weight_N is None else weight_N.to(self.weight_N.dtype)
-        n, places_N = len(rows), rows.places(weight_N.device)
+        n, places_N = rows.n_rows, rows.places(weight_N.device)
         scores, chosen = (self.logits_NE[:n], self.probs_NE[:n]), (self.experts_NK[:n], self.gates_NK[:n])
         shape = rows.n_sentences, rows.n_columns
         return Routing(router, stack, step, *scores, *chosen, weight_N[:n], places_N, shape, self.n_heads)
@@ -145,10 +145,10 @@ class Routed(nn.Module):
         if n_heads == 1:
             probs_NE, experts_NK, gates_NK = self.gate(scores_NE, training=self.training)
         else:
-            n_choices = len(scores_NE) * n_heads
+            n_choices = scores_NE.shape[0] * n_heads
             by_head = self.gate(scores_NE.reshape(n_choices, self.gate.n_experts), training=self.training)
             first_H1 = torch.arange(n_heads, device=x_ND.device)[:, None] * self.gate.n_experts
-            experts_NHk = by_head.experts_NK.view(len(scores_NE), n_heads, self.gate.top_k)
+            experts_NHk = by_head.experts_NK.view(scores_NE.shape[0], n_heads, self.gate.top_k)
             experts_NK = (experts_NHk + first_H1).flatten(1)
             gates_NK, probs_NE = by_head.gates_NK.view_as(experts_NK), by_head.probs_NE.view_as(scores_NE) / n_heads
         to = send(experts_NK, scores_NE.shape[1], kept)

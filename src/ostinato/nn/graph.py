@@ -27,12 +27,18 @@ def is_first(index: int | Tensor) -> bool:
 
 
 def repeat_while(
-    goes_on: Callable[..., Bool[Tensor, ""]], body: Callable[..., Carried], carried: Carried
+    goes_on: Callable[..., Bool[Tensor, ""]],
+    body: Callable[..., Carried],
+    carried: Carried,
+    of_known_sizes: Sequence[Tensor],
 ) -> Carried:
     """Return what `body` makes of the carried tensors, again and again while `goes_on` says so, maybe never.
 
     Python's own loop, but where torch.export traces: there it is one operator. That knows no tensors but those that it
     is given, and no weights: whatever else the two functions read is found by running them, and given.
+
+    Args:
+        of_known_sizes: tensors some of whose sizes the two functions know, whether they read them or not.
     """
     if not torch.compiler.is_exporting():
         while goes_on(*carried):
@@ -41,9 +47,13 @@ def repeat_while(
     from torch._higher_order_ops.while_loop import while_loop_op
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    with disable_proxy_modes_tracing(), _Reads(carried) as reads:
-        goes_on(*carried)
-        body(*carried)
+    with disable_proxy_modes_tracing():
+        # Copies, so that who reads a first value itself, as one that stays as it is, is told apart.
+        copies = tuple(one.clone() for one in carried)
+        with _Reads(copies) as reads:
+            goes_on(*copies)
+            body(*copies)
+    reads.others.update((id(one), one) for one in of_known_sizes if id(one) not in reads.own)
     others, n = list(reads.others.values()), len(carried)
 
     def closed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +65,14 @@ def repeat_while(
 
     # The operator returns no tensor that it was given.
     fresh = closed(lambda *given: tuple(one.clone() for one in body(*given)))
-    return while_loop_op(closed(goes_on), fresh, carried, tuple(others))  # type: ignore[arg-type, no-any-return]
+    # What is carried must not lie in the memory of anything else.
+    own = tuple(one.clone(memory_format=torch.contiguous_format) for one in carried)
+    return while_loop_op(closed(goes_on), fresh, own, tuple(map(_from_the_start, others)))  # type: ignore[arg-type, no-any-return]
+
+
+def _from_the_start(x: Tensor) -> Tensor:
+    """Return a tensor that begins where its memory does: ONNX knows no place in memory that is a symbol."""
+    return x.clone(memory_format=torch.contiguous_format) if isinstance(x.storage_offset(), torch.SymInt) else x
 
 
 class _Reads(TorchFunctionMode):
@@ -126,8 +143,10 @@ class GivenWindow(ColumnWindow):
         return self._last_BWC
 
 
+WINDOWS = ("first", "second")
+"""The two convolutions of a step, of whose inputs it caches the last."""
 Slot = tuple[int, str]
-"""A step of a round, counted from 0, and what it caches: "keys", or the "first" or "second" window."""
+"""A step of a round, counted from 0, and what it caches: "keys", or a window by its name."""
 
 
 @dataclass(slots=True)
@@ -151,7 +170,7 @@ class RoundsMemory:
     def __init__(self, cache: Cache | None) -> None:
         self._cache = cache if isinstance(cache, GraphCache) else None
         self._slots = () if self._cache is None else tuple(self._cache.of_rounds)
-        self._past = () if self._cache is None else tuple(self._cache.of_rounds.values())
+        self.past = () if self._cache is None else tuple(self._cache.of_rounds.values())
 
     @contextmanager
     def round(self, run: Any, index: int | Tensor, first_step: int, made: list[Tensor]) -> Iterator[Any]:
@@ -165,7 +184,7 @@ class RoundsMemory:
             return
         own = replace(self._cache, self_kv=dict(self._cache.self_kv), windows=dict(self._cache.windows), of_rounds={})
         windows: dict[int, list[GivenWindow]] = {}
-        for (step, what), past in zip(self._slots, self._past, strict=True):
+        for (step, what), past in zip(self._slots, self.past, strict=True):
             of_round = past[0] if isinstance(index, int) else past.index_select(0, index.view(1))[0]
             if what == "keys":
                 own.self_kv[first_step + step] = GivenKeyValues(of_round)  # type: ignore[assignment]
@@ -174,13 +193,13 @@ class RoundsMemory:
         own.windows.update({first_step + step: (first, second) for step, (first, second) in windows.items()})
         yield replace(run, cache=own)
         for step, what in self._slots:
-            kept: Any = own.self_kv[first_step + step] if what == "keys" else windows[step][what == "second"]
+            kept: Any = own.self_kv[first_step + step] if what == "keys" else windows[step][WINDOWS.index(what)]
             made.append(kept.new_2BHTK if what == "keys" else kept.last_BWC)
 
     def start(self, made: Sequence[Tensor]) -> Carried:
         """Return room for what all rounds cache, given what the first one did."""
         rooms = []
-        for past, first in zip(self._past, made, strict=True):
+        for past, first in zip(self.past, made, strict=True):
             room = first.new_zeros(past.shape[0], *first.shape)
             rooms.append(room.index_copy(0, torch.zeros(1, dtype=torch.long, device=first.device), first[None]))
         return tuple(rooms)
@@ -194,5 +213,5 @@ class RoundsMemory:
         """Leave in the cache what all rounds have cached, keys behind the past ones."""
         if self._cache is None:
             return
-        for slot, past, room in zip(self._slots, self._past, rooms, strict=True):
+        for slot, past, room in zip(self._slots, self.past, rooms, strict=True):
             self._cache.of_rounds[slot] = torch.cat([past, room], dim=4) if slot[1] == "keys" else room

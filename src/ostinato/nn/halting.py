@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -104,16 +104,18 @@ class HaltingPass(ABC):
             what rows look like to others. Neither changes later, so that a step can be run again.
         """
 
-    def leave(self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Return the states after a round, given those after the round before it and those that its last step gave."""
         return left_ND
 
     def carried(self) -> dict[str, Tensor]:
         """Return what differs from round to round, by attribute."""
-        fixed = ("_keep_BT", "_keep_N", "_zeros_N")
+        fixed = ("_keep_BT", "_keep_N", "_zeros_N", "_n_rounds")
         return {name: one for name, one in vars(self).items() if isinstance(one, Tensor) and name not in fixed}
 
-    def standing_at(self, carried: dict[str, Tensor]) -> Self:
+    def standing_at(self, carried: dict[str, Tensor]) -> HaltingPass:
         """Return this pass as it stands before another round, of which all differing tensors are given."""
         found = copy(self)
         vars(found).update(carried)
@@ -170,10 +172,10 @@ class HaltingPass(ABC):
 
     def _set_active(self, active_N: Tensor | None, n_active: int | None = None) -> None:
         """Note who takes part; where their number is not given, this waits for an accelerator."""
-        n = len(self.rows)
-        if self._as_graph:  # numbers of rows are not known
-            self.n_active, self.active_N = n, active_N
+        if self._as_graph:  # how many they are is not known, and not asked
+            self.n_active, self.active_N = 1, active_N
             return
+        n = len(self.rows)
         if n_active is None:
             n_active = n if active_N is None else int(torch.count_nonzero(active_N))
         self.n_active = n_active
@@ -181,7 +183,7 @@ class HaltingPass(ABC):
 
     def _runs_N(self) -> Bool[Tensor, "N"]:
         """Return who takes part in the round."""
-        n, device = len(self.rows), self._zeros_N.device
+        n, device = self.rows.n_rows, self._zeros_N.device
         return torch.ones(n, dtype=torch.bool, device=device) if self.active_N is None else self.active_N
 
     def _record(self, values: list[Tensor], value_N: Tensor) -> None:

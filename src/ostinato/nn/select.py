@@ -103,6 +103,11 @@ class Select:
             return [(n_rounds - r) / n_rounds for r in range(n_rounds)]
         return [self.capacities[r % len(self.capacities)] for r in range(n_rounds)]
 
+    def rounds_that_leave_out(self, n_rounds: int) -> list[int]:
+        """Return the rounds, of so many, in which some tokens may not be seen."""
+        leaves_out = [capacity is not None and capacity < 1.0 for capacity in self.capacities_of(n_rounds)]
+        return [r for r in range(n_rounds) if any(leaves_out[0 if self.freezes else r : r + 1])]
+
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SelectPass:
         """Begin a pass."""
         return SelectPass(self, states_ND, rows, run, self.capacities_of(int(n_rounds)))
@@ -179,8 +184,7 @@ class SelectPass(HaltingPass):
 
     def _columns_of(self, index: int, runs_N: Tensor) -> Bool[Tensor, "B S"] | None:
         """Return who took part in the round, cached columns first; None where it can leave nobody out."""
-        first = 0 if self._rule.freezes else index
-        if not any(one is not None and one < 1.0 for one in self._capacities[first : index + 1]):
+        if index not in self._rule.rounds_that_leave_out(len(self._capacities)):
             return None
         cache, runs_BT = self._run.cache, self.rows.grid(runs_N)
         if cache is None:
@@ -193,7 +197,9 @@ class SelectPass(HaltingPass):
         cache.took_part[index] = seen_BS
         return seen_BS
 
-    def leave(self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Weigh what the round makes of those that take part; the others keep their states."""
         if self._gate_N is not None:
             gate_N1 = self._gate_N[:, None].to(left_ND.dtype)

@@ -378,6 +378,7 @@ class Stack:
         rounds, n_rounds = segment.rounds, segment.n_rounds
         assert n_rounds is not None  # not user input
         memory, first_steps = RoundsMemory(run.cache), [steps[0].index for steps in segment.segment.rounds()]
+        sized = [one for one in (run.keep_BT, run.positions, *memory.past) if one is not None]
         # Only a token that is frozen, and of which no neighbour is read, looks the same in all rounds to come.
         can_end = not isinstance(segment.rule, NoHalting) and (
             run.cache is None or (segment.rule.freezes and not self._mixes_columns and not segment.segment.phases)
@@ -411,7 +412,7 @@ class Stack:
             return index + 1, states_ND, *here.carried().values(), *rooms
 
         start = next_index, states_ND, *halting.carried().values(), *memory.start(made)
-        index, states_ND, *carried = repeat_while(goes_on, body, start)
+        index, states_ND, *carried = repeat_while(goes_on, body, start, sized)
         halting, rooms = halting.standing_at(dict(zip(names, carried, strict=False))), carried[len(names) :]
         if can_end and rooms:
 
@@ -425,7 +426,7 @@ class Stack:
                         sub_layer.fill_cache(states_ND, alone, here)
                 return index + 1, *memory.write(rooms, index, made)
 
-            _, *rooms = repeat_while(lambda index, *rooms: index < n_rounds, fill, (index, *rooms))
+            _, *rooms = repeat_while(lambda index, *rooms: index < n_rounds, fill, (index, *rooms), sized)
         memory.finish(rooms)
         return halting.output(states_ND), halting
 
@@ -497,7 +498,9 @@ class Stack:
             reason = f"a path of {len(path)} steps was given for the {self.plan.stack}"
             raise ConfigError([Problem("n_steps", n_rounds, reason)])
         return tuple(
-            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop, segment, path, repeats if segment.is_loop else None)
+            LoopProgram(own, rule, True, segment, path, repeats)
+            if segment.is_loop
+            else LoopProgram(own, NoHalting(), False, segment, path)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )
 

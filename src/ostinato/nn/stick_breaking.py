@@ -78,7 +78,9 @@ class StickBreaking:
         found.threshold = threshold
         return found
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> StickBreakingPass:
+    def start(
+        self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor
+    ) -> StickBreakingPass:
         """Begin a pass."""
         return StickBreakingPass(self, states_ND, rows, run)
 
@@ -133,7 +135,9 @@ class StickBreakingPass(HaltingPass):
         """Return expected halted states."""
         return torch.addcmul(mean_ND, left_N[:, None].to(states_ND.dtype), states_ND)
 
-    def leave(self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Halted tokens keep their states."""
         return where_active(self.active_N, left_ND, states_ND)
 
