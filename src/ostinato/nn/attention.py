@@ -207,6 +207,9 @@ class MultiHead(Dropping):
             draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
         """
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
+        if torch.compiler.is_exporting():  # fused kernels are no part of a graph, and lay out their result as they like
+            x_BHQK = self.weights(q_BHQK, k_BHSK, visibility, bias) @ self._for_all_heads(v_BHSK)
+            return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
         mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
         drops, is_grouped = self.training and self.dropout, self.n_groups > 1

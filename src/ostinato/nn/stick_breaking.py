@@ -111,7 +111,7 @@ class StickBreakingPass(HaltingPass):
         has_enough_N = next_N.detach().exp() >= max(1.0 - self._rule.threshold, LEAST_MASS)
         # At threshold 0 nothing is enough, not even the whole mass of a gate that is exactly 0.
         goes_on_N = has_enough_N if self._rule.threshold else torch.zeros_like(has_enough_N)
-        self._set_active(where_active(active_N, goes_on_N, False))
+        self._set_active(goes_on_N if active_N is None else active_N & goes_on_N)
         # Who halts gives out all that is left, and who has halted has nothing left.
         alpha_N = where_active(self.active_N, left_N * halt_N, left_N)
         self._record(self._probs, halt_N)
