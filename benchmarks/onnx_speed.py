@@ -2,8 +2,8 @@
 
     python benchmarks/onnx_speed.py --threads 1 --out onnx-speed.jsonl
 
-Calls take turns; a row is a median. "text" is one pass over 4 texts of 128 tokens, "token" a step behind 64 cached ones of
-one text. Ours runs as `generate` does: cached steps by compiled kernels, packed weights.
+Calls take turns; a row is a median. "text" is one pass over 4 texts of 128 tokens, "token" a step behind 64 cached
+ones of one text. Ours runs as `generate` does: cached steps by compiled kernels, packed weights.
 """
 
 from __future__ import annotations

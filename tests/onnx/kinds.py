@@ -36,18 +36,26 @@ STACKS: dict[str, dict[str, Any]] = {
         "ffn": _FEED_FORWARD,
         "positions": {"kind": "learned", "max_length": 64},
     },
-    "shared, coordinates, ACT": _shared(positions={"kind": "coordinates"}, halting={"kind": "act", "initial_bias": -1.0}),
+    "shared, coordinates, ACT": _shared(
+        positions={"kind": "coordinates"}, halting={"kind": "act", "initial_bias": -1.0}
+    ),
     "shared, rotary, stick-breaking": _shared(
         positions={"kind": "none"}, relative={"kind": "rotary"}, halting={"kind": "stick_breaking"}
     ),
     "shared, buckets, exits by a gate": _shared(
         relative={"kind": "buckets", "n_buckets": 8, "max_distance": 16}, halting={"kind": "exit", "threshold": 0.6}
     ),
-    "shared, window, experts": _shared(ffn=_EXPERTS, self_attention=_OF_EXPERTS, relative={"kind": "window", "window": 3}),
-    "ALiBi, experts of heads": _shared(self_attention=_OF_HEADS, relative={"kind": "alibi"}, positions={"kind": "none"}),
+    "shared, window, experts": _shared(
+        ffn=_EXPERTS, self_attention=_OF_EXPERTS, relative={"kind": "window", "window": 3}
+    ),
+    "ALiBi, experts of heads": _shared(
+        self_attention=_OF_HEADS, relative={"kind": "alibi"}, positions={"kind": "none"}
+    ),
     "loop, linear injection, noise": _loop({"inject": {"kind": "linear"}, "state": {"kind": "noise", "std": 0.3}}),
     "loop, add, reach": _loop({"inject": {"kind": "add"}, "round_norm": True}, relative={"kind": "none", "reach": 3}),
-    "loop, decay, rounds with norms and vectors": _loop({"inject": {"kind": "decay"}, "norms": "by_round", "vectors": True}),
+    "loop, decay, rounds with norms and vectors": _loop(
+        {"inject": {"kind": "decay"}, "norms": "by_round", "vectors": True}
+    ),
     "loop, keys of all rounds, by time": _loop({"keys": "all", "modulation": {"kind": "by_time"}}),
     "convolution": _shared(ffn={"kind": "separable_conv", "d_ff": 6, "share": "all"}),
     "chosen tokens": _shared(halting={"kind": "select", "threshold": 0.5}),
@@ -59,7 +67,7 @@ STACKS: dict[str, dict[str, Any]] = {
         "relative": {"kind": "rotary"},
         "positions": {"kind": "none"},
     },
-}  # fmt: skip
+}
 HEADS: dict[str, dict[str, Any]] = {
     "masked": {},
     "classification": {"head": {"kind": "classification", "pooling": "mean"}, "n_labels": 3},

@@ -112,7 +112,7 @@ def write_onnx(graph: Graph, program: torch.export.ExportedProgram, path: Path, 
     """
     import onnx_ir
 
-    names = {"input_names": list(graph.inputs), "output_names": list(graph.outputs)}
+    names: dict[str, Any] = {"input_names": list(graph.inputs), "output_names": list(graph.outputs)}
     with _quiet("torch.onnx", "onnxscript", "onnx_ir"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its libraries about each other
         made: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)

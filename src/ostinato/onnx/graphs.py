@@ -12,7 +12,8 @@ number is one more input, `rounds`, and they are one loop over the same weights 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -51,7 +52,7 @@ class Graph:
     """
 
     name: str
-    module: nn.Module
+    module: GraphModule
     inputs: Sizes
     outputs: Sizes
     rounds: int | None
@@ -123,8 +124,12 @@ def _rounds_of(model: Model, name: str) -> int | None:
     return model.n_rounds()[name] if model.stacks[name].repeats_one_round and not is_given else None
 
 
-class _Module(nn.Module):
-    """A graph's module: the model, and how it runs."""
+class GraphModule(nn.Module, ABC):
+    """What a graph computes: the model, and how it runs.
+
+    Args:
+        model: of which it is a part.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -132,15 +137,18 @@ class _Module(nn.Module):
         self.execution = _execution_of(model)
         self.sizes: Sizes = {}
 
-    def __call__(self, given: Tensors) -> Tensors:
-        """Run the graph; sizes of one name are one symbol where it is traced."""
+    def forward(self, given: Tensors) -> Tensors:
+        """Run the graph; where it is traced, sizes of one name are one symbol."""
         known: dict[str, int] = {}
         for name, sizes in self.sizes.items():
-            for place, size in enumerate(sizes):
+            for size, found in zip(sizes, given[name].shape, strict=True):
                 if isinstance(size, str):
-                    torch._check(given[name].shape[place] == known.setdefault(size, given[name].shape[place]))
-        made: Tensors = super().__call__(given)
-        return made
+                    torch._check(found == known.setdefault(size, found))  # type: ignore[no-untyped-call]
+        return self.compute(given)
+
+    @abstractmethod
+    def compute(self, given: Tensors) -> Tensors:
+        """Return the outputs."""
 
 
 def _tokens(given: Tensors) -> Tokens:
@@ -148,10 +156,10 @@ def _tokens(given: Tensors) -> Tokens:
     return Tokens(given["ids"], given["keep"], positions_from_keep(given["keep"]))
 
 
-class EncoderModule(_Module):
+class EncoderModule(GraphModule):
     """What the head of an encoder-only model says."""
 
-    def forward(self, given: Tensors) -> Tensors:
+    def compute(self, given: Tensors) -> Tensors:
         """Return the logits."""
         tokens = _tokens(given)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=given.get("prefix_lengths"))
@@ -175,10 +183,10 @@ def _encoder_graph(model: Encoder) -> Graph:
     return Graph("model", EncoderModule(model), inputs | _rounds_input(rounds), {"logits": logits}, rounds)
 
 
-class SourceModule(_Module):
+class SourceModule(GraphModule):
     """What a decoder reads in a source: keys and values of cross-attention, by parameter set."""
 
-    def forward(self, given: Tensors) -> Tensors:
+    def compute(self, given: Tensors) -> Tensors:
         """Return keys and values, `[2, B, H, S, K]`."""
         tokens = _tokens(given)
         found = self.model.encoded(tokens, given.get("rounds"), (), self.execution)
@@ -222,14 +230,18 @@ class Slots:
     of_rounds: dict[str, Slot]
 
 
-class DecoderModule(_Module):
-    """Columns that follow cached ones."""
+class DecoderModule(GraphModule):
+    """Columns that follow cached ones.
 
-    def __init__(self, model: Any, slots: Slots) -> None:
+    Args:
+        names: of what is cached, in the order in which it is returned.
+    """
+
+    def __init__(self, model: Any, slots: Slots, names: Sequence[str]) -> None:
         super().__init__(model)
-        self.slots = slots
+        self.slots, self.names = slots, names
 
-    def forward(self, given: Tensors) -> Tensors:
+    def compute(self, given: Tensors) -> Tensors:
         """Return the logits of the new columns, and what is cached after them."""
         cache = self._cache(given)
         embedded = self.model.embed(given["ids"], self.model.target_embedding)
@@ -261,7 +273,7 @@ class DecoderModule(_Module):
         found |= {name: windows[step][which].last_BWC for name, (step, which) in slots.windows.items()}  # type: ignore[attr-defined]
         found |= {name: cache.took_part[number] for name, number in slots.took_part.items()}
         found |= {name: cache.of_rounds[slot] for name, slot in slots.of_rounds.items()}
-        return {f"present_{name}": one for name, one in found.items()}
+        return {f"present_{name}": found[name] for name in self.names}
 
 
 def _decoder_graph(name: str, model: LanguageModel | Seq2Seq) -> Graph:
@@ -278,7 +290,7 @@ def _decoder_graph(name: str, model: LanguageModel | Seq2Seq) -> Graph:
     outputs |= {
         f"present_{one}": tuple("all" if size == "cached" else size for size in shape) for one, shape in cached.items()
     }
-    return Graph(name, DecoderModule(model, slots), inputs, outputs, rounds)
+    return Graph(name, DecoderModule(model, slots, tuple(cached)), inputs, outputs, rounds)
 
 
 def _rounds_input(rounds: int | None) -> Sizes:
