@@ -14,7 +14,7 @@ from ostinato.onnx.graphs import graphs_of
 
 
 @pytest.mark.parametrize("fully_shared", [False, True])
-@draws(40)
+@draws(30)
 @given(data=st.data())
 def test_graphs_of_any_model_are_the_model_whole_and_in_cached_pieces(fully_shared: bool, data: st.DataObject) -> None:
     config = data.draw(any_architecture(fully_shared=fully_shared))

@@ -12,6 +12,7 @@ number is one more input, `rounds`, and they are one loop over the same weights 
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +83,26 @@ class Graph:
             for module in self.module.modules():
                 if isinstance(module, NoiseState):  # what it draws is a constant of the graph
                     module(torch.zeros(1, 1, module.d_model), torch.tensor([[POSITIONS_OF_A_GRAPH - 1]]))
-            return torch.export.export(self.module, (self.example(),), dynamic_shapes=(free,))
+            program = torch.export.export(self.module, (self.example(),), dynamic_shapes=(free,))
+        _sum_in_pairs(program)
+        return program
+
+
+def _sum_in_pairs(program: torch.export.ExportedProgram) -> None:
+    """Write sums of sizes as sums of two: files of torch.export know no others."""
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.find_nodes(op="call_function", target=torch.sym_sum):
+            [(total, *others)] = node.args
+            with module.graph.inserting_before(node):
+                for one in others:
+                    value = sum(part.meta["val"] if isinstance(part, torch.fx.Node) else part for part in (total, one))
+                    total = module.graph.call_function(operator.add, (total, one))
+                    total.meta["val"] = value
+            node.replace_all_uses_with(total)
+            module.graph.erase_node(node)
+        module.recompile()
 
 
 def dtype_of(name: str) -> torch.dtype:
