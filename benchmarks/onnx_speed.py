@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,15 +62,15 @@ def study(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     stack = o.StackConfig.model_validate({"n_steps": 6, **STACKS[name]})
     model: Any = o.build_model(o.LanguageModelConfig(d_model=arguments.width, vocab_size=8000, decoder=stack)).eval()
     [graph] = graphs_of(model)
-    environment = describe_environment()
-    with tempfile.TemporaryDirectory() as folder, cpu_threads(arguments.threads), inference(model, packs_weights=True):
+    with tempfile.TemporaryDirectory() as folder, cpu_threads(arguments.threads):
+        environment = asdict(describe_environment(torch.device("cpu")))
         files = {"onnxruntime": Path(folder) / "x.onnx", "onnxruntime int8": Path(folder) / "x.int8.onnx"}
-        with torch.inference_mode(False):
-            write_onnx(graph, graph.exported(), files["onnxruntime"], {})
+        write_onnx(graph, graph.exported(), files["onnxruntime"], {})
         quantise(files["onnxruntime"], files["onnxruntime int8"])
-        calls = _ours(model) | _theirs(graph, files, arguments.threads)
-        laps = interleave(calls, Effort(rounds=arguments.rounds), Stopwatch(torch.device("cpu")))
         sizes = {who: file.stat().st_size for who, file in files.items()} | {"ours": 4 * model.n_parameters()}
+        with inference(model, packs_weights=True):
+            calls = _ours(model) | _theirs(graph, files, arguments.threads)
+            laps = interleave(calls, Effort(rounds=arguments.rounds), Stopwatch(torch.device("cpu")))
     found = []
     for call, taken in laps.items():
         who, what = call.split(", ")
