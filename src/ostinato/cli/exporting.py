@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ostinato.cli.exporting_graphs import ONNX_EPILOG, TORCH_EPILOG, export_onnx, export_torch
 from ostinato.cli.options import CheckpointOption, RunArgument
 from ostinato.cli.output import print_line
 from ostinato.errors import ConfigError
@@ -17,10 +18,8 @@ app = typer.Typer(
     help="Write a run as another library's model.", epilog=EPILOG, no_args_is_help=True, rich_markup_mode=None
 )
 
-
-@app.callback()
-def _libraries() -> None:
-    """Keep `hf` a command of its own, although there is one library only."""
+app.command("onnx", epilog=ONNX_EPILOG)(export_onnx)
+app.command("torch", epilog=TORCH_EPILOG)(export_torch)
 
 
 @app.command("hf", epilog=EPILOG)

@@ -10,7 +10,7 @@ from ostinato.kernels.activation import GATES, Activation, activate
 from ostinato.kernels.attention import attend_dropped, attend_some
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
-from ostinato.kernels.dispatch import Dispatch, combine, dispatch, gather
+from ostinato.kernels.dispatch import Dispatch, combine, dense_dispatch, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.linear import routed_linear
@@ -61,6 +61,7 @@ __all__ = [
     "combine",
     "compiled_packing",
     "cross_entropy_sums",
+    "dense_dispatch",
     "dispatch",
     "draw_kept",
     "drop",

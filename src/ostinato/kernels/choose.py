@@ -23,7 +23,8 @@ Backend = Literal["loop", "segments", "padded", "grouped"]
 Trial = Callable[..., list[Tensor]]
 """Called with a backend, a device, a type and the sizes of a map: returns output and all gradients on fixed small
 numbers, and touches no random state."""
-BackendChoice = Backend | Literal["auto"]
+BackendChoice = Backend | Literal["auto", "dense"]
+"""By name, or chosen. "dense": every expert for every row, for passes that are traced once (`DenseDispatch`)."""
 # CPU: by the time of a feed-forward of experts, forward and backward. CUDA: the order has not been measured.
 _PREFERRED: dict[str, tuple[Backend, ...]] = {
     "cpu": ("segments", "grouped", "padded", "loop"),
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 def choose_backend(
     name: BackendChoice, device: torch.device, dtype: torch.dtype, trial: Trial, *sizes: int | str
-) -> Backend:
+) -> Backend | Literal["dense"]:
     """Return the backend to use: the one named, or the first of the device's order that passes a trial of these sizes.
 
     Raises:
@@ -43,6 +44,8 @@ def choose_backend(
     """
     if name == "auto":
         return _first_that_works(device, dtype, trial, *sizes)
+    if name == "dense":  # whoever names it has dispatched so
+        return name
     if name not in get_args(Backend):
         reason = f"must be auto or one of {', '.join(get_args(Backend))}"
         raise ConfigError([Problem("backend", name, reason)])

@@ -6,6 +6,9 @@ Slots of rows without weight (padding, halted tokens) are left out: they cost no
 
     gather:   sorted[m] = x[row of m]
     combine:  out[n] = sum_k gate[n, k] * sorted[place of slot (n, k)]
+
+In a pass that is traced once for all data every expert has a place for every row, and the gates of those that a row did
+not choose are 0 (`DenseDispatch`).
 """
 
 from __future__ import annotations
@@ -68,6 +71,60 @@ class Dispatch:
         return max(end - start for start, end in self.bounds())
 
 
+@dataclass(frozen=True, slots=True)
+class DenseDispatch(Dispatch):
+    """Every row at every expert: place e N + n is row n at expert e. Slots have no place of their own.
+
+    Args:
+        experts_NK: the chosen ones, which differ. keep_N: rows that take part; None: all.
+    """
+
+    experts_NK: Tensor = field(kw_only=True)
+    keep_N: Tensor | None = field(kw_only=True)
+
+    def gather(self, x_ND: Tensor) -> Tensor:
+        """See `gather`."""
+        return x_ND.repeat(self.n_experts, 1)
+
+    def combine(self, y_MD: Tensor, gates_NK: Tensor) -> Tensor:
+        """See `combine`."""
+        gates_NE = gates_NK.new_zeros(self.n_rows, self.n_experts).scatter(1, self.experts_NK, gates_NK)
+        return torch.bmm(self._kept(gates_NE).to(y_MD.dtype)[:, None], self._by_row(y_MD)).squeeze(1)
+
+    def to_slots(self, y_MD: Tensor) -> Tensor:
+        """See `reorder`."""
+        index_NKD = self.experts_NK[..., None].expand(-1, -1, y_MD.shape[1])
+        return self._kept(self._by_row(y_MD).gather(1, index_NKD)).flatten(0, 1)
+
+    def from_slots(self, x_SD: Tensor) -> Tensor:
+        """See `reorder`."""
+        x_NKD = x_SD.view(self.n_rows, self.n_chosen, x_SD.shape[1])
+        x_NED = x_NKD.new_zeros(self.n_rows, self.n_experts, x_SD.shape[1])
+        x_NED = x_NED.scatter(1, self.experts_NK[..., None].expand_as(x_NKD), x_NKD)
+        return x_NED.transpose(0, 1).flatten(0, 1)
+
+    def _by_row(self, y_MD: Tensor) -> Tensor:
+        return y_MD.view(self.n_experts, self.n_rows, y_MD.shape[1]).transpose(0, 1)
+
+    def _kept(self, values: Tensor) -> Tensor:
+        """Return values `[N, ...]`, 0 of rows that take no part."""
+        if self.keep_N is None:
+            return values
+        return values.masked_fill(~self.keep_N.view(-1, *(1 for _ in values.shape[1:])), 0.0)
+
+
+def dense_dispatch(experts_NK: Tensor, n_experts: int, weight_N: Tensor | None = None) -> DenseDispatch:
+    """Send every row to all experts. Args: see `dispatch`."""
+    n_rows, n_chosen = experts_NK.shape
+    rows_M = torch.arange(n_rows, device=experts_NK.device).repeat(n_experts)
+    experts_E = torch.arange(n_experts, device=experts_NK.device)
+    experts_M = experts_E[:, None].expand(-1, n_rows).flatten()
+    ends_E = ((experts_E + 1) * n_rows).to(torch.int32)
+    keep_N = None if weight_N is None else weight_N > 0
+    places = rows_M, rows_M, experts_M, ends_E
+    return DenseDispatch(*places, n_rows, n_chosen, experts_NK=experts_NK, keep_N=keep_N)
+
+
 def dispatch(experts_NK: Tensor, n_experts: int, weight_N: Tensor | None = None) -> Dispatch:
     """Sort the slots of chosen experts.
 
@@ -91,6 +148,8 @@ def dispatch(experts_NK: Tensor, n_experts: int, weight_N: Tensor | None = None)
 
 def gather(x_ND: Tensor, to: Dispatch) -> Tensor:
     """Return the rows sorted by expert, `[M, D]`; the gradient of a row is the sum over its places."""
+    if isinstance(to, DenseDispatch):
+        return to.gather(x_ND)
     return _Gather.apply(x_ND, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -99,11 +158,15 @@ def combine(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
 
     Gates of slots that were left out are not read, and get a gradient of 0.
     """
+    if isinstance(to, DenseDispatch):
+        return to.combine(y_MD, gates_NK)
     return _Combine.apply(y_MD, gates_NK, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def reorder(x: Tensor, to: Dispatch, *, to_slots: bool) -> Tensor:
     """Return places `[M, D]` as slots `[N K, D]`, 0 where a slot was left out; or slots as places."""
+    if isinstance(to, DenseDispatch):
+        return to.to_slots(x) if to_slots else to.from_slots(x)
     return _Reorder.apply(x, to, to_slots)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -6,7 +6,7 @@ any other name    gather, grouped product, activation, grouped product, combine,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def expert_feed_forward(
 
 
 def feed_forward_by(
-    backend: Backend,
+    backend: Backend | Literal["dense"],
     x: Tensor,
     weights: ExpertWeights,
     gates_NK: Tensor | None,

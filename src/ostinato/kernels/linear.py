@@ -11,6 +11,8 @@ are summed, weighted by their gates.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,7 @@ def routed_linear(
 
 
 def linear_by(
-    backend: Backend,
+    backend: Backend | Literal["dense"],
     x: Tensor,
     weight_EDF: Tensor,
     bias_EF: Tensor | None,

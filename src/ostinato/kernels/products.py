@@ -3,6 +3,7 @@
     loop       the plain twin: one expert after the other, stacked by torch.cat
     padded     experts padded to the longest, one batched product
     grouped    torch.nn.functional.grouped_mm
+    dense      one batched product of all rows by all experts (`DenseDispatch`)
 
 None of them indexes the stacked weights under autograd: there every expert's gradient would be a zero tensor as large
 as all experts together.
@@ -45,6 +46,11 @@ def grouped(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
     return _Contiguous.apply(product)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def dense(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
+    """Multiply all rows by every expert."""
+    return torch.bmm(x_MD.view(to.n_experts, to.n_rows, x_MD.shape[1]), weight_EDF).flatten(0, 1)
+
+
 class _Contiguous(torch.autograd.Function):
     """Nothing forward; backward hands on a contiguous gradient: the grouped product refuses strides of 0."""
 
@@ -61,4 +67,5 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor, Dispatch], Tensor]] = {
     "loop": loop,
     "padded": padded,
     "grouped": grouped,
+    "dense": dense,
 }

@@ -362,6 +362,8 @@ def _tokens(ids: Tensor, keep: Tensor | None, name: str) -> Tokens:
 
 def keep_or_none(tokens: Tokens) -> Tensor | None:
     """Return the keep mask, or None where nothing is padding: attention is faster without a mask."""
+    if torch.compiler.is_exporting():  # a graph holds for all masks
+        return tokens.keep_BT
     return None if bool(tokens.keep_BT.all()) else tokens.keep_BT
 
 

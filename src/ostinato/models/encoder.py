@@ -68,7 +68,7 @@ class Encoder(Transformer):
         *,
         keep: Bool[Tensor, "B T"] | None = None,
         token_types: Int[Tensor, "B T"] | None = None,
-        n_steps: int | None = None,
+        n_steps: int | Tensor | None = None,
         request: Collection[str] = (),
         execution: Execution | None = None,
     ) -> ModelOutput:
@@ -78,7 +78,7 @@ class Encoder(Transformer):
             batch: tokens; or token ids, `[B, T]` (heads without passages, facts or places only). keep: real tokens,
                 where ids are given; None: all.
             token_types: rows of the table of token types; None: row 0 for every token.
-            n_steps: rounds to run instead of the plan's own (fully shared plans only).
+            n_steps: rounds to run instead of the plan's own (fully shared plans only); in a graph a tensor.
             request: captures to return with the stack's output, see `ostinato.nn.Stack`.
             execution: how to run; None: as the model does.
 

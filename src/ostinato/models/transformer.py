@@ -223,7 +223,7 @@ class Seq2Seq(Transformer):
         )
 
     def encoded(
-        self, source: Tokens, n_steps: int | None, request: Collection[str], execution: Execution
+        self, source: Tokens, n_steps: int | Tensor | None, request: Collection[str], execution: Execution
     ) -> StackOutput:
         """Return what the encoder makes of the sources; arguments as of `forward`."""
         return self.stacks["encoder"](

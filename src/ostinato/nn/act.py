@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ostinato.nn.context import Pass
+from ostinato.nn.graph import is_first
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.layers import at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
@@ -65,7 +66,7 @@ class Act:
         found.threshold = threshold
         return found
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> ActPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> ActPass:
         """Begin a pass."""
         return ActPass(self, states_ND, rows, run, n_rounds)
 
@@ -73,23 +74,22 @@ class Act:
 class ActPass(HaltingPass):
     """One pass: `total` is the sum of p so far and `rest` what is left of it, by token."""
 
-    def __init__(self, rule: Act, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> None:
+    def __init__(self, rule: Act, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> None:
         super().__init__(states_ND, rows, run)
         self._rule, self._n_rounds = rule, n_rounds
         self._next_N = self._keep_N
         self._total_N = self._zeros_N
         self._mix_ND = torch.zeros_like(states_ND)
-        # By round: who took part in it, frozen or not, and who halted after it.
-        self._ran: list[Tensor] = []
+        # By round: who halted after it.
         self._halts: list[Tensor] = []
 
-    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+    def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Those whose probabilities do not add up yet."""
         self._set_active(self._next_N)
         return self.active_N
 
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
     ) -> tuple[Tensor | None, Visible]:
         """Ask the gate and decide who halts after this round; halted tokens show the state that left their last one."""
         rule, active_N = self._rule, self.active_N
@@ -97,37 +97,38 @@ class ActPass(HaltingPass):
         prob_N = rule.unit(entered_ND)
         if rule.is_global:
             prob_N = self._mean_of_sentences(prob_N)
-        if rule.forces_remainder and index == self._n_rounds - 1:
-            halts_N = torch.ones_like(prob_N, dtype=torch.bool)
-        else:
-            # At 1 nothing is left of a token, whatever epsilon.
-            halts_N = (self._total_N + prob_N).detach() > min(rule.threshold, BELOW_ONE)
+        # At 1 nothing is left of a token, whatever epsilon.
+        halts_N = (self._total_N + prob_N).detach() > min(rule.threshold, BELOW_ONE)
+        if rule.forces_remainder:
+            halts_N = halts_N | (index == self._n_rounds - 1)
         self._weight_N = where_active(active_N, torch.where(halts_N, rest_N, prob_N), 0.0)
         self._record(self._left, rest_N)
         self._record(self._probs, prob_N)
         self._record(self._weights, self._weight_N)
         self._record(self._halts, halts_N)
-        self._record(self._ran, self._runs_N())
-        self._executed.append(self._ran[-1])
+        self._record(self._executed, self._runs_N())
         self._total_N = self._total_N + self._weight_N
         self._next_N = ~halts_N if active_N is None else active_N & ~halts_N
         return self._seen(index, states_ND, rest_N)
 
-    def _seen(self, index: int, states_ND: Tensor, rest_N: Tensor) -> tuple[Tensor | None, Visible]:
+    def _seen(self, index: int | Tensor, states_ND: Tensor, rest_N: Tensor) -> tuple[Tensor | None, Visible]:
         """Return what is left of every row for the round, and what rows look like to others in it."""
         if not self._rule.freezes:
             return None, None
         active_N = self.active_N
         weight_N = where_active(active_N, rest_N, 0.0)
-        if active_N is None or not index:
+        if active_N is None or is_first(index):
             return weight_N, None
         return weight_N, lambda later_ND: where_active(active_N, later_ND, states_ND)
 
-    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Mix the round into the output."""
         weight_N1 = self._weight_N[:, None].to(left_ND.dtype)
         # There is nothing to keep of before the first round, and autograd would keep it.
-        kept_ND = self._mix_ND if self._rule.mix == "accumulate" or not index else (1.0 - weight_N1) * self._mix_ND
+        adds = self._rule.mix == "accumulate" or is_first(index)
+        kept_ND = self._mix_ND if adds else (1.0 - weight_N1) * self._mix_ND
         self._mix_ND = torch.addcmul(kept_ND, weight_N1, left_ND)
         return where_active(self.active_N, left_ND, states_ND) if self._rule.freezes else left_ND
 
@@ -136,7 +137,7 @@ class ActPass(HaltingPass):
         # The remainder is the weight of the round after which a token halts; tokens that ran no more weigh nothing.
         weights_BTR, halts_BTR = torch.stack(self._weights, -1), torch.stack(self._halts, -1)
         remainder_BT = torch.where(halts_BTR, weights_BTR, 0.0).sum(-1)
-        return self._mean(torch.stack(self._ran, -1).sum(-1) + remainder_BT)
+        return self._mean(torch.stack(self._executed, -1).sum(-1) + remainder_BT)
 
     def _final(self, states_ND: Tensor) -> Tensor:
         return self._mix_ND

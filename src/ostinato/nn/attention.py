@@ -35,9 +35,8 @@ class Visibility:
         is_causal: query t sees keys up to its own column, `offset` + t.
         keep_BS: True for keys that are seen, of all sets of keys; None where all are.
         offset: columns before the first query (cached ones).
-        prefix_BS: True for keys of the prefix, which see each other in both directions; given only where the queries
-            are all the keys. None where there is no prefix, or where it is cached already: what comes after a prefix
-            sees it anyway.
+        prefix_BS: True for keys of the prefix, which see each other in both directions; None where there is no
+            prefix, or where it is cached already: what comes after a prefix sees it anyway.
         columns_BA: the columns of the queries, where they are not all of them in order.
         near_BAS: True for keys within a query's reach; None where all are.
         texts_BS: number of the text that every column belongs to, where several texts stand in a row: a query sees keys
@@ -97,7 +96,10 @@ class Visibility:
         seen = keys <= columns[:, None, :, None] + self.offset
         if self.prefix_BS is None:
             return seen
-        in_prefix = self.prefix_BS if self.columns_BA is None else self.prefix_BS.gather(1, self.columns_BA)
+        if self.columns_BA is None:
+            in_prefix = self.prefix_BS[:, self.offset :]
+        else:
+            in_prefix = self.prefix_BS.gather(1, self.columns_BA)
         return seen | (in_prefix[:, None, :, None] & self.prefix_BS[:, None, None, :])
 
 
@@ -214,6 +216,9 @@ class MultiHead(Dropping):
             draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
         """
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
+        if torch.compiler.is_exporting():  # fused kernels are no part of a graph, and lay out their result as they like
+            x_BHQK = self.weights(q_BHQK, k_BHSK, visibility, bias) @ self._for_all_heads(v_BHSK)
+            return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
         mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
         drops, is_grouped = self.training and self.dropout, self.n_groups > 1

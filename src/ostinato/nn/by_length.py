@@ -42,10 +42,10 @@ class ByLength:
         """Return this rule: it has no threshold."""
         return self
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> SentencesPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
         """Begin a pass."""
         lengths_B = run.source_lengths(rows.n_sentences)
-        rounds_B = (self.per_token * lengths_B.double() + self.extra).ceil().long().clamp(1, n_rounds)
+        rounds_B = (self.per_token * lengths_B.double() + self.extra).ceil().long().clamp(min=1).clamp(max=n_rounds)
         return SentencesPass(states_ND, rows, run, torch.zeros_like(rounds_B), rounds_B)
 
 
@@ -65,7 +65,7 @@ class BySentence:
         """Return this rule: it has no threshold."""
         return self
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> SentencesPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
         """Begin a pass.
 
         Raises:
@@ -74,7 +74,7 @@ class BySentence:
         if len(self.rounds) != rows.n_sentences:
             raise ValueError(f"rounds are given for {len(self.rounds)} sentences, and there are {rows.n_sentences}")
         rounds_B = torch.tensor(self.rounds, device=states_ND.device)
-        return SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, n_rounds))
+        return SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, int(n_rounds)))
 
 
 class SentencesPass(HaltingPass):
@@ -82,17 +82,17 @@ class SentencesPass(HaltingPass):
 
     def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, first_B: Tensor, end_B: Tensor) -> None:
         super().__init__(states_ND, rows, run)
-        self._first_N, end_N = (x_B.repeat_interleave(rows.n_columns) for x_B in (first_B, end_B))
+        self._first_N, end_N = (rows.take(x_B[:, None].expand(-1, rows.n_columns)) for x_B in (first_B, end_B))
         self._end_N = end_N if self._keep_N is None else torch.where(self._keep_N, end_N, 0)
         self._learns = torch.is_grad_enabled()
 
-    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+    def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Those that have begun and not ended."""
         self._set_active((self._first_N <= index) & (index < self._end_N))
         return self.active_N
 
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N E"]
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N E"]
     ) -> tuple[Tensor | None, Visible]:
         """Tokens that have ended show the state that left their last round, which is all of their output."""
         active_N, runs_N = self.active_N, self._runs_N()
@@ -105,7 +105,9 @@ class SentencesPass(HaltingPass):
             return None, None
         return active_N.to(states_ND.dtype), lambda later_ND: where_active(active_N, later_ND, states_ND)
 
-    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Others keep their states; those that wait keep the way of their gradient, also where rounds have none."""
         with torch.set_grad_enabled(self._learns):
             return where_active(self.active_N, left_ND, states_ND)

@@ -118,8 +118,8 @@ class Cache:
         prepared: what a search has prepared from `cross_kv`, by name of the parameter set.
         took_part: by round who took part in it, of stacks in which a router chooses.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
-        n_steps: rounds asked for at call time; None for the plan's own. execution: how the search runs; None: as the
-            model does.
+        n_steps: rounds asked for at call time, in a graph a tensor; None for the plan's own.
+        execution: how the search runs; None: as the model does.
         device: where the tensors are.
     """
 
@@ -135,7 +135,7 @@ class Cache:
     took_part: dict[int, Bool[Tensor, "B S"]] = field(default_factory=dict)
     windows: dict[int, tuple[ColumnWindow, ColumnWindow]] = field(default_factory=dict)
     recurrent: dict[str, RecurrentState] = field(default_factory=dict)
-    n_steps: int | None = None
+    n_steps: int | Tensor | None = None
     execution: Execution | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 

@@ -72,7 +72,7 @@ class CompiledStack:
     def step(self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
-        plain, compiled = self._program(cache.n_steps, execution)
+        plain, compiled = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
         if not cache.self_kv:  # the first step of a search
             moves = Moves()
             for segment in plain:

@@ -64,7 +64,7 @@ class _CompiledAct(Act):
         self.__dict__.update(rule.__dict__)
         self.gate = gate
 
-    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> _CompiledActPass:
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> _CompiledActPass:
         """Begin a pass."""
         return _CompiledActPass(self, states_ND, rows, run, n_rounds)
 
@@ -72,25 +72,25 @@ class _CompiledAct(Act):
 class _CompiledActPass(_Unrecorded, ActPass):
     _rule: _CompiledAct
 
-    def __init__(self, rule: _CompiledAct, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> None:
+    def __init__(self, rule: _CompiledAct, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> None:
         super().__init__(rule, states_ND, rows, run, n_rounds)
         self._n_next: int | None = None
         self._total_N = torch.zeros_like(self._zeros_N)  # the kernel adds to it in place
 
-    def active(self, index: int, states_ND: Tensor) -> Tensor | None:
+    def active(self, index: int | Tensor, states_ND: Tensor) -> Tensor | None:
         """See `ActPass`."""
         self._set_active(self._next_N, self._n_next)
         return self.active_N
 
-    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
+    def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
         """See `ActPass`."""
         rule, rest_N = self._rule, 1.0 - self._total_N
-        is_last = rule.forces_remainder and index == self._n_rounds - 1
+        is_last = rule.forces_remainder and bool(index == self._n_rounds - 1)
         given = entered_ND, self._total_N, self.active_N, min(rule.threshold, BELOW_ONE)
         self._weight_N, self._next_N, self._n_next = rule.gate.enter(*given, is_last=is_last)
         return self._seen(index, states_ND, rest_N)
 
-    def leave(self, index: int, states_ND: Tensor, left_ND: Tensor) -> Tensor:
+    def leave(self, index: int | Tensor, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         """See `ActPass`."""
         given = states_ND, left_ND, self._weight_N, self._mix_ND, self.active_N
         return self._rule.gate.after(*given, interpolates=self._rule.mix == "interpolate")
@@ -101,7 +101,7 @@ class _CompiledStickBreaking(StickBreaking):
         self.__dict__.update(rule.__dict__)
         self.gate = gate
 
-    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> _CompiledStickBreakingPass:
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> _CompiledStickBreakingPass:
         """Begin a pass."""
         return _CompiledStickBreakingPass(self, states_ND, rows, run)
 
@@ -113,7 +113,7 @@ class _CompiledStickBreakingPass(_Unrecorded, StickBreakingPass):
         super().__init__(rule, states_ND, rows, run)
         self._log_left_N = torch.zeros_like(self._zeros_N)  # the kernel changes it in place
 
-    def active(self, index: int, states_ND: Tensor) -> Tensor | None:
+    def active(self, index: int | Tensor, states_ND: Tensor) -> Tensor | None:
         """See `StickBreakingPass`."""
         gate, threshold = self._rule.gate, self._rule.threshold
         if not index or not gate.takes(states_ND):
@@ -122,7 +122,7 @@ class _CompiledStickBreakingPass(_Unrecorded, StickBreakingPass):
         self._set_active(*gate(states_ND, self._log_left_N, self._left_N, self._mean_ND, self.active_N, least))
         return self.active_N
 
-    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
+    def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
         """See `StickBreakingPass`."""
         # The kernel changes the mass in its place, and a round is what it was.
         left_N = self._left_N.clone()

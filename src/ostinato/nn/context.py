@@ -94,13 +94,15 @@ class Pass:
 
     def source_lengths(self, n_sentences: int) -> Int[Tensor, "B"]:
         """Return the real tokens of every sentence's source: of the memory, where there is one, else its own."""
-        if self.memory_BSD is None:
-            keep_BS, n_columns = self.keep_BT, self.positions.shape[1]
-        else:
-            keep_BS, n_columns = self.memory_visibility.keep_BS, self.memory_BSD.shape[1]
+        # In a graph the memory itself may be gone: its keys are given, and its mask.
+        keep_BS, memory_BSD = self.memory_visibility.keep_BS, self.memory_BSD
+        if keep_BS is None and memory_BSD is None:
+            keep_BS = self.keep_BT
         if keep_BS is None:
+            n_columns = (self.positions if memory_BSD is None else memory_BSD).shape[1]
             return torch.full((n_sentences,), n_columns, device=self.positions.device)
-        return keep_BS.sum(1).repeat_interleave(n_sentences // len(keep_BS))
+        n_beams = n_sentences // keep_BS.shape[0]
+        return keep_BS.sum(1) if n_beams == 1 else keep_BS.sum(1).repeat_interleave(n_beams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Round:
         time_D: what modulations of the round are made of (`ostinato.nn.by_round.RoundTime`); None: there is no such.
     """
 
-    index: int
+    index: int | Tensor
     rows: Rows
     weight_N: Tensor | None
     visible: Callable[[Tensor], Tensor] | None
@@ -130,7 +132,7 @@ class Round:
     def of(
         cls,
         run: Pass,
-        index: int,
+        index: int | Tensor,
         rows: Rows,
         weight_N: Tensor | None,
         visible: Callable[[Tensor], Tensor] | None,

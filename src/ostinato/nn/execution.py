@@ -69,6 +69,9 @@ class Execution:
             as the loop has; the tokens of one step, such as a prompt, see each other as in a whole pass. None: all.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
+        as_graph: the pass is traced once for all data (torch.export): nothing is decided by what tensors hold, and
+            every row is computed. The results are the same; nothing but them is returned: no trace, no costs. With
+            compaction "never" and expert_backend "dense".
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
 
     Raises:
@@ -86,12 +89,13 @@ class Execution:
     cached_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
+    as_graph: bool = False
     recompute: bool = False
 
     def __post_init__(self) -> None:
         named = {
             "compaction": get_args(Compaction),
-            "expert_backend": ("auto", *get_args(Backend)),
+            "expert_backend": ("auto", "dense", *get_args(Backend)),
             "dropout_draws": get_args(Draws),
             "exit_scope": get_args(ExitScope),
         }

@@ -38,6 +38,7 @@ import torch
 
 from ostinato.nn.act import ActUnit
 from ostinato.nn.context import Pass
+from ostinato.nn.graph import is_first
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
@@ -76,7 +77,7 @@ class Exit:
         found.threshold = threshold
         return found
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> ExitPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> ExitPass:
         """Begin a pass."""
         return ExitPass(self, states_ND, rows, run, n_rounds)
 
@@ -84,7 +85,7 @@ class Exit:
 class ExitPass(HaltingPass):
     """One pass: `total` is the gate's probability given out so far; `chosen` are outputs of a pass that goes on."""
 
-    def __init__(self, rule: Exit, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> None:
+    def __init__(self, rule: Exit, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> None:
         super().__init__(states_ND, rows, run)
         self._rule, self._n_rounds = rule, n_rounds
         self._predict: Callable[[Tensor], Tensor] | None = run.predict
@@ -95,13 +96,13 @@ class ExitPass(HaltingPass):
         self._before_NV: Tensor | None = None
         self._chosen_ND = states_ND
 
-    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+    def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Those that have not stopped."""
         self._set_active(self._next_N)
         return self.active_N
 
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
     ) -> tuple[Tensor | None, Visible]:
         """Tokens that have stopped show the state that left their last round."""
         active_N = self.active_N
@@ -110,11 +111,15 @@ class ExitPass(HaltingPass):
         if active_N is None or not self._rule.freezes:
             return None, None
         weight_N = active_N.to(self._total_N.dtype)
-        return weight_N, (lambda later_ND: where_active(active_N, later_ND, states_ND)) if index else None
+        return weight_N, (lambda later_ND: where_active(active_N, later_ND, states_ND)) if not is_first(index) else None
 
-    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Ask the criterion who stops after this round."""
-        rule, active_N, is_last = self._rule, self.active_N, index == self._n_rounds - 1
+        rule, active_N = self._rule, self.active_N
+        # In a loop of a graph it is not known, and decides nothing but what is recorded.
+        is_last = not self._as_graph and bool(index == self._n_rounds - 1)
         if rule.unit is not None:
             confidence_N, weight_N = self._ask_gate(left_ND, is_last)
         else:
@@ -147,7 +152,7 @@ class ExitPass(HaltingPass):
         self._total_N = where_active(self.active_N, total_N, self._total_N)
         return total_N, weight_N
 
-    def _confidence(self, index: int, states_ND: Tensor, left_ND: Tensor, is_last: bool) -> Tensor:
+    def _confidence(self, index: int | Tensor, states_ND: Tensor, left_ND: Tensor, is_last: bool) -> Tensor:
         """Return the confidence of every row; 0 after a first round that has nothing to be compared with."""
         criterion = self._rule.criterion
         found_N = torch.zeros_like(self._total_N)

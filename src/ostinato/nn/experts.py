@@ -26,6 +26,7 @@ from ostinato.kernels import (
     Draws,
     ExpertWeights,
     combine,
+    dense_dispatch,
     dispatch,
     expert_feed_forward,
     gather,
@@ -68,7 +69,7 @@ class Decision:
         if self.logits_NE is None or self.probs_NE is None:
             return None
         weight_N = self.weight_N if weight_N is None else weight_N.to(self.weight_N.dtype)
-        n, places_N = len(rows), rows.places(weight_N.device)
+        n, places_N = rows.n_rows, rows.places(weight_N.device)
         scores, chosen = (self.logits_NE[:n], self.probs_NE[:n]), (self.experts_NK[:n], self.gates_NK[:n])
         shape = rows.n_sentences, rows.n_columns
         return Routing(router, stack, step, *scores, *chosen, weight_N[:n], places_N, shape, self.n_heads)
@@ -134,22 +135,23 @@ class Routed(nn.Module):
         """Choose experts by a router, every head among its own. Args: see `route`."""
         kept = None if weight_N is None else weight_N.to(torch.promote_types(x_ND.dtype, weight_N.dtype))
         weight_N = x_ND.new_ones(x_ND.shape[0]) if kept is None else kept
+        send = dense_dispatch if backend == "dense" else dispatch
         if router is None:
             experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
             gates_NK = x_ND.new_ones(x_ND.shape[0], 1)
-            return Decision(dispatch(experts_NK, 1, kept), experts_NK, gates_NK, weight_N, backend=backend)
+            return Decision(send(experts_NK, 1, kept), experts_NK, gates_NK, weight_N, backend=backend)
         logits_NE = router(x_ND, draws)
         scores_NE = logits_NE / router.temperature()
         if n_heads == 1:
             probs_NE, experts_NK, gates_NK = self.gate(scores_NE, training=self.training)
         else:
-            n_choices = len(scores_NE) * n_heads
+            n_choices = scores_NE.shape[0] * n_heads
             by_head = self.gate(scores_NE.reshape(n_choices, self.gate.n_experts), training=self.training)
             first_H1 = torch.arange(n_heads, device=x_ND.device)[:, None] * self.gate.n_experts
-            experts_NHk = by_head.experts_NK.view(len(scores_NE), n_heads, self.gate.top_k)
+            experts_NHk = by_head.experts_NK.view(scores_NE.shape[0], n_heads, self.gate.top_k)
             experts_NK = (experts_NHk + first_H1).flatten(1)
             gates_NK, probs_NE = by_head.gates_NK.view_as(experts_NK), by_head.probs_NE.view_as(scores_NE) / n_heads
-        to = dispatch(experts_NK, scores_NE.shape[1], kept)
+        to = send(experts_NK, scores_NE.shape[1], kept)
         return Decision(to, experts_NK, gates_NK, weight_N, logits_NE, probs_NE, backend, n_heads)
 
 

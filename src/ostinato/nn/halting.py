@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -49,7 +50,7 @@ class HaltingRule(Protocol):
         """Return the same rule, with the same unit, at another threshold."""
         ...
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> HaltingPass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> HaltingPass:
         """Begin a pass of at most `n_rounds` rounds over the embedded states of all tokens."""
         ...
 
@@ -69,6 +70,7 @@ class HaltingPass(ABC):
 
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
         self.rows = rows
+        self._as_graph = run.execution.as_graph
         self._zeros_N = at_least_float32(torch.zeros_like(states_ND[:, 0]))
         self._keep_BT, self._keep_N = run.keep_BT, run.keep_N()
         self._set_active(self._keep_N)
@@ -84,13 +86,13 @@ class HaltingPass(ABC):
         """Whether no token takes part in this round and all later ones."""
         return not self.n_active
 
-    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+    def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Return who takes part in the 0-based round `index`, given the states it starts from; None: all rows."""
         return self.active_N
 
     @abstractmethod
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
     ) -> tuple[Float[Tensor, "N"] | None, Visible]:
         """Begin a round.
 
@@ -102,9 +104,22 @@ class HaltingPass(ABC):
             what rows look like to others. Neither changes later, so that a step can be run again.
         """
 
-    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Return the states after a round, given those after the round before it and those that its last step gave."""
         return left_ND
+
+    def carried(self) -> dict[str, Tensor]:
+        """Return what differs from round to round, by attribute."""
+        fixed = ("_keep_BT", "_keep_N", "_zeros_N", "_n_rounds")
+        return {name: one for name, one in vars(self).items() if isinstance(one, Tensor) and name not in fixed}
+
+    def standing_at(self, carried: dict[str, Tensor]) -> HaltingPass:
+        """Return this pass as it stands before another round, of which all differing tensors are given."""
+        found = copy(self)
+        vars(found).update(carried)
+        return found
 
     def narrow(self, kept_M: Int[Tensor, "M"], halted_L: Int[Tensor, "L"], states_ND: Float[Tensor, "N D"]) -> Tensor:
         """Give halted rows their output and forget them; called between `active` and `enter`.
@@ -157,6 +172,9 @@ class HaltingPass(ABC):
 
     def _set_active(self, active_N: Tensor | None, n_active: int | None = None) -> None:
         """Note who takes part; where their number is not given, this waits for an accelerator."""
+        if self._as_graph:  # how many they are is not known, and not asked
+            self.n_active, self.active_N = 1, active_N
+            return
         n = len(self.rows)
         if n_active is None:
             n_active = n if active_N is None else int(torch.count_nonzero(active_N))
@@ -165,12 +183,13 @@ class HaltingPass(ABC):
 
     def _runs_N(self) -> Bool[Tensor, "N"]:
         """Return who takes part in the round."""
-        n, device = len(self.rows), self._zeros_N.device
+        n, device = self.rows.n_rows, self._zeros_N.device
         return torch.ones(n, dtype=torch.bool, device=device) if self.active_N is None else self.active_N
 
     def _record(self, values: list[Tensor], value_N: Tensor) -> None:
         """Add what the rows did to what is known of all tokens; 0 for the others."""
-        values.append(self.rows.grid(value_N))
+        if not self._as_graph:  # of rounds in a loop only what it carries leaves it
+            values.append(self.rows.grid(value_N))
 
     def _mean_of_sentences(self, value_N: Tensor) -> Tensor:
         """Return for every row the mean over the real tokens of its sentence, all of which run or none."""
@@ -201,7 +220,7 @@ class NoHalting:
         """Return this rule: it has no threshold."""
         return self
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> WholePass:
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> WholePass:
         """Begin a pass."""
         return WholePass(states_ND, rows, run)
 
@@ -209,7 +228,7 @@ class NoHalting:
 class WholePass(HaltingPass):
     """One pass in which only padding has nothing to do."""
 
-    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[None, None]:
+    def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[None, None]:
         """Every token runs whole, and shows its present state."""
         return None, None
 

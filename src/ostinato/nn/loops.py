@@ -42,6 +42,8 @@ _CUT = 3.0
 _START_OF_DECAY = -math.log(math.sqrt(1 / 5))
 """softplus(d) of a new model, so that a = sqrt(1/5) = 0.447."""
 _POSITIONS_A_TABLE = 256
+POSITIONS_OF_A_GRAPH = 16 * _POSITIONS_A_TABLE
+"""For so many positions an exported model has noise (`NoiseState`)."""
 
 
 class Injection(nn.Module):
@@ -183,7 +185,10 @@ class NoiseState(nn.Module):
                 torch.empty_like(entry_BTD), std=self.std, a=-_CUT * self.std, b=_CUT * self.std
             )
         # Tables of so many positions each: a longer sentence adds tables, and changes none.
-        highest = int(positions.max()) if positions.numel() else 0
+        if torch.compiler.is_exporting():
+            highest = POSITIONS_OF_A_GRAPH - 1
+        else:
+            highest = int(positions.max()) if positions.numel() else 0
         tables = [
             _noise(self.seed + first, self.d_model, positions.device)
             for first in range(0, highest + 1, _POSITIONS_A_TABLE)

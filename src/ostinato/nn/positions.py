@@ -25,6 +25,8 @@ from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 def sinusoids(values: Int[Tensor, "*N"], d_model: int, *, in_halves: bool = False) -> Float[Tensor, "*N D"]:
     """Return P for integer positions, in float32."""
+    if torch.compiler.is_exporting():  # no table, whose size would depend on the positions
+        return _sinusoids_of(values, d_model, in_halves)
     highest = 0 if values.numel() == 0 else int(values.max())
     return _table(_room(highest + 1), d_model, values.device, in_halves)[values]
 
@@ -43,10 +45,14 @@ def _room(n: int) -> int:
 def _table(n: int, d_model: int, device: torch.device, in_halves: bool = False) -> Tensor:
     # A table first made while evaluating must also serve training: no inference tensor.
     with torch.inference_mode(False), torch.no_grad():
-        pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
-        angles = torch.arange(n, dtype=torch.float64)[:, None] / 10_000.0 ** (pairs / d_model)
-        together = torch.cat if in_halves else torch.stack
-        return together([angles.sin(), angles.cos()], dim=-1).flatten(1).float().to(device)
+        return _sinusoids_of(torch.arange(n), d_model, in_halves).to(device)
+
+
+def _sinusoids_of(values: Int[Tensor, "*N"], d_model: int, in_halves: bool) -> Float[Tensor, "*N D"]:
+    pairs = torch.arange(0, d_model, 2, dtype=torch.float64, device=values.device)
+    angles = values.double()[..., None] / 10_000.0 ** (pairs / d_model)
+    together = torch.cat if in_halves else torch.stack
+    return together([angles.sin(), angles.cos()], dim=-1).flatten(values.ndim).float()
 
 
 class PositionSignal:
@@ -75,7 +81,7 @@ class PositionSignal:
         """Return what is added once, before the first round."""
         return None
 
-    def at_round(self, prepared: Tensor | None, index: int) -> Tensor | None:
+    def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return what is added before the 0-based round `index`."""
         return None
 
@@ -121,7 +127,8 @@ class Learned(PositionSignal):
             DataError: a position that has no vector.
         """
         n_positions = self._table.num_embeddings - self._offset
-        length = int(positions.max()) + 1 if positions.numel() else 0
+        is_exported = torch.compiler.is_exporting()  # then whoever runs it finds a row that is not there
+        length = int(positions.max()) + 1 if not is_exported and positions.numel() else 0
         if length > n_positions:
             raise DataError(
                 f"a sequence of {length} tokens in the {self._stack}, which has learned positions for {n_positions} "
@@ -144,8 +151,11 @@ class Coordinates(PositionSignal):
         """Return P[i]."""
         return self._position_part(positions, n_sentences, training)
 
-    def at_round(self, prepared: Tensor | None, index: int) -> Tensor | None:
+    def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return P[i] + P[t]."""
         if prepared is None:
             raise ValueError("coordinates need their position part")
+        if isinstance(index, Tensor) or torch.compiler.is_exporting():
+            number = torch.as_tensor(index, device=prepared.device) + 1
+            return prepared + _sinusoids_of(number, self.d_model, self.in_halves)
         return prepared + _table(_room(index + 2), self.d_model, prepared.device)[index + 1]

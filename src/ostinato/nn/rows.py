@@ -89,9 +89,14 @@ class Rows:
         """B T."""
         return self.n_sentences * self.n_columns
 
+    @property
+    def n_rows(self) -> int:
+        """N; also where it is the symbol of a graph, which `len` would make a number."""
+        return self.n_tokens if self.index_N is None else self.index_N.shape[0]
+
     def __len__(self) -> int:
         """N."""
-        return self.n_tokens if self.index_N is None else self.index_N.shape[0]
+        return self.n_rows
 
     def take(self, x: Tensor) -> Tensor:
         """Return the rows of something that every token has, `[B, T, ...]`, or every column, `[1, T, ...]`."""

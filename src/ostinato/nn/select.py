@@ -103,9 +103,14 @@ class Select:
             return [(n_rounds - r) / n_rounds for r in range(n_rounds)]
         return [self.capacities[r % len(self.capacities)] for r in range(n_rounds)]
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> SelectPass:
+    def rounds_that_leave_out(self, n_rounds: int) -> list[int]:
+        """Return the rounds, of so many, in which some tokens may not be seen."""
+        leaves_out = [capacity is not None and capacity < 1.0 for capacity in self.capacities_of(n_rounds)]
+        return [r for r in range(n_rounds) if any(leaves_out[0 if self.freezes else r : r + 1])]
+
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SelectPass:
         """Begin a pass."""
-        return SelectPass(self, states_ND, rows, run, self.capacities_of(n_rounds))
+        return SelectPass(self, states_ND, rows, run, self.capacities_of(int(n_rounds)))
 
 
 class SelectPass(HaltingPass):
@@ -128,8 +133,10 @@ class SelectPass(HaltingPass):
         """Whether no token takes part any more: where rounds choose anew, none is left out for good."""
         return self._rule.freezes and super().is_over
 
-    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+    def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Ask the round's router."""
+        # Never a tensor: rounds that choose are no loop of a graph.
+        index = int(index)
         rule, capacity, candidates_N = self._rule, self._capacities[index], self._candidates_N
         if capacity is None:
             self._gate_N = None
@@ -167,18 +174,17 @@ class SelectPass(HaltingPass):
         n_chosen = torch.as_tensor(capacity * n_real + _NEARLY, device=found_BT.device).floor().clamp_min(1)
         return self.rows.take((ranks_BT < n_chosen) & found_BT.isfinite())
 
-    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, None]:
+    def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, None]:
         """Tokens that take no part are seen by none."""
         runs_N = self._runs_N()
         self._record(self._executed, runs_N)
         self._record(self._left, runs_N.to(self._zeros_N.dtype))
-        self.seen_BS = self._columns_of(index, runs_N)
+        self.seen_BS = self._columns_of(int(index), runs_N)
         return None if self.active_N is None else runs_N.to(self._zeros_N.dtype), None
 
     def _columns_of(self, index: int, runs_N: Tensor) -> Bool[Tensor, "B S"] | None:
         """Return who took part in the round, cached columns first; None where it can leave nobody out."""
-        first = 0 if self._rule.freezes else index
-        if not any(one is not None and one < 1.0 for one in self._capacities[first : index + 1]):
+        if index not in self._rule.rounds_that_leave_out(len(self._capacities)):
             return None
         cache, runs_BT = self._run.cache, self.rows.grid(runs_N)
         if cache is None:
@@ -191,7 +197,9 @@ class SelectPass(HaltingPass):
         cache.took_part[index] = seen_BS
         return seen_BS
 
-    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Weigh what the round makes of those that take part; the others keep their states."""
         if self._gate_N is not None:
             gate_N1 = self._gate_N[:, None].to(left_ND.dtype)

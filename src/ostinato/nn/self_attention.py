@@ -56,8 +56,9 @@ class SelfAttention(SubLayer):
 
     def keys_of(self, here: Round) -> KeysOf:
         """Return what makes keys and values in a round."""
-        use, by_time = self.use, here.time_D is not None and self.use.modulation is not None
-        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, here.index if by_time else None
+        use = self.use
+        by_time = int(here.index) if here.time_D is not None and use.modulation is not None else None
+        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, by_time
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -82,7 +83,7 @@ class SelfAttention(SubLayer):
         new = self.newly_halted(run, here)
         if here.visible is None and not new:
             valued_ND = None if scored_ND is read_ND else read_ND
-            to = self.route_values(module, scored_ND, len(scored_ND), run, here)
+            to = self.route_values(module, scored_ND, scored_ND.shape[0], run, here)
             q_NI, kv_NJ = module.queries_keys_values(scored_ND, decision, valued_ND, *to)
         else:
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
@@ -144,7 +145,7 @@ class SelfAttention(SubLayer):
         self, attention: Any, visible_ND: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round
     ) -> Float[Tensor, "N J"]:
         """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
-        n = len(visible_ND)
+        n = visible_ND.shape[0]
         if new:
             visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
         read_ND = self.prepared(visible_ND, self.modulation(here))
@@ -228,7 +229,9 @@ class SelfAttention(SubLayer):
         if not self.makes_keys:
             return
         attention, new = self.module, self.newly_halted(run, here)
-        kv_NJ = self.keys_values(attention, states_0D, new, run, here)
+        # Rows that are not gathered away are there, as they are seen.
+        visible_ND = states_0D if here.visible is None else here.visible(states_0D)
+        kv_NJ = self.keys_values(attention, visible_ND, new, run, here)
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:

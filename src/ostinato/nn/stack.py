@@ -38,6 +38,7 @@ from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
+from ostinato.nn.graph import RoundsMemory, repeat_while
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.loops import run_round, state_that_leaves
@@ -61,13 +62,15 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 
 class LoopProgram(NamedTuple):
     """What one segment runs: sub-layers, who takes part in their rounds, whether those tick, and what else it has
-    (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them."""
+    (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them.
+    `n_rounds`: of a graph, how often the loop runs: the first of two rounds once, then the second again and again."""
 
     rounds: Rounds
     rule: HaltingRule
     ticks: bool = True
     segment: Segment = Segment(())
     path: Sequence[float] = ()
+    n_rounds: Tensor | None = None
 
     @property
     def acts_between_rounds(self) -> bool:
@@ -133,7 +136,7 @@ class Stack:
         prefix_lengths_B: Int[Tensor, "B"] | None = None,
         memory_BSD: Float[Tensor, "B S D"] | None = None,
         memory_keep_BS: Bool[Tensor, "B S"] | None = None,
-        n_rounds: int | None = None,
+        n_rounds: int | Tensor | None = None,
         request: Collection[str] = (),
         execution: Execution = DEFAULT_EXECUTION,
     ) -> StackOutput:
@@ -145,7 +148,8 @@ class Stack:
             texts_BT: number of every column's text, where rows hold several that see nothing of each other.
             prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
-            n_rounds: another number of rounds than the plan's (fully shared plans only).
+            n_rounds: another number of rounds than the plan's (fully shared plans only); a tensor of one number in a
+                graph, where rounds are alike (`repeats_one_round`).
             request: captures to return: "input", "output", "residual", "weights", "seconds"; "rounds": what the output
                 would be after every round of the loop (stacks without halting, or with exits), the states that left it,
                 and the map of a round.
@@ -219,7 +223,7 @@ class Stack:
         advance = partial(self._advance, program[loop], states_BTD, run, signal) if "rounds" in run.request else None
         states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
         # A cost is for training; the steps of decoding would pay for it, token by token.
-        cost = halting.aux_loss() if run.cache is None else None
+        cost = halting.aux_loss() if run.cache is None and not run.execution.as_graph else None
         rounds: list[Callable[[], Tensor]] = [
             partial(self._after, left_BTD, program[loop:], run, signal) for left_BTD in run.rounds
         ]
@@ -290,7 +294,7 @@ class Stack:
         Args:
             first: the round to begin with, from the states `left_BTE` that left the one before it.
         """
-        rounds, rule, ticks, own, path = segment
+        rounds, rule, ticks, own, path, n_rounds = segment
         banks = self.banks
         clock: Any = None if own.time is None else banks.time[own.time]
         times = [None if clock is None else clock(sum(path[:r], 0.0), path[r]) for r in range(len(rounds))]
@@ -302,13 +306,15 @@ class Stack:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
-        halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
+        halting = rule.start(states_ND, Rows.all(B, T), run, n_rounds if n_rounds is not None else len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
         if ticks and n_free > 0:
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
+        if n_rounds is not None:
+            return self._repeat(segment, states_ND, injected_BTD, halting, run, signal)
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
             if gathers and active_N is not None and _pays(halting, run.execution):
@@ -319,21 +325,111 @@ class Stack:
                     _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
                 break
             with torch.no_grad() if ticks and index < n_free else nullcontext():
-                entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
-                if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
-                    entered_ND = entered_ND + halting.rows.take(tick)
-                if own.vectors is not None:
-                    entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
-                weight_N, visible = halting.enter(index, states_ND, entered_ND)
-                here = Round.of(
-                    run, index, halting.rows, weight_N, visible, halted, time_D=times[index], seen_BS=halting.seen_BS
-                )
-                left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
-                if own.round_norm is not None:
-                    left_ND = banks.norm[own.round_norm](left_ND)
-                states_ND = halting.leave(index, states_ND, left_ND)
+                round_of = index, steps, times[index]
+                states_ND = self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal, halted)
             if ticks and "rounds" in run.request:
                 run.rounds.append(halting.output(states_ND))
+        return halting.output(states_ND), halting
+
+    def _round(
+        self,
+        segment: LoopProgram,
+        round_of: tuple[int | Tensor, Sequence[Sequence[Runnable]], Tensor | None],
+        states_ND: Tensor,
+        injected_BTD: Tensor,
+        halting: HaltingPass,
+        run: Pass,
+        signal: Any,
+        halted: tuple[HaltedRows, ...] = (),
+    ) -> Float[Tensor, "N E"]:
+        """Run one round; return the states after it.
+
+        Args:
+            round_of: its number, its steps, and its time, where it has one.
+            injected_BTD: what is injected, if something is.
+        """
+        index, steps, time_D = round_of
+        own, banks = segment.segment, self.banks
+        entered_ND = states_ND
+        if own.inject is not None:
+            entered_ND = banks.injection[own.inject](states_ND, halting.rows.take(injected_BTD))
+        if (tick := self.signal.at_round(signal, index) if segment.ticks else None) is not None:
+            entered_ND = entered_ND + halting.rows.take(tick)
+        if own.vectors is not None:
+            entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
+        weight_N, visible = halting.enter(index, states_ND, entered_ND)
+        here = Round.of(run, index, halting.rows, weight_N, visible, halted, time_D=time_D, seen_BS=halting.seen_BS)
+        left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
+        if own.round_norm is not None:
+            left_ND = banks.norm[own.round_norm](left_ND)
+        return halting.leave(index, states_ND, left_ND)
+
+    def _repeat(
+        self,
+        segment: LoopProgram,
+        states_ND: Tensor,
+        injected_BTD: Tensor,
+        halting: HaltingPass,
+        run: Pass,
+        signal: Any,
+    ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
+        """Run a loop of a number of rounds that a tensor holds; it ends earlier where all tokens have halted.
+
+        What its rounds cache after that, they cache in a second loop: later tokens may go deeper, and look back.
+        """
+        rounds, n_rounds = segment.rounds, segment.n_rounds
+        assert n_rounds is not None  # not user input
+        memory, first_steps = RoundsMemory(run.cache), [steps[0].index for steps in segment.segment.rounds()]
+        sized = [one for one in (run.keep_BT, run.positions, *memory.past) if one is not None]
+        # Only a token that is frozen, and of which no neighbour is read, looks the same in all rounds to come.
+        can_end = not isinstance(segment.rule, NoHalting) and (
+            run.cache is None or (segment.rule.freezes and not self._mixes_columns and not segment.segment.phases)
+        )
+
+        def one_round(index: int | Tensor, states_ND: Tensor, halting: HaltingPass, made: list[Tensor]) -> Tensor:
+            alone = replace(run, keys={}, halted_keys={}, routings=[], captures={})
+            number = 0 if isinstance(index, int) else 1
+            with memory.round(alone, index, first_steps[number], made) as alone:
+                round_of = index, rounds[number], None
+                return self._round(segment, round_of, states_ND, injected_BTD, halting, alone, signal)
+
+        halting.active(0, states_ND)
+        made: list[Tensor] = []
+        states_ND = one_round(0, states_ND, halting, made)
+        next_index = torch.ones((), dtype=torch.long, device=states_ND.device)
+        halting.active(next_index, states_ND)
+        names = tuple(halting.carried())
+
+        def goes_on(index: Tensor, states_ND: Tensor, *carried: Tensor) -> Tensor:
+            more = index < n_rounds
+            active_N = dict(zip(names, carried, strict=False)).get("active_N")
+            return more if active_N is None or not can_end else more & active_N.any()
+
+        def body(index: Tensor, states_ND: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+            here = halting.standing_at(dict(zip(names, carried, strict=False)))
+            made: list[Tensor] = []
+            states_ND = one_round(index, states_ND, here, made)
+            here.active(index + 1, states_ND)
+            rooms = memory.write(carried[len(names) :], index, made)
+            return index + 1, states_ND, *here.carried().values(), *rooms
+
+        start = next_index, states_ND, *halting.carried().values(), *memory.start(made)
+        index, states_ND, *carried = repeat_while(goes_on, body, start, sized)
+        halting, rooms = halting.standing_at(dict(zip(names, carried, strict=False))), carried[len(names) :]
+        if can_end and rooms:
+
+            def fill(index: Tensor, *rooms: Tensor) -> tuple[Tensor, ...]:
+                alone = replace(run, keys={}, halted_keys={}, routings=[], captures={})
+                own, made = halting.standing_at({}), list[Tensor]()
+                with memory.round(alone, index, first_steps[1], made) as alone:
+                    weight_N, visible = own.enter(index, states_ND, states_ND)
+                    here = Round.of(alone, index, own.rows, weight_N, visible, ())
+                    for sub_layer in chain.from_iterable(rounds[1]):
+                        sub_layer.fill_cache(states_ND, alone, here)
+                return index + 1, *memory.write(rooms, index, made)
+
+            _, *rooms = repeat_while(lambda index, *rooms: index < n_rounds, fill, (index, *rooms), sized)
+        memory.finish(rooms)
         return halting.output(states_ND), halting
 
     def exits(self, execution: Execution) -> bool:
@@ -344,6 +440,13 @@ class Stack:
         if isinstance(self.halting, Select):  # its routers weigh what rounds add: another rule would be another model
             return False
         return execution.exit in OF_STATES or self.readout is not None
+
+    @property
+    def repeats_one_round(self) -> bool:
+        """Whether all rounds do the same, so that a graph may run them in a loop (`Execution.as_graph`)."""
+        plan = self.plan
+        is_alike = plan.is_fully_shared and not plan.loop.tells_rounds_apart and plan.loop.keys == "own"
+        return is_alike and bool(plan.loop.steps) and not isinstance(self.halting, Select)
 
     def why_not_by_sentence(self) -> str | None:
         """Return why sentences of a batch cannot have rounds of their own (`RoundsBySentence`); None: they can."""
@@ -359,7 +462,7 @@ class Stack:
             return f"the rounds of the {self.plan.stack} read keys of earlier ones, in which some sentences wait"
         return None
 
-    def program(self, n_rounds: int | None, execution: Execution) -> Program:
+    def program(self, n_rounds: int | Tensor | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
 
         Args:
@@ -368,6 +471,9 @@ class Stack:
         Raises:
             ConfigError: another number than the plan's, of rounds that differ.
         """
+        repeats = n_rounds if isinstance(n_rounds, Tensor) else None
+        if isinstance(n_rounds, Tensor):
+            n_rounds = 2
         asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
         rule = self.halting
         if isinstance(asked, RoundsByLength):
@@ -394,7 +500,9 @@ class Stack:
             reason = f"a path of {len(path)} steps was given for the {self.plan.stack}"
             raise ConfigError([Problem("n_steps", n_rounds, reason)])
         return tuple(
-            LoopProgram(own, rule if segment.is_loop else NoHalting(), segment.is_loop, segment, path)
+            LoopProgram(own, rule, True, segment, path, repeats)
+            if segment.is_loop
+            else LoopProgram(own, NoHalting(), False, segment, path)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.nn.context import Pass
+from ostinato.nn.graph import is_first
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.layers import Linear, at_least_float32, without_autocast
 from ostinato.nn.rows import Rows
@@ -77,7 +78,9 @@ class StickBreaking:
         found.threshold = threshold
         return found
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int) -> StickBreakingPass:
+    def start(
+        self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor
+    ) -> StickBreakingPass:
         """Begin a pass."""
         return StickBreakingPass(self, states_ND, rows, run)
 
@@ -93,9 +96,9 @@ class StickBreakingPass(HaltingPass):
         # Padding has halted, and looks as it did.
         self._mean_ND = torch.zeros_like(states_ND) if keep_N is None else where_active(~keep_N, states_ND, 0.0)
 
-    def active(self, index: int, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
+    def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Ask the gate of the round before; whoever has too little left halts."""
-        if index:
+        if not is_first(index):
             self._halt(states_ND)
         return self.active_N
 
@@ -108,7 +111,7 @@ class StickBreakingPass(HaltingPass):
         has_enough_N = next_N.detach().exp() >= max(1.0 - self._rule.threshold, LEAST_MASS)
         # At threshold 0 nothing is enough, not even the whole mass of a gate that is exactly 0.
         goes_on_N = has_enough_N if self._rule.threshold else torch.zeros_like(has_enough_N)
-        self._set_active(where_active(active_N, goes_on_N, False))
+        self._set_active(goes_on_N if active_N is None else active_N & goes_on_N)
         # Who halts gives out all that is left, and who has halted has nothing left.
         alpha_N = where_active(self.active_N, left_N * halt_N, left_N)
         self._record(self._probs, halt_N)
@@ -118,13 +121,13 @@ class StickBreakingPass(HaltingPass):
         self._left_N = where_active(self.active_N, self._log_left_N.exp(), 0.0)
 
     def enter(
-        self, index: int, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], entered_ND: Float[Tensor, "N D"]
     ) -> tuple[Tensor | None, Visible]:
         """Halted tokens show s of their last round, the others their s so far."""
         left_N = self._left_N
         self._record(self._executed, self._runs_N())
         self._record(self._left, left_N)
-        visible = partial(self._shown, self._mean_ND, left_N) if index else None
+        visible = partial(self._shown, self._mean_ND, left_N) if not is_first(index) else None
         return left_N.detach() if self._rule.detaches_weight else left_N, visible
 
     @staticmethod
@@ -132,7 +135,9 @@ class StickBreakingPass(HaltingPass):
         """Return expected halted states."""
         return torch.addcmul(mean_ND, left_N[:, None].to(states_ND.dtype), states_ND)
 
-    def leave(self, index: int, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def leave(
+        self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N D"]:
         """Halted tokens keep their states."""
         return where_active(self.active_N, left_ND, states_ND)
 

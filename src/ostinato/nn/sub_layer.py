@@ -179,23 +179,23 @@ class Parallel:
     """
 
     def __init__(self, sub_layers: Sequence[SubLayer]) -> None:
-        self._sub_layers = sub_layers
+        self.sub_layers = sub_layers
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
         """Return the states after the step."""
         sum_ND = states_ND
-        for sub_layer in self._sub_layers:
+        for sub_layer in self.sub_layers:
             sum_ND = sub_layer(states_ND, run, here, sum_ND)
         return sum_ND
 
     def prepare(self, run: Pass) -> None:
         """See `SubLayer`."""
-        for sub_layer in self._sub_layers:
+        for sub_layer in self.sub_layers:
             sub_layer.prepare(run)
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """See `SubLayer`."""
-        for sub_layer in self._sub_layers:
+        for sub_layer in self.sub_layers:
             sub_layer.fill_cache(states_0D, run, here)
 
 

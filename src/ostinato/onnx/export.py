@@ -1,0 +1,154 @@
+"""A run as files of ONNX or torch.export, a file a graph (`ostinato.onnx.graphs`).
+
+FILE                          the graph of a model that has one
+STEM.encoder.onnx, STEM.decoder.onnx    those of an encoder and a decoder, FILE being STEM.onnx
+STEM.int8.onnx, ...           the same with weights of 8 bits, where asked for
+
+Every ONNX file says what it is in its metadata: `ostinato`, JSON with the recipe's name, the graph, the rounds that its
+loop runs by the plan, and the ids of padding, begin and end symbol.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostinato.data.disk import PARTIAL, give_mode, make_folder, sync
+from ostinato.errors import CheckpointError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.onnx.graphs import Graph, graphs_of
+from ostinato.system_errors import naming
+
+Write = Callable[[Graph, Path], None]
+
+
+def export_onnx(run: LoadedRun, file: str | Path, *, int8: bool = False) -> list[Path]:
+    """Write a run as ONNX files.
+
+    Args:
+        file: ends in .onnx. int8: write files with weights of 8 bits, too, behind the others in the list.
+
+    Returns:
+        The files, in the order of the graphs.
+
+    Raises:
+        CheckpointError: a file is there, or has another ending; a model that cannot be written so.
+    """
+    plain, graphs = Path(file), graphs_of(run.model)
+    files = _files(plain, ".onnx", graphs)
+    small = _files(plain.with_suffix(".int8.onnx"), ".onnx", graphs) if int8 else []
+    with _new_files([*files, *small]) as written:
+        for graph, path in zip(graphs, written, strict=False):
+            with _one_line("ONNX"):
+                write_onnx(graph, graph.exported(), path, _about(run, graph))
+        for path, target in zip(written[: len(graphs)], written[len(graphs) :], strict=False):
+            quantise(path, target)
+    return [*files, *small]
+
+
+def export_torch(run: LoadedRun, file: str | Path) -> list[Path]:
+    """Write a run as files of torch.export, which `torch.export.load` reads. See `export_onnx`.
+
+    Raises:
+        CheckpointError: a file is there, or has another ending than .pt2; a model that cannot be written so.
+    """
+    graphs = graphs_of(run.model)
+    files = _files(Path(file), ".pt2", graphs)
+    with _new_files(files) as written:
+        for graph, path in zip(graphs, written, strict=True):
+            with _one_line("torch.export"):
+                torch.export.save(graph.exported(), path)
+    return files
+
+
+def quantise(file: Path, target: Path) -> None:
+    """Write a graph whose products with weights are of 8 bits: weights once, what they are multiplied with as it comes.
+
+    (onnxruntime's dynamic quantisation; embeddings stay as they are unless they are products' weights.)
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quiet("root"):
+        quantize_dynamic(file, target, weight_type=QuantType.QInt8, extra_options={"EnableSubgraph": True})
+
+
+def _files(file: Path, ending: str, graphs: Sequence[Graph]) -> list[Path]:
+    if file.suffix != ending:
+        raise CheckpointError(f"{file}: the file's name must end in {ending}")
+    files = [file] if len(graphs) == 1 else [file.with_suffix(f".{graph.name}{ending}") for graph in graphs]
+    for one in files:
+        if one.exists():
+            raise CheckpointError(f"{one} is there: nothing is overwritten; delete it, or choose another name")
+    return files
+
+
+@contextmanager
+def _new_files(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield paths to write; when the block ends without an error they become these files, else they are gone."""
+    parent = files[0].parent
+    make_folder(parent)
+    with naming(parent), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=parent) as partial:
+        written = [Path(partial) / file.name for file in files]
+        yield written
+        for path, file in zip(written, files, strict=True):
+            give_mode(path, parent)
+            sync(path)
+            path.replace(file)
+
+
+def write_onnx(graph: Graph, program: torch.export.ExportedProgram, path: Path, about: dict[str, Any]) -> None:
+    """Write a graph as an ONNX file.
+
+    Args:
+        program: as `graph.exported` returned it. about: what the file's metadata says.
+    """
+    import onnx_ir
+
+    names: dict[str, Any] = {"input_names": list(graph.inputs), "output_names": list(graph.outputs)}
+    with _quiet("torch.onnx", "onnxscript", "onnx_ir"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its libraries about each other
+        made: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    model = made.model
+    for values, sizes in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
+        for value in values:
+            value.shape = onnx_ir.Shape(sizes[value.name])
+    model.metadata_props["ostinato"] = json.dumps(about)
+    made.save(path)
+
+
+def _about(run: LoadedRun, graph: Graph) -> dict[str, Any]:
+    special = run.model.special_ids
+    ids = {"pad": special.pad, "bos": special.bos, "eos": special.eos}
+    return {"recipe": run.recipe.name, "graph": graph.name, "rounds": graph.rounds, "special_ids": ids}
+
+
+@contextmanager
+def _one_line(format: str) -> Iterator[None]:
+    """Turn what its tracer says of a model that it cannot write into one line."""
+    try:
+        yield
+    except (torch.onnx.OnnxExporterError, RuntimeError, NotImplementedError) as error:
+        reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(f"this model cannot be written for {format}: {reason[0]}") from error
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Let libraries say only what went wrong."""
+    loggers = [logging.getLogger(None if name == "root" else name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,86 @@
+"""Exported graphs in onnxruntime: as they are called, and what they lose on held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+
+from ostinato.data.batch import Batch, Tokens
+from ostinato.data.batching import evaluation_batches
+from ostinato.data.example import Example
+from ostinato.data.rows import encode_rows
+from ostinato.errors import DataError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.onnx.graphs import Graph, Tensors, graphs_of
+
+
+class Session:
+    """One graph in onnxruntime: called with tensors by name, returns tensors by name.
+
+    Args:
+        file: of `ostinato export onnx`. n_threads: None: as many as onnxruntime takes.
+    """
+
+    def __init__(self, file: str | Path, n_threads: int | None = None) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if n_threads is not None:
+            options.intra_op_num_threads = n_threads
+        self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self._inputs = [one.name for one in self._session.get_inputs()]
+        self._outputs = [one.name for one in self._session.get_outputs()]
+
+    def __call__(self, given: Tensors) -> Tensors:
+        """Run the graph; inputs that it does not know are left out."""
+        feeds = {name: given[name].numpy() for name in self._inputs}
+        made: list[Any] = self._session.run(None, feeds)
+        return {name: torch.from_numpy(one) for name, one in zip(self._outputs, made, strict=True)}
+
+
+def whole_pass(graphs: Sequence[Graph], sessions: Sequence[Session], batch: Batch) -> torch.Tensor:
+    """Return the logits of a teacher-forced batch: a decoder's pass with nothing cached.
+
+    Args:
+        graphs: of the model. sessions: that run them.
+    """
+    given = _given(graphs[-1], batch.target)
+    if len(graphs) == 2:
+        assert batch.source is not None  # the batch is such a model's
+        given |= {"memory_keep": batch.source.keep_BT, **sessions[0](_given(graphs[0], batch.source))}
+    if batch.prefix_lengths_B is not None:
+        given["prefix_lengths"] = batch.prefix_lengths_B
+    logits = sessions[-1](given)["logits"]
+    if batch.places_BL is not None:
+        logits = logits.gather(1, batch.places_BL[..., None].expand(-1, -1, logits.shape[-1]))
+    return logits
+
+
+def held_out_loss(run: LoadedRun, files: Sequence[Path], examples: Sequence[Example]) -> float:
+    """Return the loss of exported graphs on examples, in nats a label.
+
+    Raises:
+        DataError: no label of the examples counts.
+    """
+    graphs, sessions = graphs_of(run.model), [Session(file) for file in files]
+    data, total, n_labels = run.recipe.data, 0.0, 0
+    rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name="examples")
+    for batch in evaluation_batches(rows, data.eval_tokens_per_batch):
+        logs = torch.log_softmax(whole_pass(graphs, sessions, batch).double(), -1)
+        chosen = logs.gather(-1, batch.labels_BT[..., None]).squeeze(-1)
+        total -= float(chosen[batch.loss_mask_BT].sum())
+        n_labels += batch.n_labels
+    if not n_labels:
+        raise DataError("no label of these examples counts: a loss would be a mean over nothing")
+    return total / n_labels
+
+
+def _given(graph: Graph, tokens: Tokens) -> Tensors:
+    """Return a graph's inputs for tokens: nothing is cached, and rounds are the plan's."""
+    rounds = {} if graph.rounds is None else {"rounds": graph.rounds}
+    n, width = tokens.ids_BT.shape[:2]
+    given = graph.example(batch=n, columns=width, cached=0, words=tokens.ids_BT.shape[-1], **rounds)
+    return given | {"ids": tokens.ids_BT, "keep": tokens.keep_BT}

@@ -1,0 +1,69 @@
+"""What graphs are compared with: the model itself, over the same sentences, whole and in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from architectures import Sentence, left_padded
+from ostinato.config.model import ModelConfig
+from ostinato.data.batch import Batch
+from ostinato.models import Model
+from ostinato.onnx.graphs import Graph, Tensors
+
+Run = Callable[[Tensors], Tensors]
+"""A graph, whatever runs it: tensors by name in, tensors by name out."""
+
+
+def expected_logits(model: Model, batch: Batch, n_steps: int | None = None) -> Tensor:
+    """Return the model's logits of the real tokens, by its own way to run."""
+    with torch.no_grad():
+        return model(batch, n_steps=n_steps).logits_BTV
+
+
+def decoder_logits(
+    graphs: Sequence[Graph], runs: Sequence[Run], batch: Batch, pieces: Sequence[int], rounds: int | None = None
+) -> Tensor:
+    """Return the logits that the graphs of a model that writes give over `pieces` of so many columns each."""
+    graph, run = graphs[-1], runs[-1]
+    fixed: Tensors = {}
+    if len(graphs) == 2:
+        assert batch.source is not None
+        source: Tensors = {"ids": batch.source.ids_BT, "keep": batch.source.keep_BT}
+        fixed = {"memory_keep": batch.source.keep_BT} | runs[0](source | _rounds(graphs[0], rounds))
+    if "prefix_lengths" in graph.inputs:
+        assert batch.prefix_lengths_B is not None
+        fixed["prefix_lengths"] = batch.prefix_lengths_B
+    fixed |= _rounds(graph, rounds)
+    n, n_rounds = len(batch.target.ids_BT), int(fixed["rounds"]) if "rounds" in fixed else 1
+    empty = graph.example(batch=n, cached=0, rounds=n_rounds)
+    past = {name: one for name, one in empty.items() if name.startswith("past_")}
+    logits, first = [], 0
+    for width in pieces:
+        columns = slice(first, first + width)
+        made = run({"ids": batch.target.ids_BT[:, columns], "keep": batch.target.keep_BT[:, columns], **fixed, **past})
+        past = {f"past_{name[8:]}": one for name, one in made.items() if name.startswith("present_")}
+        logits.append(made["logits"])
+        first += width
+    return torch.cat(logits, dim=1)
+
+
+def _rounds(graph: Graph, rounds: int | None) -> Tensors:
+    if graph.rounds is None:
+        return {}
+    return {"rounds": torch.tensor(graph.rounds if rounds is None else rounds)}
+
+
+def pieces_of(config: ModelConfig, sentences: Sequence[Sentence], n_columns: int) -> list[int]:
+    """Return a first piece, with the whole prefix where there is one, one column, and the rest."""
+    first = n_columns - min(len(one.target) - (one.n_prefix or 0) for one in sentences)
+    first = max(1, min(first, n_columns))
+    rest = n_columns - first
+    return [first] + ([1] if rest else []) + ([rest - 1] if rest > 1 else [])
+
+
+def of_sentences(sentences: Sequence[Sentence]) -> Batch:
+    """Return a batch with padding on the left."""
+    return left_padded(sentences)

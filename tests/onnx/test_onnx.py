@@ -1,0 +1,251 @@
+"""Exported graphs in onnxruntime and torch.export give what the model gives, whatever the sizes and the rounds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+
+sys.path.append(str(Path(__file__).parents[1] / "hf"))
+
+import kinds
+import onnxruntime
+import runs
+from graphs import decoder_logits, expected_logits, of_sentences, pieces_of
+
+import onnx
+from architectures import any_architecture, draws, random_model, sentences
+from ostinato.cli import main
+from ostinato.errors import CheckpointError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.models import Model
+from ostinato.onnx.export import write_onnx
+from ostinato.onnx.graphs import Graph, Tensors, graphs_of
+from ostinato.onnx.session import Session
+
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 1e-4
+SIZES = [
+    {"batch": 1, "columns": 1, "cached": 0, "rounds": 1, "source": 1},
+    {"batch": 3, "columns": 6, "cached": 0, "rounds": 5, "source": 4},
+    {"batch": 2, "columns": 1, "cached": 4, "rounds": 3, "source": 7},
+]
+
+
+def code_of(*words: str) -> Any:
+    """Return the exit code of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code or 0
+
+
+def filled(graph: Graph, **sizes: int) -> Tensors:
+    """Return inputs with random ids and caches, and padding on the left of the first sentence."""
+    draws = torch.Generator().manual_seed(3)
+    given = graph.example(**sizes)
+    given["ids"] = torch.randint(4, 15, given["ids"].shape, generator=draws)
+    if sizes["columns"] > 1:
+        given["keep"][0, :2] = False
+    for name, one in given.items():
+        if one.is_floating_point():
+            given[name] = torch.randn(one.shape, generator=draws)
+    return given
+
+
+def assert_same(found: Tensors, expected: Tensors, keep_BT: Tensor, what: str) -> None:
+    """Compare all tensors, logits of padding aside."""
+    assert list(found) == list(expected), "order and names"
+    for name, value in expected.items():
+        ours, theirs = (one.double().clamp(-1e9, 1e9) for one in (value, found[name]))
+        if name == "logits" and ours.shape[:2] == keep_BT.shape:
+            ours, theirs = ours[keep_BT], theirs[keep_BT]
+        # Keys and values have no norm behind them: what counts is how large they are.
+        scale = 1.0 if name == "logits" or not ours.numel() else max(1.0, float(ours.abs().max()))
+        difference = float((theirs - ours).abs().max()) if ours.numel() else 0.0
+        assert difference <= TOLERANCE * scale, f"{what}, {name}: {difference}"
+
+
+def check_everywhere(model: Model, tmp_path: Path) -> None:
+    """Compare every graph of a model in onnxruntime and as torch.export's program with the module itself."""
+    for graph in graphs_of(model):
+        program = graph.exported()
+        session = Session(written(graph, program, tmp_path))
+        for sizes in SIZES:
+            given = filled(graph, **sizes)
+            with torch.no_grad():
+                expected = graph.module(given)
+                again = program.module()(given)
+            assert_same(again, expected, given["keep"], f"{graph.name} torch.export {sizes}")
+            assert_same(session(given), expected, given["keep"], f"{graph.name} onnxruntime {sizes}")
+
+
+def written(graph: Graph, program: Any, folder: Path) -> Path:
+    path = folder / f"{graph.name}.onnx"
+    write_onnx(graph, program, path, {})
+    return path
+
+
+@pytest.mark.slow
+def test_a_loop_with_halting_runs_any_number_of_rounds_over_one_copy_of_its_weights(tmp_path: Path) -> None:
+    model = kinds.language_model("shared, coordinates, ACT")
+    check_everywhere(model, tmp_path)
+    stored = onnx.load(tmp_path / "model.onnx")
+    assert [node.op_type for node in stored.graph.node].count("Loop") == 2  # rounds, and what those left out cache
+    sizes = [
+        torch.Size(one.dims).numel() for one in stored.graph.initializer if one.data_type == onnx.TensorProto.FLOAT
+    ]
+    assert sum(sizes) <= model.n_parameters() + 1000
+
+
+@pytest.mark.slow
+def test_a_loop_ends_where_all_tokens_have_halted(tmp_path: Path) -> None:
+    model: Any = kinds.encoder_model("shared, coordinates, ACT", "tagging")
+    with torch.no_grad():
+        model.banks.halting["encoder"].map.bias.fill_(50.0)  # after the first round
+    [graph] = graphs_of(model)
+    session = Session(written(graph, graph.exported(), tmp_path))
+    given = filled(graph, batch=2, columns=3) | {"rounds": torch.tensor(10**12)}
+    with torch.no_grad():
+        expected = graph.module(given | {"rounds": torch.tensor(2)})
+    assert_same(session(given), expected, given["keep"], "as many rounds as would never end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", list(kinds.STACKS))
+def test_language_models_of_every_kind(stack: str, tmp_path: Path) -> None:
+    check_everywhere(kinds.language_model(stack), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_prefix_language_model(tmp_path: Path) -> None:
+    check_everywhere(kinds.language_model("shared, window, experts", mask="prefix"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", list(kinds.HEADS))
+def test_encoders_with_every_head(head: str, tmp_path: Path) -> None:
+    check_everywhere(kinds.encoder_model("shared, rotary, stick-breaking", head), tmp_path)
+
+
+@pytest.mark.slow
+def test_an_encoder_and_a_decoder(tmp_path: Path) -> None:
+    check_everywhere(kinds.pair_model("shared, coordinates, ACT", "shared, rotary, stick-breaking"), tmp_path)
+
+
+@pytest.mark.slow
+@draws(6)
+@given(data=st.data())
+def test_any_model_in_onnxruntime_whole_and_in_cached_pieces(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    config = data.draw(any_architecture())
+    model, drawn = random_model(config).float(), data.draw(sentences(config))
+    batch, graphs = of_sentences(drawn), graphs_of(model)
+    folder = tmp_path_factory.mktemp("drawn")
+    sessions = [Session(written(graph, graph.exported(), folder)) for graph in graphs]
+    keep, width = batch.target.keep_BT, batch.target.ids_BT.shape[1]
+    expected = expected_logits(model, batch)[keep]
+    for pieces in ([width], pieces_of(config, drawn, width)):
+        found = decoder_logits(graphs, sessions, batch, pieces)[keep]
+        scale = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=TOLERANCE * scale)
+
+
+@pytest.fixture(scope="module")
+def looped(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, Path]:
+    """Return a run of a looped language model with its exported file."""
+    folder = tmp_path_factory.mktemp("looped")
+    run = runs.make_run("looped", folder / "run")
+    assert code_of("export", "onnx", str(folder / "run"), str(folder / "out.onnx")) == 0
+    return run, folder / "out.onnx"
+
+
+@pytest.mark.slow
+def test_the_example_writes_what_the_run_writes(looped: tuple[LoadedRun, Path]) -> None:
+    run, file = looped
+    prompt = [1, 7, 9]
+    command = [sys.executable, str(ROOT / "examples" / "onnx_in_ten_lines.py"), str(file), *map(str, prompt)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = [int(word) for word in done.stdout.split()][len(prompt) :]
+    [expected] = run.model.generate(torch.tensor([prompt]), max_length=20)
+    eos = run.model.special_ids.eos
+    assert [one for one in found if one != eos] == expected[: len(found)]
+
+
+@pytest.mark.slow
+def test_files_say_what_they_are_and_are_never_overwritten(
+    looped: tuple[LoadedRun, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = looped
+    about = json.loads(onnxruntime.InferenceSession(file).get_modelmeta().custom_metadata_map["ostinato"])
+    assert about["rounds"] == 4
+    assert about["special_ids"] == {"pad": 0, "bos": 1, "eos": 2}
+    before = file.read_bytes()
+    assert code_of("export", "onnx", str(run.directory), str(file)) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_int8_is_smaller_and_its_loss_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = tmp_path / "dev.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in runs.TEXTS))
+    runs.make_run("looped", tmp_path / "run", "model.d_model=64", f"data.train={texts}", f"data.dev={texts}")
+    assert code_of("export", "onnx", str(tmp_path / "run"), str(tmp_path / "x.onnx"), "--int8") == 0
+    plain, small = tmp_path / "x.onnx", tmp_path / "x.int8.onnx"
+    assert small.stat().st_size < plain.stat().st_size
+    out = capsys.readouterr().out
+    loss, with_int8 = (float(word) for word in out.split(": ")[-1].split() if word.replace(".", "").isdigit())
+    run: Any = runs.ostinato.load(tmp_path / "run")
+    assert loss == pytest.approx(run.evaluate("dev")["loss"], abs=1e-3)
+    assert with_int8 == pytest.approx(loss, abs=0.5)
+
+
+@pytest.mark.slow
+def test_torch_programs_are_read_again(tmp_path: Path) -> None:
+    run = runs.make_run("halting", tmp_path / "run")
+    assert code_of("export", "torch", str(tmp_path / "run"), str(tmp_path / "x.pt2")) == 0
+    [graph] = graphs_of(run.model)
+    given = filled(graph, batch=2, columns=3, cached=2, rounds=3)
+    with torch.no_grad():
+        found = torch.export.load(tmp_path / "x.pt2").module()(given)
+        assert_same(found, graph.module(given), given["keep"], "read again")
+
+
+def test_what_cannot_be_exported_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(tmp_path / "run")
+    runs.make_run("looped", tmp_path / "run")
+
+    def line_of(*words: str) -> str:
+        assert code_of("export", *words) == 2
+        [line] = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    assert "must end in .onnx" in line_of("onnx", run, str(tmp_path / "x.bin"))
+    assert "must end in .pt2" in line_of("torch", run, str(tmp_path / "x.onnx"))
+    assert "data.train is None" in line_of("onnx", run, str(tmp_path / "x.onnx"), "--int8")  # no text to measure on
+    (tmp_path / "there.pt2").write_text("kept")
+    assert "nothing is overwritten" in line_of("torch", run, str(tmp_path / "there.pt2"))
+    assert (tmp_path / "there.pt2").read_text() == "kept"
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert "pip install 'ostinato[onnx]'" in line_of("onnx", run, str(tmp_path / "x.onnx"))
+    assert not list(tmp_path.glob("*.onnx"))
+
+
+def test_recurrent_models_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="only Transformers can"):
+        graphs_of(kinds.recurrent_model())
