@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import CheckpointOption, RunArgument
+from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument, SetOption
 from ostinato.cli.output import print_line
 from ostinato.errors import ConfigError
 
@@ -16,11 +16,6 @@ EPILOG = "Example: ostinato export hf runs/x models/x"
 app = typer.Typer(
     help="Write a run as another library's model.", epilog=EPILOG, no_args_is_help=True, rich_markup_mode=None
 )
-
-
-@app.callback()
-def _libraries() -> None:
-    """Keep `hf` a command of its own, although there is one library only."""
 
 
 @app.command("hf", epilog=EPILOG)
@@ -51,3 +46,29 @@ def export_hf(
     loaded = load(run, checkpoint=checkpoint, device="cpu")
     written = export_run(loaded, folder) if plain is None else export_plain(loaded, folder, plain)
     print_line(f"{written}: {loaded.recipe.name}, {loaded.model.n_parameters():,} parameters")
+
+
+@app.command("lm-eval", epilog="Example: ostinato export lm-eval runs/x tasks/x --split test")
+def export_lm_eval(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files are written: a new folder.")],
+    split: Annotated[
+        list[str] | None, typer.Option(help="Split of the run's task, may be repeated; default: the recipe's.")
+    ] = None,
+    settings: SetOption = None,
+    access: AccessOption = None,
+) -> None:
+    """Write splits of a run's task as task files of lm-eval: a YAML file and a JSON lines file each.
+
+    Wrong targets of a task become choices; all else is scored by the likelihood of its targets.
+    """
+    from ostinato.evaluation.loading import load
+
+    try:
+        from ostinato.hf.harness_tasks import write_tasks
+    except ImportError as error:
+        raise ConfigError(f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'") from error
+    loaded = load(run, device="cpu", overrides=settings or [])
+    splits = split or loaded.recipe.evaluation.splits or []
+    for file in write_tasks(loaded, folder, splits, access):
+        print_line(str(file))

@@ -123,11 +123,15 @@ class OstinatoPreTrainedModel(PreTrainedModel):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _execution(self, halting_threshold: float | None) -> Execution:
-        execution: Execution = self.model.current_execution
-        if halting_threshold is None:
-            return execution
-        return cast(Execution, self.model.checked(replace(execution, halting_threshold=halting_threshold)))
+    def _how(self, n_steps: int | None, halting_threshold: float | None) -> tuple[int | None, Execution]:
+        """Return rounds and execution of a call: what it asks for, else what the configuration says."""
+        config, execution = self.config, cast(Execution, self.model.current_execution)
+        if halting_threshold is None and not self.training:
+            halting_threshold = config.halting_threshold
+        if halting_threshold is not None:
+            how = {"exit": config.exit, "exit_scope": config.exit_scope}
+            execution = self.model.checked(replace(execution, halting_threshold=halting_threshold, **how))
+        return config.n_steps if n_steps is None else n_steps, execution
 
     def _loss(self, logits_NV: Tensor, labels_N: Tensor, output: ModelOutput | None, n_items: Any) -> Tensor:
         """Return the mean cross-entropy of the labels that count, with the auxiliary losses.
@@ -183,7 +187,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             logits_to_keep: the last so many columns only; 0: all.
         """
         self._project_routers()
-        execution = self._execution(halting_threshold)
+        n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = _tokens(input_ids, attention_mask)
         shown = _wanted(output_hidden_states, output_attentions)
         if past_key_values is None and not use_cache:
@@ -237,7 +241,8 @@ class EncoderView(nn.Module):
         """Return the states of the source."""
         of = self._of[0]
         source, shown = _tokens(input_ids, attention_mask), _wanted(output_hidden_states, output_attentions)
-        stack = of.model.encoded(source, n_steps, shown, of._execution(halting_threshold))
+        n_steps, execution = of._how(n_steps, halting_threshold)
+        stack = of.model.encoded(source, n_steps, shown, execution)
         found = BaseModelOutput(
             last_hidden_state=stack.states_BTD,
             hidden_states=cast(Any, _states(stack, output_hidden_states)),
@@ -296,7 +301,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
             decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
         self._project_routers()
-        execution = self._execution(halting_threshold)
+        n_steps, execution = self._how(n_steps, halting_threshold)
         target = _tokens(decoder_input_ids, decoder_attention_mask)
         shown = _wanted(output_hidden_states, output_attentions)
         output: ModelOutput | None = None
@@ -361,12 +366,20 @@ class _EncoderOnly(OstinatoPreTrainedModel):
         labels = {"n_labels": self.config.num_labels} if self.has_labels else {}
         return EncoderConfig.model_validate({**plain, "head": self.head, **labels})
 
-    def _read(self, batch: Batch, types_BT: Tensor | None, halting_threshold: float | None, **how: Any) -> ModelOutput:
+    def _read(
+        self,
+        batch: Batch,
+        types_BT: Tensor | None,
+        n_steps: int | None,
+        halting_threshold: float | None,
+        request: Sequence[str] = (),
+    ) -> ModelOutput:
         """Return the model's output; token types go only to a model that has them."""
         self._project_routers()
         types = types_BT if self.model.type_weight is not None else None
-        execution = self._execution(halting_threshold)
-        return cast(ModelOutput, self.model(batch, token_types=types, execution=execution, **how))
+        n_steps, execution = self._how(n_steps, halting_threshold)
+        found = self.model(batch, n_steps=n_steps, token_types=types, request=request, execution=execution)
+        return cast(ModelOutput, found)
 
 
 class _LabelsOfTokens(_EncoderOnly):
@@ -397,7 +410,7 @@ class _LabelsOfTokens(_EncoderOnly):
         tokens = _tokens(input_ids, attention_mask)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
         shown = _wanted(output_hidden_states, output_attentions)
-        output = self._read(batch, token_type_ids, halting_threshold, n_steps=n_steps, request=shown)
+        output = self._read(batch, token_type_ids, n_steps, halting_threshold, shown)
         logits, stack, loss = output.logits_BTV, output.stacks["encoder"], None
         if labels is not None:
             loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
@@ -454,7 +467,7 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
         tokens = _tokens(input_ids, attention_mask)
         none_before = torch.zeros(len(input_ids), dtype=torch.long, device=input_ids.device)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=none_before)
-        output = self._read(batch, token_type_ids, halting_threshold, n_steps=n_steps)
+        output = self._read(batch, token_type_ids, n_steps, halting_threshold)
         logits_B2T, loss = output.logits_BTV, None
         if start_positions is not None and end_positions is not None:
             labels_B2 = torch.stack([start_positions, end_positions], dim=1)
