@@ -83,8 +83,14 @@ def pairs(folder: Path) -> list[str]:
     return everywhere(lines(folder / "files.jsonl", rows))
 
 
-def expected_log_likelihoods(run: LoadedRun, examples: list[Example], n_steps: int | None) -> list[float]:
-    """Return log p(target | source) by our own rows and model."""
+def log_likelihoods(run: LoadedRun, task: Path, n_steps: int | None) -> list[float]:
+    """Return log p of every target and choice of a task's documents, by our own rows and model."""
+    examples = []
+    for line in task.with_suffix(".jsonl").read_text().splitlines():
+        document = json.loads(line)
+        for text in document.get("choices", [document.get("continuation")]):
+            source = document["context"].removesuffix("<eos><bos>")
+            examples.append(Example(source, text.removesuffix("<eos>").strip(), continues="<eos>" not in text))
     rows = encode_rows(examples, run.tokenizers, run.recipe.data, run.model.config, training=False, name="x")
     found = [0.0] * len(examples)
     for batch in evaluation_batches(rows, 512):
@@ -120,16 +126,83 @@ def test_scores_and_log_likelihoods_are_those_of_evaluate(
         assert 0 < ours["ranking"]["accuracy"] < 1
     else:
         assert found["results"][task]["acc,none"] == pytest.approx(ours["sequence_accuracy_forced"], abs=1e-12)
-    documents = [json.loads(line) for line in files[0].with_suffix(".jsonl").read_text().splitlines()]
     samples = sorted(found["samples"][task], key=lambda one: one["doc_id"])
-    assert len(samples) == len(documents) == ours["n"]
+    assert len(samples) == ours["n"]
     theirs = [response[0][0] for sample in samples for response in sample["resps"]]
-    end = "<eos>" if data not in (lambada, minimal_pairs) else ""
-    examples = []
-    for document in documents:
-        for text in document.get("choices", [document.get("continuation")]):
-            source = document["context"].removesuffix("<eos><bos>")
-            examples.append(Example(source, text.removesuffix(end).strip(), continues=not end))
-    expected = expected_log_likelihoods(run, examples, n_steps)
-    assert theirs == pytest.approx(expected, abs=1e-4)
+    assert theirs == pytest.approx(log_likelihoods(run, files[0], n_steps), abs=1e-4)
     assert len({round(value, 3) for value in theirs}) > 3
+
+
+def test_the_command_prints_what_evaluate_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.make_run("halting", tmp_path / "run")
+    files = lambada(tmp_path)
+    settings = [part for file in files[1:] for part in ("--set", file)] + ["--set", "data.block_length=null"]
+    recipe = (tmp_path / "run" / "recipe.yaml").read_text()
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.replace("kind: files", "kind: lambada").replace(
+        "  model_kind: language_model\n", "").replace("  documents: files\n", ""))  # fmt: skip
+    arguments = ["lm-eval", str(tmp_path / "run"), "--split", "test", *settings, "n_steps=2", "halting_threshold=0.5"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "batch_size=5", "--json"])
+    assert end.value.code in (0, None)
+    found = json.loads(capsys.readouterr().out)["ostinato_lambada_test"]
+    run = ostinato.load(tmp_path / "run", overrides=[*files[1:], "data.block_length=null"], halting_threshold=0.5)
+    ours = run.evaluate("test", n_steps=2)
+    assert found["n"] == ours["n"] == 24
+    assert found["perplexity,none"] == pytest.approx(ours["word_perplexity"], rel=1e-4)
+    assert found["acc,none"] == pytest.approx(ours["sequence_accuracy_forced"])
+    for wrong, line in (
+        ("depth=2", "must be KEY=VALUE with a KEY of n_steps, halting_threshold"),
+        ("n_steps=x", "'x' is no int"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, wrong])
+        assert end.value.code == 2
+        assert line in " ".join(capsys.readouterr().err.split())
+
+
+def test_its_own_program_scores_an_exported_folder_with_its_code(tmp_path: Path) -> None:
+    runs.make_run("halting", tmp_path / "run")
+    overrides = [*minimal_pairs(tmp_path), "data.block_length=null"]
+    run = ostinato.load(tmp_path / "run", overrides=overrides, halting_threshold=0.4)
+    export_run(ostinato.load(tmp_path / "run"), tmp_path / "model")
+    (file,) = write_tasks(run, tmp_path / "tasks", ["test"])
+    model = f"pretrained={tmp_path / 'model'},trust_remote_code=True,n_steps=2,halting_threshold=0.4"
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", model, "--tasks", file.stem,
+               "--include_path", str(file.parent), "--device", "cpu", "--batch_size", "8", "--log_samples",
+               "--output_path", str(tmp_path / "out.json")]  # fmt: skip
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.glob("out*.json")
+    found = json.loads(written.read_text())["results"][file.stem]
+    assert found["acc,none"] == pytest.approx(run.evaluate("test", n_steps=2)["ranking"]["accuracy"])
+    (logged,) = tmp_path.glob("samples*.jsonl")
+    samples = sorted(map(json.loads, logged.read_text().splitlines()), key=lambda one: one["doc_id"])
+    theirs = [float(response[0][0]) for sample in samples for response in sample["resps"]]
+    assert theirs == pytest.approx(log_likelihoods(run, file, 2), abs=1e-4)
+    assert theirs != pytest.approx(log_likelihoods(run, file, None), abs=1e-2)
+
+
+def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path) -> None:
+    runs.make_run("looped", tmp_path / "looped")
+    data = lambada(tmp_path)
+    run = ostinato.load(tmp_path / "looped", overrides=[*data, "data.block_length=8"])
+    with pytest.raises(ConfigError, match=r"data\.block_length is 8: lm-eval scores every text by itself"):
+        write_tasks(run, tmp_path / "tasks", ["test"])
+    run = ostinato.load(tmp_path / "looped", overrides=[*data, "data.block_length=null"])
+    with pytest.raises(ConfigError, match="'gen'"):
+        write_tasks(run, tmp_path / "tasks", ["gen"])
+    assert not (tmp_path / "tasks").exists()
+    (tmp_path / "tasks").mkdir()
+    with pytest.raises(OstinatoError, match="is there already, and nothing is overwritten"):
+        write_tasks(run, tmp_path / "tasks", ["test"])
+    for task in ("nowhere.yaml", "no-such-task"):
+        with pytest.raises(ConfigError, match=f"lm-eval cannot load {task}: ") as caught:
+            score(run, [task])
+        assert "\n" not in str(caught.value)
+    masked = runs.make_run("masked", tmp_path / "masked")
+    with pytest.raises(ConfigError, match="lm-eval scores models that write text"):
+        score(masked, ["x.yaml"])
+    with pytest.raises(ConfigError, match=r"model\.kind is 'encoder': only models that write text"):
+        write_tasks(masked, tmp_path / "new", ["dev"])

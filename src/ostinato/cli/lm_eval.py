@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +59,7 @@ def lm_eval(
         raise ConfigError(f"lm-eval is not here ({error}): pip install 'ostinato[lm-eval]'") from error
     from ostinato.hf.harness_tasks import write_tasks
 
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are loaded already
     how = _read(arguments or [])
     n_steps = how.pop("n_steps", None)
     execution = {name: how.pop(name) for name in _OF_MODEL if name in how}

@@ -7,7 +7,9 @@ log-likelihoods are those of `evaluate`. It needs the extra `lm-eval`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +80,15 @@ def score(
     # The index of what comes with lm-eval takes seconds to make.
     manager = TaskManager(include_defaults=any(not name.endswith((".yaml", ".yml")) for name in names))
     try:
-        found = simple_evaluate(
-            RunInHarness(run, n_steps, batch_size),
-            tasks=names,
-            task_manager=manager,
-            limit=limit,
-            num_fewshot=num_fewshot,
-            bootstrap_iters=1000,
-        )
+        with redirect_stdout(sys.stderr):  # it prints what it is doing
+            found = simple_evaluate(
+                RunInHarness(run, n_steps, batch_size),
+                tasks=names,
+                task_manager=manager,
+                limit=limit,
+                num_fewshot=num_fewshot,
+                bootstrap_iters=1000,
+            )
     except (KeyError, FileNotFoundError) as error:
         reason = str(error.args[0] if error.args else error).splitlines()[0]
         raise ConfigError(f"lm-eval cannot load {', '.join(tasks)}: {reason}") from error
