@@ -30,7 +30,7 @@ from ostinato.hf.harness_tasks import write_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-WORDS = "the old man and sea, one two three a b c d e f u v w x y z".split()
+WORDS = ["the", "old", "man", "and", "sea,", "one", "two", "three", *"abcdefuvwxyz"]
 
 
 @pytest.fixture(autouse=True)

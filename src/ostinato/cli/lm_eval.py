@@ -44,7 +44,7 @@ def lm_eval(
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Score a run by lm-eval, the evaluation harness of EleutherAI.
+    """Score a run by the evaluation harness lm-eval.
 
     KEY=VALUE is n_steps, halting_threshold, exit or exit_scope of the model, or batch_size, limit or num_fewshot of
     lm-eval. Tasks are files of your own, or `ostinato export lm-eval`'s; names are of tasks that come with lm-eval,

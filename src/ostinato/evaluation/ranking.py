@@ -81,8 +81,9 @@ def wrong_targets(example: Example, contrast: str, where: str) -> list[str]:
         DataError: it has none; `where` names the example.
     """
     found = example.columns.get(contrast)
-    wrong = found if isinstance(found, list) else [found]
-    if example.source is None or not wrong or not all(isinstance(one, str) for one in wrong):
+    given = found if isinstance(found, list) else [found]
+    wrong = [one for one in given if isinstance(one, str)]
+    if example.source is None or not wrong or len(wrong) < len(given):
         raise DataError(f"{where} has no wrong target {contrast!r} to compare with")
     return wrong
 

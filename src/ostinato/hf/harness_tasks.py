@@ -1,10 +1,10 @@
 """Splits of our tasks as task files of lm-eval: a YAML file with a JSON lines file of its documents beside it.
 
-    {"context": "the keys to the garden", "continuation": " stand"}                             output_type loglikelihood
-    {"context": "the keys to the garden", "choices": [" stands", " stand"], "right": 1}         output_type multiple_choice
+    {"context": "the keys to it", "continuation": " stand"}                           output_type loglikelihood
+    {"context": "the keys to it", "choices": [" stands", " stand"], "right": 1}       output_type multiple_choice
 
-A split with wrong targets (`Task.contrast`) becomes choices, of which the right one stands last: lm-eval takes the first
-of equal ones, and a tie is wrong here. What lm-eval reports is then what `ostinato evaluate` does:
+A split with wrong targets (`Task.contrast`) becomes choices, of which the right one stands last: lm-eval takes the
+first of equal ones, and a tie is wrong here. What lm-eval reports is then what `ostinato evaluate` does:
 
     acc of loglikelihood        sequence_accuracy_forced          perplexity    exp(-mean log p of a document)
     acc of multiple_choice      ranking.accuracy
@@ -31,7 +31,6 @@ from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.ranking import wrong_targets
 from ostinato.hf.export import fast_tokenizer
 from ostinato.tasks.registry import build_task
-
 
 
 def write_tasks(
@@ -90,7 +89,9 @@ def _settings(name: str, documents: Path, *, has_choices: bool) -> dict[str, Any
     }
 
 
-def _documents(run: LoadedRun, examples: Iterable[Example], split: str, contrast: str | None) -> Iterator[dict[str, Any]]:
+def _documents(
+    run: LoadedRun, examples: Iterable[Example], split: str, contrast: str | None
+) -> Iterator[dict[str, Any]]:
     """Yield what a JSON lines file has of every example."""
     symbols = fast_tokenizer(run)
     begin, end = str(symbols.bos_token), str(symbols.eos_token)

@@ -34,7 +34,7 @@ from ostinato.models import build_model
 from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost
 from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache
-from ostinato.nn.execution import Execution
+from ostinato.nn.execution import Execution, ExitScope
 from ostinato.nn.init import init_projection
 from ostinato.nn.types import StackOutput
 
@@ -129,8 +129,13 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         if halting_threshold is None and not self.training:
             halting_threshold = config.halting_threshold
         if halting_threshold is not None:
-            how = {"exit": config.exit, "exit_scope": config.exit_scope}
-            execution = self.model.checked(replace(execution, halting_threshold=halting_threshold, **how))
+            execution = replace(
+                execution,
+                halting_threshold=halting_threshold,
+                exit=config.exit,
+                exit_scope=cast(ExitScope, config.exit_scope),
+            )
+            execution = self.model.checked(execution)
         return config.n_steps if n_steps is None else n_steps, execution
 
     def _loss(self, logits_NV: Tensor, labels_N: Tensor, output: ModelOutput | None, n_items: Any) -> Tensor:

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
-from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
-from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask, read_split
 
 _OTHERS = "other_labels"
 """Column of the labels that an example has not."""
@@ -27,7 +26,7 @@ class ClassificationConfig(LanguagesConfig):
     skipped_labels: list[FieldName] = Field(default_factory=lambda: ["-"])
     """Labels whose examples are left out: SNLI marks with - that its annotators did not agree."""
     choices: Annotated[list[FieldName], Field(min_length=2)] | None = None
-    """All labels, which are then ranked in dev and test by their probability as targets: `ranking`. None: not ranked."""
+    """All labels, to be ranked in dev and test by their probability as targets: `ranking`. None: they are not."""
 
 
 class ClassificationTask(LanguagesTask):
@@ -41,8 +40,8 @@ class ClassificationTask(LanguagesTask):
     segment embeddings (as in XLM-R). Other models write the label as text.
     Metric: accuracy and macro-F1 over the classes, by language; `macro` in results is the mean over languages, each
     counting once, which `ostinato table --by` averages over seeds. A label that training lacks is an error. With
-    task.choices also `ranking`, classification by likelihood: the share of examples whose label is more probable than all
-    others, for models that write it.
+    task.choices also `ranking`, classification by likelihood: the share of examples whose label is more probable than
+    all others, for models that write it.
     Selection: dev, as training.selection says; nothing is selected on other languages.
     Departures: nothing is downloaded, and test sets without labels (GLUE's) cannot be scored; GLUE's other metrics
     (Matthews and rank correlations) are not there.
@@ -57,7 +56,7 @@ class ClassificationTask(LanguagesTask):
             self.forced, self.contrast = ("ranking",), _OTHERS
 
     def _examples(self, split: str) -> Iterator[Example]:
-        examples = read_examples(paths_of(self.data, split), self.data)
+        examples = read_split(self.data, split)
         kept = (example for example in examples if example.target.strip() not in self.config.skipped_labels)
         field = self.config.pair_field
         for number, example in enumerate(self.config.select(kept, split), 1):
