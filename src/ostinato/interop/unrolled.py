@@ -101,7 +101,7 @@ def as_plain(model: Model, name: str) -> Written:
     """Return a model as a plain one of another library: unrolled, under that library's names.
 
     Args:
-        name: one of `PLAIN`: llama, qwen3, gpt2, marian.
+        name: one of `PLAIN`: llama, qwen3, gpt2, marian, t5.
 
     Raises:
         ConfigError: the library's model computes something else; every setting that differs.
@@ -223,10 +223,36 @@ def _marian(config: Any) -> dict[str, Any]:
     return found
 
 
+def _t5(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model_type": "t5",
+        "vocab_size": config.target_vocab_size,
+        "d_model": config.d_model,
+        "num_layers": config.encoder.n_steps,
+        "num_decoder_layers": config.decoder.n_steps,
+        "tie_word_embeddings": config.tie_embeddings == "all",
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": config.special_ids.bos,
+    }
+    attention, ffn = _dense(config.decoder)
+    relative = config.decoder.relative
+    return found | {
+        "d_kv": attention.head_width(config.d_model),
+        "num_heads": attention.n_heads,
+        "d_ff": ffn.d_ff,
+        "feed_forward_proj": _T5_FEED_FORWARDS.get(ffn.activation, ffn.activation),
+        "layer_norm_epsilon": config.decoder.norm.eps,
+        "relative_attention_num_buckets": getattr(relative, "n_buckets", 32),
+        "relative_attention_max_distance": getattr(relative, "max_distance", 128),
+    }
+
+
+_T5_FEED_FORWARDS = {"geglu_tanh": "gated-gelu", "swiglu": "gated-silu"}
 PLAIN: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
     "gpt2": ("GPT2LMHeadModel", _gpt2),
     "marian": ("MarianMTModel", _marian),
+    "t5": ("T5ForConditionalGeneration", _t5),
 }
 """By name: the architecture, and what its config.json says of a model of ours."""
