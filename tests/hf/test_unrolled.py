@@ -37,6 +37,19 @@ CASES = {
                          f"model.decoder={{{_PAIR}, {_SINES}, cross_attention: {{n_heads: 2, bias: true, share: all}}, "
                          "halting: {kind: none}}", "model.tie_embeddings=all"]),
 }  # fmt: skip
+_BART = "norm: {embedding: true}, positions: {kind: learned, max_length: 64, offset: 2}"
+_CROSS = "halting: {kind: none}, cross_attention: {n_heads: 2, bias: true, share: all}"
+CASES["bart"] = (
+    "pairs",
+    [
+        f"model.encoder={{{_PAIR}, {_BART}}}",
+        f"model.decoder={{{_PAIR}, {_BART}, {_CROSS}}}",
+        "model.tie_embeddings=all",
+        "model.embedding_scale=false",
+        "data.max_target_length=64",
+        "decoding={max_length: 40, max_length_ratio: 0.0}",
+    ],
+)
 _T5 = "norm: {kind: rms, placement: pre, eps: 1.0e-6}, positions: {kind: none}, relative: {kind: buckets}"
 _T5_HEADS = "n_heads: 2, d_head: 8, scale: 1.0, bias: false, share: all"
 
@@ -89,7 +102,7 @@ def test_what_has_no_plain_counterpart_is_named(tmp_path: Path) -> None:
     looped = runs.make_run("looped", tmp_path / "looped")
     with pytest.raises(ConfigError, match=r"model\.decoder\.norm\.kind is 'layer': LlamaForCausalLM has 'rms'"):
         export_plain(looped, tmp_path / "out", "llama")
-    with pytest.raises(ConfigError, match="as is 'bloom': must be one of llama, qwen3, gpt2, marian, t5"):
+    with pytest.raises(ConfigError, match="as is 'bloom': must be one of llama, qwen3, gpt2, marian, bart, t5"):
         export_plain(looped, tmp_path / "out", "bloom")
     fed = runs.make_run("looped", tmp_path / "fed", "model.decoder={n_steps: 1, "
                         "segments: [{n_steps: 1, repeats: 3, inject: {kind: add}}]}")  # fmt: skip

@@ -25,7 +25,7 @@ def export_hf(
     checkpoint: CheckpointOption = None,
     plain: Annotated[
         str | None,
-        typer.Option("--as", metavar="NAME", help="With --unroll: llama, qwen3, gpt2, marian or t5."),
+        typer.Option("--as", metavar="NAME", help="With --unroll: llama, qwen3, gpt2, marian, bart or t5."),
     ] = None,
     unroll: Annotated[
         bool, typer.Option("--unroll", help="Repeat shared weights: a plain model that needs no code of ours.")

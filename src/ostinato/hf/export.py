@@ -236,7 +236,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     What serves that architecture serves the folder; it needs no code of ours.
 
     Args:
-        name: llama, qwen3, gpt2, marian or t5.
+        name: llama, qwen3, gpt2, marian, bart or t5.
 
     Raises:
         ConfigError: that architecture computes something else; every setting that differs.

@@ -161,7 +161,10 @@ def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, 
                 name = name.replace(old, new)
             fused = next((end for end in _FUSED if name.endswith(end)), "")
             parts = _FUSED.get(fused, [""])
-            plain |= {name.removesuffix(fused) + part: y for part, y in zip(parts, x.chunk(len(parts)) if fused else [x], strict=False)}
+            plain |= {
+                name.removesuffix(fused) + part: y
+                for part, y in zip(parts, x.chunk(len(parts)) if fused else [x], strict=False)
+            }
     for layer, of_layer in experts.items():
         numbers = sorted({number for number, _ in of_layer})
         lacks = [
