@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ from ostinato.nn.execution import Execution, ExitScope
 from ostinato.nn.init import init_projection
 from ostinato.nn.types import StackOutput
 
+States = bool | Literal["rounds"] | None
+"""What `output_hidden_states` asks for: True: the states after every executed step; "rounds": after every round."""
 IGNORED = -100
 """A label that does not count, in the Hugging Face library."""
 
@@ -173,7 +175,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         past_key_values: DepthCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -237,7 +239,7 @@ class EncoderView(nn.Module):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -283,7 +285,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         past_key_values: DepthCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -398,7 +400,7 @@ class _LabelsOfTokens(_EncoderOnly):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -492,14 +494,16 @@ def _tokens(ids_BT: Tensor, mask_BS: Tensor | None) -> Tokens:
     return Tokens(ids_BT, keep_BT, (keep_BT.long().cumsum(1) - 1).clamp_min(0) if is_left_padded else None)
 
 
-def _wanted(states: bool | None, weights: bool | None) -> list[str]:
-    return ["residual"] * bool(states) + ["weights"] * bool(weights)
+def _wanted(states: States, weights: bool | None) -> list[str]:
+    return ["rounds" if states == "rounds" else "residual"] * bool(states) + ["weights"] * bool(weights)
 
 
-def _states(stack: StackOutput | None, wanted: bool | None) -> Any:
-    """Return the states after every executed step, in order."""
+def _states(stack: StackOutput | None, wanted: States) -> Any:
+    """Return the states after every executed step, in order, or those that left each round of the loop."""
     if stack is None or not wanted:
         return None
+    if wanted == "rounds":
+        return stack.left
     last: dict[int, Tensor] = {}
     for (_, step, _, what), found in stack.captures.items():
         if what == "residual":

@@ -1,0 +1,19 @@
+"""A program for several processes: trains an exported folder by Trainer, and says what came out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from test_training import trainer_of
+from transformers import AutoModelForCausalLM
+
+import ostinato.hf  # noqa: F401
+
+folder, out, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+trainer = trainer_of(AutoModelForCausalLM.from_pretrained(folder), out, batch, max_steps=4)
+trainer.train()
+if trainer.is_world_process_zero():
+    torch.save(trainer.model.state_dict(), out / "weights.pt")
+print(trainer.args.world_size, flush=True)
