@@ -12,8 +12,15 @@ from transformers import AutoModelForCausalLM
 import ostinato.hf  # noqa: F401
 
 folder, out, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-trainer = trainer_of(AutoModelForCausalLM.from_pretrained(folder), out, batch, max_steps=4)
+trainer = trainer_of(
+    AutoModelForCausalLM.from_pretrained(folder),
+    out,
+    batch,
+    max_steps=4,
+    train_sampling_strategy="sequential",
+    optim="sgd",
+)
 trainer.train()
 if trainer.is_world_process_zero():
-    torch.save(trainer.model.state_dict(), out / "weights.pt")
-print(trainer.args.world_size, flush=True)
+    found = {"weights": trainer.model.state_dict(), "processes": trainer.args.world_size}
+    torch.save(found, out / "found.pt")

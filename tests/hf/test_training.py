@@ -72,7 +72,8 @@ def test_two_processes_of_accelerate_train_as_one_does(tmp_path: Path) -> None:
     run = runs.make_run("looped", tmp_path / "run")
     export_run(run, tmp_path / "model")
     one = wrapped(run)
-    trainer_of(one, tmp_path / "one", max_steps=4).train()
+    # Plain gradient steps: Adam makes whole steps of gradients that are rounding errors.
+    trainer_of(one, tmp_path / "one", max_steps=4, train_sampling_strategy="sequential", optim="sgd").train()
     program = Path(__file__).with_name("accelerated.py")
     # What `accelerate launch` starts for several processes of one machine.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
@@ -80,12 +81,13 @@ def test_two_processes_of_accelerate_train_as_one_does(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line == "2"] == ["2", "2"]  # both say so
-    two = torch.load(tmp_path / "two" / "weights.pt", weights_only=True)
+    found = torch.load(tmp_path / "two" / "found.pt", weights_only=True)
+    assert found["processes"] == 2
+    two = found["weights"]
     before = run.model.state_dict()
     for name, expected in one.state_dict().items():
-        torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-5)
-    assert any(not torch.equal(two[f"model.{name}"], x) for name, x in before.items())
+        torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-7)
+    assert max(float((two[f"model.{name}"] - x).abs().max()) for name, x in before.items()) > 1e-3
 
 
 @pytest.mark.slow
