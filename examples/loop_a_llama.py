@@ -16,11 +16,13 @@ from ostinato.training.imported import import_run
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "examples-out/llama")
 source = Path(sys.argv[2]) if len(sys.argv) > 2 else folder / "llama"
 if len(sys.argv) < 3:
-    words = {word: i for i, word in enumerate("<pad> <s> </s> <unk> the old young man went to sea".split())}  # noqa: SIM905
+    words = {
+        word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", "the", "old", "man", "went", "to", "sea"])
+    }
     content = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     content.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=content, unk_token="<unk>").save_pretrained(source)
-    sizes = {"vocab_size": 11, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    sizes = {"vocab_size": 10, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
     LlamaForCausalLM(
         LlamaConfig(**sizes, num_attention_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     ).save_pretrained(source)
