@@ -9,7 +9,7 @@ from ostinato import __version__
 
 GROUPS = {
     "Run": ["demo", "advise", "train", "generate"],
-    "Look inside": ["evaluate", "analyze", "tune-threshold", "view", "watch"],
+    "Look inside": ["evaluate", "analyze", "tune-threshold", "view", "watch", "lm-eval"],
     "Compare": ["compare", "table", "plot"],
     "Count": ["plan", "family", "solve"],
     "Laboratory": ["sweep", "claims", "reproduce"],
@@ -53,6 +53,7 @@ def test_every_help_shows_an_example_and_imports_nothing_heavy() -> None:
             "data baselines",
             "import hf",
             "export hf",
+            "export lm-eval",
         ]
     ]
     split = [[*name.split(), flag] for name, flag in calls]

@@ -94,7 +94,7 @@ def test_an_unknown_key_names_the_nearest_setting(override: str, expected: str) 
         ("model.encoder.ffn=512", "is 512: must be a group of settings with kind: dense, separable_conv"),
         ("model.encoder.norm=512", "is 512: must be a group of settings (kind, eps, "),
         ("evaluation.splits=test", "is 'test': must be a list (text in each place)"),
-        ("data.train=7", "is 7: must be text, or a list (text in each place), or null"),
+        ("data.train=7", "is 7: must be text, or a list (text in each place), or a group of settings (hf, split, "),
         ("model.encoder.positions=null", "must be a group of settings with kind: none, sinusoidal, coordinates"),
         ("model.encoder.ffn.share=some", "is 'some': must be one of individual, all, sequence, cycle, cycle_rev, none"),
         ("model.encoder.ffn.share=[0,-1]", "or a list (an integer of at least 0, or null in each place)"),

@@ -163,6 +163,26 @@ def test_one_slot_of_the_cache_is_one_executed_attention(made: Any) -> None:
     torch.testing.assert_close(whole.attentions[3].sum(-1), torch.ones(3, 2, 7), rtol=0, atol=1e-5)
 
 
+def test_hidden_states_are_of_every_step_or_of_every_round(made: Any, tmp_path: Path) -> None:
+    core = "segments: [{n_steps: 1}, {n_steps: 2, repeats: 3}, {n_steps: 1}]"
+    run = runs.make_run("looped", tmp_path, f"model.decoder={{n_steps: 4, {core}, self_attention: {{n_heads: 2}}, "
+                        "ffn: {d_ff: 24}, norm: {placement: pre}}")  # fmt: skip
+    model, ids = wrapped(run), ids_of(run)
+    with torch.no_grad():
+        steps = model(ids, output_hidden_states=True).hidden_states
+        rounds = model(ids, output_hidden_states="rounds").hidden_states
+        two = model(ids, output_hidden_states="rounds", n_steps=2)
+    assert (len(steps), len(rounds), len(two.hidden_states)) == (8, 3, 2)
+    for number, states in enumerate(rounds):  # after the prelude's step, two steps a round
+        torch.testing.assert_close(states, steps[2 + 2 * number], rtol=0, atol=0)
+    torch.testing.assert_close(two.hidden_states[1], rounds[1], rtol=0, atol=0)
+    pairs, folder = made("pairs")
+    with torch.no_grad():
+        output = auto(pairs).from_pretrained(folder)(ids, decoder_input_ids=ids, output_hidden_states="rounds")
+    assert len(output.encoder_hidden_states) == 4
+    assert len(output.decoder_hidden_states) >= 1
+
+
 @pytest.mark.parametrize("name", ["experts", "pairs", "masked"])
 def test_a_saved_and_reloaded_model_is_the_same(made: Any, name: str, tmp_path: Path) -> None:
     run, folder = made(name)
@@ -254,6 +274,18 @@ def test_pipelines_work(made: Any) -> None:
     found = pipeline(text, max_new_tokens=6, do_sample=False, top_k=None, return_full_text=False)[0]["generated_text"]
     expected = run.generate([text], strategy="greedy", max_length=6)[0]
     assert found.strip() == expected.strip()
+
+
+def test_the_library_has_no_pipeline_for_translation(made: Any) -> None:
+    """transformers 5 took it out; what it did is in docs/hugging-face.md. When this fails, it is back."""
+    run, folder = made("pairs")
+    with pytest.raises(KeyError, match="task translation"):
+        transformers.pipeline("translation", model=str(folder), device="cpu")
+    model, tokenizer = auto(run).from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(runs.TEXTS, return_tensors="pt", padding=True)
+    written = model.generate(**batch, max_new_tokens=9, num_beams=1)
+    expected = run.generate(runs.TEXTS, strategy="greedy", max_length=9)
+    assert tokenizer.batch_decode(written, skip_special_tokens=True) == expected
 
 
 def test_the_code_beside_the_weights_imports_ours(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ pytest.importorskip("accelerate", reason="needs the extra hf")
 import runs
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
-from ostinato.hf.export import wrapped
+from ostinato.hf.export import export_run, wrapped
 from ostinato.hf.modeling import OstinatoForCausalLM
 
 
@@ -30,11 +33,12 @@ def collate(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {key: torch.tensor([one[key] for one in examples]) for key in examples[0]}
 
 
-def trainer_of(model: Any, folder: Path, **settings: Any) -> Trainer:
+def trainer_of(model: Any, folder: Path, batch_size: int = 4, **settings: Any) -> Trainer:
     is_pair = model.config.is_encoder_decoder
     kinds = (Seq2SeqTrainer, Seq2SeqTrainingArguments) if is_pair else (Trainer, TrainingArguments)
     arguments = kinds[1](
-        str(folder), per_device_train_batch_size=4, learning_rate=3e-3, report_to=[], use_cpu=True, disable_tqdm=True,
+        str(folder), per_device_train_batch_size=batch_size, learning_rate=3e-3, report_to=[], use_cpu=True,
+        disable_tqdm=True,
         logging_strategy="no", save_strategy="no", seed=3, **settings,
     )  # fmt: skip
     data: Any = rows(is_pair)
@@ -61,6 +65,29 @@ def test_trainer_learns_and_what_it_saves_is_the_same_model(
     trainer.save_model(str(tmp_path / "saved"))
     again = type(model).from_pretrained(tmp_path / "saved")
     assert abs(trainer_of(again, tmp_path / "again", **settings).evaluate()["eval_loss"] - after) < 1e-5
+
+
+@pytest.mark.slow
+def test_two_processes_of_accelerate_train_as_one_does(tmp_path: Path) -> None:
+    run = runs.make_run("looped", tmp_path / "run")
+    export_run(run, tmp_path / "model")
+    one = wrapped(run)
+    # Plain gradient steps: Adam makes whole steps of gradients that are rounding errors.
+    trainer_of(one, tmp_path / "one", max_steps=4, train_sampling_strategy="sequential", optim="sgd").train()
+    program = Path(__file__).with_name("accelerated.py")
+    # What `accelerate launch` starts for several processes of one machine.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               str(program), str(tmp_path / "model"), str(tmp_path / "two"), "2"]  # fmt: skip
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(tmp_path / "two" / "found.pt", weights_only=True)
+    assert found["processes"] == 2
+    two = found["weights"]
+    before = run.model.state_dict()
+    for name, expected in one.state_dict().items():
+        torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-7)
+    assert max(float((two[f"model.{name}"] - x).abs().max()) for name, x in before.items()) > 1e-3
 
 
 @pytest.mark.slow

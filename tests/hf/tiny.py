@@ -78,6 +78,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "hrm-text": (
+        "HrmTextForCausalLM",
+        {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"}
+        | {"head_dim": 4, "num_hidden_layers": 1, "H_cycles": 2, "L_cycles": 2},
+    ),
     "modernbert": (
         "ModernBertForMaskedLM",
         {**_IDS, **_BERT, "num_hidden_layers": 4, "local_attention": 6, "cls_token_id": 1, "sep_token_id": 2},

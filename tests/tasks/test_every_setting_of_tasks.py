@@ -65,6 +65,7 @@ VALUES: dict[str, list[Any]] = {
     "languages": [{"train": "xx"}],
     "train_languages": [["en"]],
     "skipped_labels": [["A"]],
+    "choices": [["A", "B"]],
     "language_field": ["lang"],
     "origin_column": ["origin"],
     "target_tag": ["lang"],

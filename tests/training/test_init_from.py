@@ -215,3 +215,29 @@ def test_a_language_model_of_blocks_goes_on_with_pairs_and_their_separator(tmp_p
     # Labels are the target and its end symbol: source, end symbol and begin symbol before it are none.
     assert results["splits"]["test"]["n_labels"] == 5 * 3
     assert results["splits"]["test"]["n_generated"] > 0
+
+
+def test_a_run_with_shared_steps_starts_from_what_a_dense_one_makes_of_them(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "data")
+    train(recipe, tmp_path / "dense")
+    content = changed(recipe, init_from=str(tmp_path / "dense"), init_shared="last").model_dump(mode="json")
+    for stack in ("encoder", "decoder"):
+        for kind in ("self_attention", "cross_attention", "ffn"):
+            if kind in content["model"][stack]:
+                content["model"][stack][kind]["share"] = "all"
+    shared = check_recipe(content)
+    content["training"]["optimizer"] = {"kind": "adam", "lr": 1e-12}
+    train(check_recipe(content), tmp_path / "shared")
+    made = load_model(Checkpoints(tmp_path / "shared" / "checkpoints", 1).best_directory())
+    dense = load_model(Checkpoints(tmp_path / "dense" / "checkpoints", 1).best_directory())
+    steps = [step.uses[-1].weights for step in dense.stacks["decoder"].plan.steps]
+    expected = dense.banks.ffn[steps[-1]].up.weight
+    torch.testing.assert_close(made.banks.ffn["decoder_0"].up.weight, expected, rtol=0, atol=1e-6)
+    initial = json.loads((tmp_path / "shared" / "initial.json").read_text())
+    assert "target_weight" in initial["taken"]
+    assert any(name.startswith("banks.ffn.") for name in [*initial["made"], *initial["taken"]])
+    assert len(steps) == 1 or any(name.startswith("banks.ffn.") for name in initial["left"])
+    for wrong, reason in (({"init_from": None}, "needs training.init_from"),
+                          ({"init_except": ["head.*"]}, "does not go with training.init_shared")):  # fmt: skip
+        with pytest.raises(ConfigError, match=reason):
+            changed(shared, **wrong)

@@ -26,6 +26,7 @@ from ostinato.cli.failures import describe_failure
 from ostinato.cli.family import family
 from ostinato.cli.generate import generate
 from ostinato.cli.help import GroupedCommand, GroupedCommands
+from ostinato.cli.lm_eval import lm_eval
 from ostinato.cli.output import print_line, print_stderr
 from ostinato.cli.plan import plan
 from ostinato.cli.plot import plot
@@ -57,6 +58,7 @@ _COMMANDS = (
     (_LOOK, tune_threshold, "ostinato tune-threshold runs/x --split dev --max-drop 0.002"),
     (_LOOK, view, "ostinato view runs/x runs/x-seed-2"),
     (_LOOK, watch, "ostinato watch runs/x demo"),
+    (_LOOK, lm_eval, "ostinato lm-eval runs/x --split test n_steps=8 halting_threshold=0.9"),
     (_COMPARE, compare, "ostinato compare runs/baseline runs/one-wide --split test"),
     (_COMPARE, table, "ostinato table runs/scan-* --jsonl docs/results/scan.jsonl"),
     (_COMPARE, plot, "ostinato plot digits --x macs --y longer"),

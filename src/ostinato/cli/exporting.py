@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ostinato.cli.exporting_graphs import ONNX_EPILOG, TORCH_EPILOG, export_onnx, export_torch
-from ostinato.cli.options import CheckpointOption, RunArgument
+from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument, SetOption
 from ostinato.cli.output import print_line
 from ostinato.errors import ConfigError
 
@@ -29,7 +29,7 @@ def export_hf(
     checkpoint: CheckpointOption = None,
     plain: Annotated[
         str | None,
-        typer.Option("--as", metavar="NAME", help="With --unroll: llama, qwen3, gpt2 or marian."),
+        typer.Option("--as", metavar="NAME", help="With --unroll: llama, qwen3, gpt2, marian, bart or t5."),
     ] = None,
     unroll: Annotated[
         bool, typer.Option("--unroll", help="Repeat shared weights: a plain model that needs no code of ours.")
@@ -50,3 +50,29 @@ def export_hf(
     loaded = load(run, checkpoint=checkpoint, device="cpu")
     written = export_run(loaded, folder) if plain is None else export_plain(loaded, folder, plain)
     print_line(f"{written}: {loaded.recipe.name}, {loaded.model.n_parameters():,} parameters")
+
+
+@app.command("lm-eval", epilog="Example: ostinato export lm-eval runs/x tasks/x --split test")
+def export_lm_eval(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files are written: a new folder.")],
+    split: Annotated[
+        list[str] | None, typer.Option(help="Split of the run's task, may be repeated; default: the recipe's.")
+    ] = None,
+    settings: SetOption = None,
+    access: AccessOption = None,
+) -> None:
+    """Write splits of a run's task as task files of lm-eval: a YAML file and a JSON lines file each.
+
+    Wrong targets of a task become choices; all else is scored by the likelihood of its targets.
+    """
+    from ostinato.evaluation.loading import load
+
+    try:
+        from ostinato.hf.harness_tasks import write_tasks
+    except ImportError as error:
+        raise ConfigError(f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'") from error
+    loaded = load(run, device="cpu", overrides=settings or [])
+    splits = split or loaded.recipe.evaluation.splits or []
+    for file in write_tasks(loaded, folder, splits, access):
+        print_line(str(file))

@@ -31,8 +31,8 @@ def import_hf(
 ) -> None:
     """Make a run of a Hugging Face model.
 
-    Read are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, JetMoE, BERT, ModernBERT, ALBERT, T5, Marian and BART; from
-    safetensors only. The tokenizer is kept as it is. Commands that read runs read the new one;
+    Read are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, JetMoE, HrmText, BERT, ModernBERT, ALBERT, T5, Marian and
+    BART; from safetensors only. The tokenizer is kept as it is. Commands that read runs read the new one;
     training.init_from=RUN fine-tunes it.
     """
     from ostinato.training.imported import import_run

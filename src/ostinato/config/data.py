@@ -10,8 +10,6 @@ from pydantic import BeforeValidator, Field
 from ostinato.config.base import Config, Size
 from ostinato.errors import Inert, Problem
 
-Paths = str | list[str] | None
-NamedPaths = dict[str, str | list[str]]
 _LEAST_BYTE_VOCABULARY = 260
 _SUBWORDS = 8000
 
@@ -93,15 +91,49 @@ class MixtureConfig(Config):
             yield Inert(f"{path}temperature", self.temperature, f"has no effect with {path}weights: remove it")
 
 
+class DataSetConfig(Config):
+    """A data set of the library datasets of Hugging Face (extra hf), in place of files: see `ostinato.data.hub`."""
+
+    hf: Annotated[str, Field(min_length=1)]
+    """A file (.parquet, .arrow, .csv, .tsv, .json, .jsonl, .txt), a folder of them or of save_to_disk, or a name of the
+    hub, which is fetched where the library's cache has it not."""
+    split: Annotated[str, Field(min_length=1)]
+    """Its split, also with a part of it: train, train[:10%]."""
+    subset: str | None = None
+    """Which of several data sets under one name: mrpc of glue."""
+    columns: dict[str, str] | None = None
+    """What is read, by its name here: {source: sentence1, target: label}; a dot leads into a column: translation.en.
+    None: all columns, under their own names."""
+    streaming: bool = False
+    """Read row by row, without a copy in the library's cache first."""
+    revision: str | None = None
+    """Commit or tag of the hub's repository."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """A column is read under one name or more, but not none."""
+        if self.columns is not None and not self.columns:
+            yield Problem(f"{path}columns", self.columns, "name one column or more, or null")
+
+
+Paths = str | list[str] | DataSetConfig | None
+NamedPaths = dict[str, str | list[str] | DataSetConfig]
+
+
+def _named_test(value: object) -> object:
+    """Return a data set given as data.test as a split of this name: other groups name splits."""
+    return {"test": value} if isinstance(value, dict) and "hf" in value else value
+
+
 class DataConfig(Config):
     """Files of the user's own, tokenizers, and how examples are batched."""
 
     train: Paths = None
     """A file of JSON lines, TSV, text, Parquet or Arrow, also .gz or .zst; a folder, a pattern (texts/*.jsonl), or a
-    list of these. A list of two text files is parallel text."""
+    list of these. A list of two text files is parallel text. Or a data set of Hugging Face, {hf: folder or name,
+    split: train}."""
     dev: Paths = None
     """Files as for train: evaluated while training."""
-    test: Paths | NamedPaths = None
+    test: Annotated[str | list[str] | NamedPaths | None, BeforeValidator(_named_test)] = None
     """Files as for train: evaluated at the end. Several test splits by name: {test: a.jsonl, gen: b.jsonl}."""
     source_field: FieldName = "source"
     """JSON lines: key of the source; TSV: name or 0-based number of its column."""

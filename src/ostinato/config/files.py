@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +42,9 @@ _REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{(\w[\w.\-\[\]]*)\}")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 _SUFFIXES = (".yaml", ".yml")
 _DATA_PATHS = ("data.train", "data.dev", "data.test", "data.tokenizer.path", "data.target_tokenizer.path")
+_SPLITS, _HF = _DATA_PATHS[:3], "hf"
+_OF_DATA_SETS = ("split", "subset", "columns", "streaming", "revision")
+"""Settings of a data set of Hugging Face that are no paths, whatever they hold."""
 _log = logging.getLogger(__name__)
 UNSET = "???"
 """What a recipe writes where the user has to give a value."""
@@ -90,20 +93,32 @@ def _parsed(text: str) -> Any:
 def map_data_paths(settings: Settings, change: Callable[[str, str], str], prefix: str = "") -> Settings:
     """Return settings of a recipe, nested or dotted, with every relative path of `data` changed.
 
-    What is no path yet (a `${reference}`, an "input:NAME", `???`) stays as it is.
+    What is no path yet (a `${reference}`, an "input:NAME", `???`) stays as it is, and so does the name of a data set of
+    Hugging Face (`hf`) that is no path of a file or folder.
 
     Args:
         change: from a setting's dotted key and its path to the new path.
     """
 
-    def moved(name: str) -> Callable[[str], str]:
-        return lambda text: change(name, text) if _is_relative(text) else text
+    def moved(name: str, value: Any) -> Any:
+        if isinstance(value, dict) and _HF not in value:  # test splits by name
+            return {split: moved(f"{name}.{split}", files) for split, files in value.items()}
+        if isinstance(value, dict):
+            return value | {_HF: map_texts(value[_HF], partial(moved_if_there, name))}
+        return map_texts(value, lambda text: change(name, text) if _is_relative(text) else text)
+
+    def moved_if_there(name: str, text: str) -> str:
+        new = change(name, text) if _is_relative(text) else text
+        return new if Path(new).exists() or Path(text).exists() else text
 
     changed: Settings = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        if name in _DATA_PATHS or name.startswith("data.test."):
-            value = map_texts(value, moved(name))
+        group, _, last = name.rpartition(".")
+        if last == _HF and group.startswith(_SPLITS):
+            value = map_texts(value, partial(moved_if_there, group))
+        elif name in _DATA_PATHS or (group == "data.test" and last not in _OF_DATA_SETS):
+            value = moved(name, value)
         elif isinstance(value, dict):
             value = map_data_paths(value, change, f"{name}.")
         changed[key] = value

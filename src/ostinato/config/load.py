@@ -197,8 +197,8 @@ class _Repair(Generic[C]):
             seen: set[PathTuple] = set()
             for item in found:
                 path, slot, node = _locate(item["loc"], self.root)
-                if path in seen:
-                    continue
+                if path in seen or (slot is not None and slot.is_mixed and isinstance(_get(self.settings, path), dict)):
+                    continue  # a group is meant: that it is no text says nothing
                 seen.add(path)
                 if item["type"] == "missing" and path in self.removed:
                     self._remove(_list_or_top(path))  # It was given, and its problem is already reported.
@@ -291,6 +291,8 @@ def _locate(loc: tuple[int | str, ...], root: type[BaseModel]) -> tuple[PathTupl
             return path, None, node
         if slot.nodes and rest and isinstance(rest[0], int):
             path = (*path, rest.pop(0))
+        if slot.is_mixed and rest:
+            rest.pop(0)
         if slot.is_union and rest and rest[0] in slot.nodes:
             inner: type[BaseModel] | None = slot.nodes[str(rest.pop(0))]
         else:

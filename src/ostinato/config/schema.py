@@ -25,6 +25,7 @@ class Slot:
         metadata: bounds and patterns of that outer `Annotated`.
         nodes: the configurations it may hold, by kind; a single one without kinds is under the empty name.
         is_union: True where `kind` chooses between several configurations.
+        is_mixed: True where a configuration may stand, or a plain value such as text.
         default: its default value; `PydanticUndefined` where it must be given.
     """
 
@@ -32,6 +33,7 @@ class Slot:
     metadata: tuple[Any, ...]
     nodes: dict[str, type[BaseModel]]
     is_union: bool
+    is_mixed: bool
     default: Any
 
     @property
@@ -55,7 +57,9 @@ def _slot_of(field: FieldInfo) -> Slot:
     is_union = any(getattr(m, "discriminator", None) is not None for m in held_in)
     nodes = {kind_of(m) if is_union else "": m for m in _members(held) if _is_node(m)}
     default = field.get_default(call_default_factory=True, validated_data={})
-    return Slot(field.annotation, tuple(field.metadata), nodes, is_union, default)
+    plain = [m for m in _members(held) if not _is_node(m) and m is not type(None)]
+    is_mixed = bool(nodes) and not is_union and bool(plain)
+    return Slot(field.annotation, tuple(field.metadata), nodes, is_union, is_mixed, default)
 
 
 def kind_of(node: type[BaseModel]) -> str:

@@ -311,6 +311,9 @@ class TrainingConfig(Config):
     init_except: list[str] = Field(default_factory=list)
     """Parameters that are not taken from init_from, by patterns of their names: the run's are left out, the model's
     start as they would without it. `head.*` and `output_weight` exchange a head."""
+    init_shared: Literal["average", "first", "last", "stepwise"] | None = None
+    """With init_from, a run whose steps have weights of their own: this model shares them, and its weights are made of
+    the run's, as `ostinato convert --shared` makes them. None: both have the same parameters."""
     extend_vocabulary: bool = False
     """With init_from: words (or characters) of the new training data that the run's tokenizer lacks get ids after its
     own, and embeddings rows for them that start as in a new model."""
@@ -377,7 +380,11 @@ class TrainingConfig(Config):
                 reason = f"has no effect with {path}round_loss.kind=improvement: remove it"
                 yield Inert(f"{path}label_smoothing", self.label_smoothing, reason)
         if self.init_from is None:
-            for name in ("init_except", "extend_vocabulary", "init_checkpoint"):
+            for name in ("init_except", "init_shared", "extend_vocabulary", "init_checkpoint"):
                 value = getattr(self, name)
                 if value != type(self).model_fields[name].get_default(call_default_factory=True):
                     yield Problem(f"{path}{name}", value, f"needs {path}init_from")
+        if self.init_shared is not None and (self.init_except or self.extend_vocabulary):
+            name = "init_except" if self.init_except else "extend_vocabulary"
+            reason = f"does not go with {path}init_shared, which makes all weights: convert the run first"
+            yield Problem(f"{path}{name}", getattr(self, name), reason)

@@ -1,14 +1,17 @@
 """Which of two continuations of a text a language model prefers.
 
-    accuracy = examples with log p(right | before) > log p(wrong | before) / examples
+    accuracy = examples with log p(right | before) > log p(wrong | before) of every wrong one / examples
 
-log p is summed over the tokens of the continuation; ties count as wrong. Right and wrong continue the same text.
+log p is summed over the tokens of the continuation, of a pair's target with the end symbol; ties count as wrong. Right
+and wrong continue the same text, or have the same source. There may be one wrong target (minimal pairs) or several
+(classification by likelihood).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from ostinato.config.data import DataConfig
@@ -35,7 +38,8 @@ def rank(
     """Return how often the right target is more probable than the wrong one, in the model's present mode.
 
     Args:
-        examples: whose targets continue a source. contrast: column of the wrong target. by: columns to report by.
+        examples: whose targets continue a source, or pairs. contrast: column of the wrong target, or of a list of them.
+        by: columns to report by.
 
     Returns:
         n, accuracy; by: column -> value -> n, accuracy; macro: column -> the mean over its values.
@@ -43,14 +47,14 @@ def rank(
     Raises:
         DataError: an example without a wrong target, or that cannot be encoded.
     """
-    both: list[Example] = []
+    candidates: list[Example] = []
+    ends = [0]
     for number, example in enumerate(examples, 1):
-        wrong = example.columns.get(contrast)
-        if not isinstance(wrong, str) or not example.continues:
-            raise DataError(f"{name}: example {number} has no wrong target {contrast!r} to compare with")
-        both += [example, replace(example, target=wrong)]
-    rows = encode_rows(both, tokenizers, data, model.config, training=False, name=f"{name}, right and wrong")
-    log_probs = [0.0] * len(both)
+        wrong = wrong_targets(example, contrast, f"{name}: example {number}")
+        candidates += [example, *(replace(example, target=target) for target in wrong)]
+        ends.append(len(candidates))
+    rows = encode_rows(candidates, tokenizers, data, model.config, training=False, name=f"{name}, right and wrong")
+    log_probs = [0.0] * len(candidates)
     for batch in evaluation_batches(rows, data.eval_tokens_per_batch):
         moved = batch.to(model.device)
         logits_BTV = model(moved, n_steps=n_steps).logits_BTV
@@ -58,7 +62,7 @@ def rank(
             batch.indices, score_sentences(logits_BTV, moved.labels_BT, moved.loss_mask_BT), strict=True
         ):
             log_probs[index] = -scores.nll
-    is_right = [right > wrong for right, wrong in zip(log_probs[::2], log_probs[1::2], strict=True)]
+    is_right = [log_probs[start] > max(log_probs[start + 1 : end]) for start, end in pairwise(ends)]
     groups: dict[str, dict[str, dict[str, Any]]] = {}
     macro: dict[str, dict[str, float]] = {}
     for column in by:
@@ -68,6 +72,20 @@ def rank(
         groups[column] = {value: _accuracy(rights) for value, rights in sorted(by_value.items())}
         macro[column] = {"accuracy": sum(found["accuracy"] for found in groups[column].values()) / len(groups[column])}
     return _accuracy(is_right) | {"by": groups, "macro": macro}
+
+
+def wrong_targets(example: Example, contrast: str, where: str) -> list[str]:
+    """Return the wrong targets that a column of an example has.
+
+    Raises:
+        DataError: it has none; `where` names the example.
+    """
+    found = example.columns.get(contrast)
+    given = found if isinstance(found, list) else [found]
+    wrong = [one for one in given if isinstance(one, str)]
+    if example.source is None or not wrong or len(wrong) < len(given):
+        raise DataError(f"{where} has no wrong target {contrast!r} to compare with")
+    return wrong
 
 
 def _accuracy(is_right: Sequence[bool]) -> dict[str, Any]:

@@ -20,6 +20,11 @@ class OstinatoConfig(PreTrainedConfig):
     Args:
         model: what `ostinato.config.model` says of it, as plain values, vocabulary sizes set.
         balance, halting: weights of the auxiliary losses, as `training` of a recipe has them; None: no such loss.
+        n_steps: rounds to run where a call does not say; None: the plan's own.
+        halting_threshold, exit, exit_scope: at which tokens halt where a call does not say, and by which criterion, but
+            in training (`ostinato.nn.Execution`).
+
+    The last four are arguments of `from_pretrained`, too, and so of what passes its arguments on, such as lm-eval.
     """
 
     model_type = "ostinato"
@@ -32,6 +37,10 @@ class OstinatoConfig(PreTrainedConfig):
     hidden_size: int | None = None
     num_hidden_layers: int | None = None
     use_cache: bool = False
+    n_steps: int | None = None
+    halting_threshold: float | None = None
+    exit: str | None = None
+    exit_scope: str = "token"
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from the model."""

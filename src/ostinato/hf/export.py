@@ -79,7 +79,7 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
     """
     given = run.model.config
     kind, auto = _CLASSES[given.reads]
-    training = run.recipe.training
+    training, execution = run.recipe.training, run.model.current_execution
     more: dict[str, Any] = {}
     if isinstance(target := run.tokenizers.target, LabelTokenizer):
         more = {
@@ -90,6 +90,9 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
         model=given.model_dump(mode="json"),
         balance=training.balance.model_dump(mode="json"),
         halting=training.halting.model_dump(mode="json"),
+        halting_threshold=execution.halting_threshold,
+        exit=execution.exit,
+        exit_scope=execution.exit_scope,
         architectures=[kind.__name__],
         auto_map={"AutoConfig": f"{_CODE}.OstinatoConfig", auto: f"{_CODE}.{kind.__name__}"},
         **more,
@@ -151,17 +154,28 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
         return PreTrainedTokenizerFast(tokenizer_object=content, **named)
     reads_all = isinstance(run.model.config, EncoderConfig)
     content = _with_symbols(tokenizer, has_mask=reads_all)
-    # Decoders read a begin symbol first; encoders of pairs an end symbol last; encoder-only models both.
     special = SpecialIds()
-    template = {"pair": "$A <eos>", "sequence": "<bos> $A"}.get(run.model.config.reads, "<bos> $A <eos>")
-    both_texts = {"pair": "$A <eos> $B <eos>", "sequence": "<bos> $A $B"}
+    single, pair = _templates(run)
     content.post_processor = processors.TemplateProcessing(
-        single=template,
-        pair=both_texts.get(run.model.config.reads, "<bos> $A <eos> $B <eos>"),
+        single=single,
+        pair=pair,
         special_tokens=[("<bos>", special.bos), ("<eos>", special.eos)],
     )
     names = {f"{key}_token": text for key, text in _NAMES.items() if key != "mask" or reads_all}
     return PreTrainedTokenizerFast(tokenizer_object=content, clean_up_tokenization_spaces=False, **names)
+
+
+def _templates(run: LoadedRun) -> tuple[str, str]:
+    """Return what surrounds one text, and two."""
+    match run.model.config.reads:
+        case "pair":
+            return "$A <eos>", "$A <eos> $B <eos>"
+        case "sequence" if run.reads_prompts:
+            return "<bos> $A", "<bos> $A $B"
+        case "sequence":  # source and target are one sequence, whose source is the prompt
+            return "$A <eos> <bos>", "$A <eos> <bos> $B <eos>"
+        case _:
+            return "<bos> $A <eos>", "<bos> $A <eos> $B <eos>"
 
 
 def _with_symbols(tokenizer: Tokenizer, *, has_mask: bool) -> tokenizers.Tokenizer:
@@ -222,7 +236,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     What serves that architecture serves the folder; it needs no code of ours.
 
     Args:
-        name: llama, qwen3, gpt2 or marian.
+        name: llama, qwen3, gpt2, marian, bart or t5.
 
     Raises:
         ConfigError: that architecture computes something else; every setting that differs.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +34,12 @@ from ostinato.models import build_model
 from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost
 from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache
-from ostinato.nn.execution import Execution
+from ostinato.nn.execution import Execution, ExitScope
 from ostinato.nn.init import init_projection
 from ostinato.nn.types import StackOutput
 
+States = bool | Literal["rounds"] | None
+"""What `output_hidden_states` asks for: True: the states after every executed step; "rounds": after every round."""
 IGNORED = -100
 """A label that does not count, in the Hugging Face library."""
 
@@ -123,11 +125,20 @@ class OstinatoPreTrainedModel(PreTrainedModel):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _execution(self, halting_threshold: float | None) -> Execution:
-        execution: Execution = self.model.current_execution
-        if halting_threshold is None:
-            return execution
-        return cast(Execution, self.model.checked(replace(execution, halting_threshold=halting_threshold)))
+    def _how(self, n_steps: int | None, halting_threshold: float | None) -> tuple[int | None, Execution]:
+        """Return rounds and execution of a call: what it asks for, else what the configuration says."""
+        config, execution = self.config, cast(Execution, self.model.current_execution)
+        if halting_threshold is None and not self.training:
+            halting_threshold = config.halting_threshold
+        if halting_threshold is not None:
+            execution = replace(
+                execution,
+                halting_threshold=halting_threshold,
+                exit=config.exit,
+                exit_scope=cast(ExitScope, config.exit_scope),
+            )
+            execution = self.model.checked(execution)
+        return config.n_steps if n_steps is None else n_steps, execution
 
     def _loss(self, logits_NV: Tensor, labels_N: Tensor, output: ModelOutput | None, n_items: Any) -> Tensor:
         """Return the mean cross-entropy of the labels that count, with the auxiliary losses.
@@ -164,7 +175,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         past_key_values: DepthCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -183,7 +194,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             logits_to_keep: the last so many columns only; 0: all.
         """
         self._project_routers()
-        execution = self._execution(halting_threshold)
+        n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = _tokens(input_ids, attention_mask)
         shown = _wanted(output_hidden_states, output_attentions)
         if past_key_values is None and not use_cache:
@@ -228,7 +239,7 @@ class EncoderView(nn.Module):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -237,7 +248,8 @@ class EncoderView(nn.Module):
         """Return the states of the source."""
         of = self._of[0]
         source, shown = _tokens(input_ids, attention_mask), _wanted(output_hidden_states, output_attentions)
-        stack = of.model.encoded(source, n_steps, shown, of._execution(halting_threshold))
+        n_steps, execution = of._how(n_steps, halting_threshold)
+        stack = of.model.encoded(source, n_steps, shown, execution)
         found = BaseModelOutput(
             last_hidden_state=stack.states_BTD,
             hidden_states=cast(Any, _states(stack, output_hidden_states)),
@@ -273,7 +285,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         past_key_values: DepthCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -296,7 +308,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
             decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
         self._project_routers()
-        execution = self._execution(halting_threshold)
+        n_steps, execution = self._how(n_steps, halting_threshold)
         target = _tokens(decoder_input_ids, decoder_attention_mask)
         shown = _wanted(output_hidden_states, output_attentions)
         output: ModelOutput | None = None
@@ -361,12 +373,20 @@ class _EncoderOnly(OstinatoPreTrainedModel):
         labels = {"n_labels": self.config.num_labels} if self.has_labels else {}
         return EncoderConfig.model_validate({**plain, "head": self.head, **labels})
 
-    def _read(self, batch: Batch, types_BT: Tensor | None, halting_threshold: float | None, **how: Any) -> ModelOutput:
+    def _read(
+        self,
+        batch: Batch,
+        types_BT: Tensor | None,
+        n_steps: int | None,
+        halting_threshold: float | None,
+        request: Sequence[str] = (),
+    ) -> ModelOutput:
         """Return the model's output; token types go only to a model that has them."""
         self._project_routers()
         types = types_BT if self.model.type_weight is not None else None
-        execution = self._execution(halting_threshold)
-        return cast(ModelOutput, self.model(batch, token_types=types, execution=execution, **how))
+        n_steps, execution = self._how(n_steps, halting_threshold)
+        found = self.model(batch, n_steps=n_steps, token_types=types, request=request, execution=execution)
+        return cast(ModelOutput, found)
 
 
 class _LabelsOfTokens(_EncoderOnly):
@@ -380,7 +400,7 @@ class _LabelsOfTokens(_EncoderOnly):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: States = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
@@ -397,7 +417,7 @@ class _LabelsOfTokens(_EncoderOnly):
         tokens = _tokens(input_ids, attention_mask)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
         shown = _wanted(output_hidden_states, output_attentions)
-        output = self._read(batch, token_type_ids, halting_threshold, n_steps=n_steps, request=shown)
+        output = self._read(batch, token_type_ids, n_steps, halting_threshold, shown)
         logits, stack, loss = output.logits_BTV, output.stacks["encoder"], None
         if labels is not None:
             loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
@@ -454,7 +474,7 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
         tokens = _tokens(input_ids, attention_mask)
         none_before = torch.zeros(len(input_ids), dtype=torch.long, device=input_ids.device)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=none_before)
-        output = self._read(batch, token_type_ids, halting_threshold, n_steps=n_steps)
+        output = self._read(batch, token_type_ids, n_steps, halting_threshold)
         logits_B2T, loss = output.logits_BTV, None
         if start_positions is not None and end_positions is not None:
             labels_B2 = torch.stack([start_positions, end_positions], dim=1)
@@ -474,14 +494,16 @@ def _tokens(ids_BT: Tensor, mask_BS: Tensor | None) -> Tokens:
     return Tokens(ids_BT, keep_BT, (keep_BT.long().cumsum(1) - 1).clamp_min(0) if is_left_padded else None)
 
 
-def _wanted(states: bool | None, weights: bool | None) -> list[str]:
-    return ["residual"] * bool(states) + ["weights"] * bool(weights)
+def _wanted(states: States, weights: bool | None) -> list[str]:
+    return ["rounds" if states == "rounds" else "residual"] * bool(states) + ["weights"] * bool(weights)
 
 
-def _states(stack: StackOutput | None, wanted: bool | None) -> Any:
-    """Return the states after every executed step, in order."""
+def _states(stack: StackOutput | None, wanted: States) -> Any:
+    """Return the states after every executed step, in order, or those that left each round of the loop."""
     if stack is None or not wanted:
         return None
+    if wanted == "rounds":
+        return stack.left
     last: dict[int, Tensor] = {}
     for (_, step, _, what), found in stack.captures.items():
         if what == "residual":

@@ -15,6 +15,7 @@ from ostinato.errors import CheckpointError
 from ostinato.interop.names.decoders import jetmoe, llama
 from ostinato.interop.names.encoders import albert, bert, modernbert
 from ostinato.interop.names.gpt2 import gpt2
+from ostinato.interop.names.looped import hrm_text
 from ostinato.interop.names.pairs import bart, t5
 from ostinato.interop.weights import Table
 
@@ -190,6 +191,32 @@ def _jetmoe(given: Given) -> Settings:
     return found
 
 
+def _hrm_text(given: Given) -> Settings:
+    """Return two states of so many layers each; what is said of prefixes (prefix_lm) holds for marked tokens only."""
+    for key in ("attention_bias", "mlp_bias"):
+        _only(given, key, False)
+    layers = given.get("num_layers_per_stack") or given["num_hidden_layers"]
+    low = {"name": "low", "n_steps": layers, "repeats": given.get("L_cycles", 3), "adds": ["high"], "norm": True}
+    high = {"name": "high", "n_steps": layers, "adds": ["low"], "norm": True}
+    states = [low | {"state": {"kind": "learned", "std": 0.0}}, high]
+    return {
+        "model.vocab_size": given["vocab_size"],
+        "model.d_model": given["hidden_size"],
+        "model.tie_embeddings": "output" if _tied(given, default=False) else "none",
+        "model.embedding_scale": given.get("embedding_scale") or 1 / given.get("initializer_range", 0.02),
+        "model.decoder.n_steps": 2 * layers,
+        "model.decoder.segments": [{"n_steps": 2 * layers, "repeats": given.get("H_cycles", 2), "states": states}],
+        "model.decoder.norm.eps": given["rms_norm_eps"],
+        "model.decoder.self_attention.n_heads": given["num_attention_heads"],
+        "model.decoder.self_attention.d_head": given.get("head_dim", 128),
+        "model.decoder.self_attention.dropout": given.get("attention_dropout") or 0.0,
+        "model.decoder.ffn.d_ff": given["intermediate_size"],
+        "model.decoder.ffn.activation": _gated(given, "hidden_act"),
+        **_rotary(given),
+        "data.max_target_length": given["max_position_embeddings"],
+    }
+
+
 def _modernbert(given: Given) -> Settings:
     for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
         _only(given, key, False)
@@ -346,6 +373,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture("dense/llama-3.2-1b", _qwen2, llama),
     "Qwen3ForCausalLM": Architecture("dense/qwen3-0.6b", _dense_llama, llama),
     "MixtralForCausalLM": Architecture("dense/mixtral-8x7b", _mixtral, llama),
+    "HrmTextForCausalLM": Architecture("looped/hrm-text-1b", _hrm_text, hrm_text),
     "JetMoeForCausalLM": Architecture("dense/jetmoe-8b", _jetmoe, jetmoe),
     "ModernBertForMaskedLM": Architecture("dense/modernbert-base", _modernbert, modernbert),
     "BertForMaskedLM": _BERT,

@@ -29,6 +29,12 @@ from ostinato.tasks.recipes import load_recipe
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "tf_model.h5", "model.ckpt")
 _EXPERT = re.compile(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w([123])\.weight")
+_FUSED = {
+    ".attn.gqkv_proj.weight": [f".self_attn.{part}_proj.weight" for part in ("gate", "q", "k", "v")],
+    ".mlp.gate_up_proj.weight": [f".mlp.{part}_proj.weight" for part in ("gate", "up")],
+}
+"""Maps that files hold as one (HrmText), by what they are in the tables."""
+_RENAMED = {".block_sparse_moe.gate.": ".mlp.gate.", ".attn.o_proj.": ".self_attn.o_proj."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, Tensor]:
-    """Return the tensors in float32 under the names that the tables have: one tensor for all experts of a layer."""
+    """Return the tensors in float32 under the names that the tables have: one tensor for all experts of a layer, and
+    one for each of several maps that are fused."""
     plain: dict[str, Tensor] = {}
     experts: dict[str, dict[tuple[int, int], Tensor]] = {}
     is_body = known.prefix and not any(name.startswith(known.prefix) for name in weights)
@@ -150,7 +157,14 @@ def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, 
             experts.setdefault(found[1], {})[int(found[2]), int(found[3])] = x
         else:
             name = f"{known.prefix}{name}" if is_body else name
-            plain[name.replace(".block_sparse_moe.gate.", ".mlp.gate.")] = x
+            for old, new in _RENAMED.items():
+                name = name.replace(old, new)
+            fused = next((end for end in _FUSED if name.endswith(end)), "")
+            parts = _FUSED.get(fused, [""])
+            plain |= {
+                name.removesuffix(fused) + part: y
+                for part, y in zip(parts, x.chunk(len(parts)) if fused else [x], strict=False)
+            }
     for layer, of_layer in experts.items():
         numbers = sorted({number for number, _ in of_layer})
         lacks = [

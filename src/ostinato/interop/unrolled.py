@@ -101,7 +101,7 @@ def as_plain(model: Model, name: str) -> Written:
     """Return a model as a plain one of another library: unrolled, under that library's names.
 
     Args:
-        name: one of `PLAIN`: llama, qwen3, gpt2, marian.
+        name: one of `PLAIN`.
 
     Raises:
         ConfigError: the library's model computes something else; every setting that differs.
@@ -119,9 +119,8 @@ def as_plain(model: Model, name: str) -> Written:
     special = config.special_ids
     given |= {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": special.eos}
     known = ARCHITECTURES[architecture]
-    settings = {key: value for key, value in known.settings(given).items() if key.startswith("model.")}
-    lengths = {"data.max_target_length": 1, "decoding.max_length": 1} if "n_positions" in given else {}
-    expected = load_recipe(known.recipe, [f"{key}={json.dumps(value)}" for key, value in (settings | lengths).items()])
+    settings = [f"{key}={json.dumps(value)}" for key, value in known.settings(given).items()]
+    expected = load_recipe(known.recipe, settings)
     if problems := list(_differences(config, expected.model, architecture)):
         raise ConfigError(problems)
     return given, from_ours(known.table(expected.model), ours)
@@ -212,6 +211,7 @@ def _marian(config: Any) -> dict[str, Any]:
         "is_encoder_decoder": True,
         "decoder_start_token_id": config.special_ids.bos,
         "forced_eos_token_id": None,
+        "tie_word_embeddings": True,
     }
     for name, stack in config.stacks().items():
         attention, ffn = _dense(stack)
@@ -223,10 +223,44 @@ def _marian(config: Any) -> dict[str, Any]:
     return found
 
 
+def _bart(config: Any) -> dict[str, Any]:
+    length = getattr(config.encoder.positions, "max_length", 1)
+    # What older files say of their norms, which converters read: behind sub-layers, and one of the embeddings.
+    norms = {"normalize_before": False, "normalize_embedding": True}
+    return {**_marian(config), "model_type": "bart", "max_position_embeddings": length, **norms}
+
+
+def _t5(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model_type": "t5",
+        "vocab_size": config.target_vocab_size,
+        "d_model": config.d_model,
+        "num_layers": config.encoder.n_steps,
+        "num_decoder_layers": config.decoder.n_steps,
+        "tie_word_embeddings": config.tie_embeddings == "all",
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": config.special_ids.bos,
+    }
+    attention, ffn = _dense(config.decoder)
+    relative = config.decoder.relative
+    return found | {
+        "d_kv": attention.head_width(config.d_model),
+        "num_heads": attention.n_heads,
+        "d_ff": ffn.d_ff,
+        "feed_forward_proj": _T5_FEED_FORWARDS.get(ffn.activation, ffn.activation),
+        "layer_norm_epsilon": config.decoder.norm.eps,
+        "relative_attention_num_buckets": getattr(relative, "n_buckets", 32),
+        "relative_attention_max_distance": getattr(relative, "max_distance", 128),
+    }
+
+
+_T5_FEED_FORWARDS = {"geglu_tanh": "gated-gelu", "swiglu": "gated-silu"}
 PLAIN: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
     "gpt2": ("GPT2LMHeadModel", _gpt2),
     "marian": ("MarianMTModel", _marian),
+    "bart": ("BartForConditionalGeneration", _bart),
+    "t5": ("T5ForConditionalGeneration", _t5),
 }
 """By name: the architecture, and what its config.json says of a model of ours."""

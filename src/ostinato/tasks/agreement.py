@@ -16,10 +16,9 @@ from typing import ClassVar, Literal
 from ostinato.config.base import Count, Size
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
-from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import PAIR_FIELDS, TEXT_FIELD, Only, Task, TaskConfig
-from ostinato.tasks.files import check_paths, given_splits, paths_of
+from ostinato.tasks.files import check_paths, given_splits, read_split
 
 NOUNS = ("author", "bird", "boat", "doctor", "farmer", "garden", "key", "letter", "pilot", "river", "song", "tower")
 VERBS = ("appear", "change", "disappear", "fall", "move", "return", "shine", "sing", "sleep", "stand", "turn", "wait")
@@ -116,11 +115,11 @@ class AgreementTask(Task):
 
     def _read(self, split: str) -> Iterator[Example]:
         """Yield the examples of the user's files; training pairs as one text each."""
-        paths, wrong_field = paths_of(self.data, split), self.config.wrong_field
+        wrong_field = self.config.wrong_field
         if split == "train" and self.config.train_form == "texts":
-            yield from read_examples(paths, self.data, "language_model")
+            yield from read_split(self.data, split, "language_model")
             return
-        for number, pair in enumerate(read_examples(paths, self.data), 1):
+        for number, pair in enumerate(read_split(self.data, split), 1):
             if split == "train":
                 yield Example(None, f"{pair.source} {pair.target}")
                 continue

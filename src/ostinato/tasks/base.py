@@ -200,10 +200,9 @@ class Task(ABC):
             reason = self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
             raise ConfigError([Problem("split", split, reason)])
         if split == self.splits()[0] and self.data.train is not None and not self.config.reads_own_files:
-            from ostinato.data.sources import read_examples
+            from ostinato.tasks.files import read_split
 
-            kind = "seq2seq" if self.config.has_sources else "language_model"
-            return read_examples(self.data.train, self.data, kind)
+            return read_split(self.data, "train", "seq2seq" if self.config.has_sources else "language_model")
         return self._examples(split)
 
     def pack_source(self, split: str) -> PackSource | None:

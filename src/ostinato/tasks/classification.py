@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
-from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
-from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask, read_split
+
+_OTHERS = "other_labels"
+"""Column of the labels that an example has not."""
 
 
 class ClassificationConfig(LanguagesConfig):
@@ -22,6 +25,8 @@ class ClassificationConfig(LanguagesConfig):
     """Key or column of a second text. None: `data.source_field` holds all, two texts with one tab between them."""
     skipped_labels: list[FieldName] = Field(default_factory=lambda: ["-"])
     """Labels whose examples are left out: SNLI marks with - that its annotators did not agree."""
+    choices: Annotated[list[FieldName], Field(min_length=2)] | None = None
+    """All labels, to be ranked in dev and test by their probability as targets: `ranking`. None: they are not."""
 
 
 class ClassificationTask(LanguagesTask):
@@ -34,7 +39,9 @@ class ClassificationTask(LanguagesTask):
     Tokens: data.tokenizer. An encoder reads `<bos> text <eos>`, of pairs `<bos> text <eos> text <eos>`; there are no
     segment embeddings (as in XLM-R). Other models write the label as text.
     Metric: accuracy and macro-F1 over the classes, by language; `macro` in results is the mean over languages, each
-    counting once, which `ostinato table --by` averages over seeds. A label that training lacks is an error.
+    counting once, which `ostinato table --by` averages over seeds. A label that training lacks is an error. With
+    task.choices also `ranking`, classification by likelihood: the share of examples whose label is more probable than
+    all others, for models that write it.
     Selection: dev, as training.selection says; nothing is selected on other languages.
     Departures: nothing is downloaded, and test sets without labels (GLUE's) cannot be scored; GLUE's other metrics
     (Matthews and rank correlations) are not there.
@@ -43,11 +50,17 @@ class ClassificationTask(LanguagesTask):
     config: ClassificationConfig
     metrics = ("accuracy", "macro_f1")
 
+    def _configure(self) -> None:
+        super()._configure()
+        if self.config.choices is not None:
+            self.forced, self.contrast = ("ranking",), _OTHERS
+
     def _examples(self, split: str) -> Iterator[Example]:
-        examples = read_examples(paths_of(self.data, split), self.data)
+        examples = read_split(self.data, split)
         kept = (example for example in examples if example.target.strip() not in self.config.skipped_labels)
         field = self.config.pair_field
         for number, example in enumerate(self.config.select(kept, split), 1):
+            example = self._with_other_labels(example, f"{split}: example {number}")
             if field is None:
                 yield example
                 continue
@@ -57,3 +70,13 @@ class ClassificationTask(LanguagesTask):
             columns = {name: value for name, value in example.columns.items() if name != field}
             texts = [text.replace("\t", " ").strip() for text in (example.source or "", second)]
             yield Example("\t".join(texts), example.target, columns)
+
+    def _with_other_labels(self, example: Example, where: str) -> Example:
+        """Return an example with a column of the labels that it has not, where they are ranked."""
+        choices = self.config.choices
+        if choices is None:
+            return example
+        if example.target not in choices:
+            raise DataError(f"{where}: its label {example.target!r} is not among task.choices: {', '.join(choices)}")
+        others = [label for label in choices if label != example.target]
+        return replace(example, columns=example.columns | {_OTHERS: others})

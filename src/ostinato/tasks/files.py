@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ostinato.config.data import DataConfig, FieldName
+from ostinato.config.data import DataConfig, DataSetConfig, FieldName
 from ostinato.data.example import Example
+from ostinato.data.hub import read_data_set
 from ostinato.data.lines import read_lines
 from ostinato.data.paths import find_files, name_of
 from ostinato.data.sources import fields_of, kind_of_file, read_examples
@@ -157,6 +158,11 @@ class FilesTask(OwnFilesTask):
 
     def _examples(self, split: str) -> Iterator[Example]:
         paths, column = paths_of(self.data, split), self.config.origin_column
+        if (given := data_set_of(self.data, split)) is not None:
+            named = {} if column is None else {column: Path(given.hf).name}
+            for example in read_split(self.data, split, self.config.model_kind):
+                yield replace(example, columns=example.columns | named)
+            return
         if column is None:
             yield from self._read(paths)
             return
@@ -166,9 +172,11 @@ class FilesTask(OwnFilesTask):
                 yield replace(example, columns=example.columns | {column: name})
 
     def pack_source(self, split: str) -> PackSource | None:
-        """Return the files of a split; None for parallel text."""
+        """Return the files of a split; None for parallel text and for a data set of Hugging Face."""
         from ostinato.data.packs.source import PackSource
 
+        if data_set_of(self.data, split) is not None:
+            return None
         files = tuple((name_of(path), file) for path in paths_of(self.data, split) for file in find_files(path))
         if self.config.has_sources and any(kind_of_file(file) == "text" for _, file in files):
             return None
@@ -195,16 +203,44 @@ class FilesTask(OwnFilesTask):
 def given_splits(data: DataConfig) -> tuple[str, ...]:
     """Return the splits the user gave files for: train, dev, then the test splits in their order."""
     named = tuple(data.test) if isinstance(data.test, dict) else ("test",)
-    return tuple(split for split in ("train", "dev", *named) if paths_of(data, split))
+    return tuple(split for split in ("train", "dev", *named) if _given(data, split))
+
+
+def read_split(data: DataConfig, split: str, model_kind: str = "seq2seq") -> Iterator[Example]:
+    """Yield the examples of a split, of files (`read_examples`) or of a data set (`ostinato.data.hub`)."""
+    given = data_set_of(data, split)
+    if given is not None:
+        return read_data_set(given, data, model_kind)
+    return read_examples(paths_of(data, split), data, model_kind)
 
 
 def paths_of(data: DataConfig, split: str) -> list[str]:
-    """Return the files of a split, none where the user gave none."""
-    test = data.test if isinstance(data.test, dict) else {"test": data.test}
-    paths = {"train": data.train, "dev": data.dev, **test}.get(split)
-    if paths is None:
+    """Return the files of a split, none where the user gave none, or a data set."""
+    given = _given(data, split)
+    if given is None or isinstance(given, DataSetConfig):
         return []
-    return [paths] if isinstance(paths, str) else list(paths)
+    return [given] if isinstance(given, str) else list(given)
+
+
+def data_set_of(data: DataConfig, split: str) -> DataSetConfig | None:
+    """Return the data set of Hugging Face that a split is; None: it is files, or not given."""
+    given = _given(data, split)
+    return given if isinstance(given, DataSetConfig) else None
+
+
+def check_no_data_set(data: DataConfig, split: str, why: str) -> None:
+    """Refuse a data set where a format of files is read.
+
+    Raises:
+        ConfigError: the split is one.
+    """
+    if (given := data_set_of(data, split)) is not None:
+        raise ConfigError([Problem(f"data.{split}.hf", given.hf, f"must be a file: {why}")])
+
+
+def _given(data: DataConfig, split: str) -> str | list[str] | DataSetConfig | None:
+    test = data.test if isinstance(data.test, dict) else {"test": data.test}
+    return {"train": data.train, "dev": data.dev, **test}.get(split)
 
 
 def check_paths(data: DataConfig) -> None:

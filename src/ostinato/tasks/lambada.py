@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import PAIR_FIELDS, TEXT_FIELD
-from ostinato.tasks.files import OwnFilesConfig, OwnFilesTask, paths_of
+from ostinato.tasks.files import OwnFilesConfig, OwnFilesTask, read_split
 
 _SIZES = {"dev": 4_869, "test": 5_153}
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)")
@@ -74,7 +73,7 @@ class LambadaTask(OwnFilesTask):
         is_training = split == self.splits()[0]
         are_texts = is_training or self.config.passages == "texts"
         kind = "language_model" if are_texts else "seq2seq"
-        for number, example in enumerate(read_examples(paths_of(self.data, split), self.data, kind), 1):
+        for number, example in enumerate(read_split(self.data, split, kind), 1):
             if is_training and not self.config.has_sources:
                 yield example
                 continue

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import Only
-from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask, check_no_data_set, paths_of, read_split
 
 _BLANKS = str.maketrans("\t\r\n", "   ")
 
@@ -57,15 +56,16 @@ class SpanExtractionTask(LanguagesTask):
     metrics = ("answer_em", "answer_f1")
 
     def _examples(self, split: str) -> Iterator[Example]:
-        paths = paths_of(self.data, split)
         if self.config.format == "lines":
-            examples = self._read_lines(paths)
+            examples = self._read_lines(split)
         else:
+            check_no_data_set(self.data, split, "task.format=lines reads data sets")
+            paths = paths_of(self.data, split)
             examples = (example for path in paths for example in self._read_squad(Path(path)))
         yield from self.config.select(examples, split)
 
-    def _read_lines(self, paths: list[str]) -> Iterator[Example]:
-        for example in read_examples(paths, self.data):
+    def _read_lines(self, split: str) -> Iterator[Example]:
+        for example in read_split(self.data, split):
             # Questions without an answer are as little supported here as in SQuAD's form.
             if example.columns.get("answer_start") == NOT_IN_PASSAGE:
                 raise DataError(

@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line, read_lines
-from ostinato.data.sources import read_examples
 from ostinato.errors import DataError
 from ostinato.tasks.base import Only
-from ostinato.tasks.files import LanguagesConfig, LanguagesTask, paths_of
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask, check_no_data_set, paths_of, read_split
 
 _DOCUMENT = "-DOCSTART-"
 
@@ -58,10 +57,11 @@ class TaggingTask(LanguagesTask):
     metrics = ("tag_accuracy", "span_f1")
 
     def _examples(self, split: str) -> Iterator[Example]:
-        paths = paths_of(self.data, split)
         if self.config.format == "sentences":
-            examples = read_examples(paths, self.data)
+            examples = read_split(self.data, split)
         else:
+            check_no_data_set(self.data, split, "task.format=sentences reads data sets")
+            paths = paths_of(self.data, split)
             examples = (example for path in paths for example in self._read_columns(Path(path)))
         for number, example in enumerate(self.config.select(examples, split), 1):
             n_words, n_tags = len((example.source or "").split()), len(example.target.split())

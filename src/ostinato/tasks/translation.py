@@ -10,10 +10,9 @@ from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
-from ostinato.data.sources import read_examples
 from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Only, Task, TaskConfig
-from ostinato.tasks.files import check_paths, given_splits, paths_of
+from ostinato.tasks.files import check_paths, given_splits, read_split
 
 _FILES = published_files(
     repo="multi30k/dataset",
@@ -120,7 +119,7 @@ class TranslationTask(Task):
 
     def _read_own(self, split: str) -> Iterator[Example]:
         tag = self.config.target_tag
-        for number, example in enumerate(read_examples(paths_of(self.data, split), self.data), 1):
+        for number, example in enumerate(read_split(self.data, split), 1):
             source, target = example.source or "", example.target
             if tag is not None:
                 if tag not in example.columns:

@@ -2,8 +2,8 @@
 
 By default every weight of the trained model must have a parameter of the same name and shape in the new one. Settings
 name what may differ: `training.init_except` leaves parameters out (an exchanged head), `training.extend_vocabulary`
-gives embeddings rows for new symbols. Where every parameter comes from is written to initial.json in the new run's
-directory.
+gives embeddings rows for new symbols, `training.init_shared` makes weights that steps share of those of every step.
+Where every parameter comes from is written to initial.json in the new run's directory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ostinato.data.example import Example
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import find_checkpoint
+from ostinato.interop.recursive import Shared, to_recursive
 from ostinato.models import Encoder, Model
 from ostinato.models.checkpoint import load_model
 from ostinato.training.freeze import check_patterns, matches
@@ -35,13 +36,14 @@ class InitialReport:
 
     Args:
         checkpoint: the folder the run's weights are in. taken: copied. fresh: initialised as in any new model, because
-            the run has none, or a pattern leaves them out. resized: rows in the run and in this model; the run's are
-            copied. left: of the run, not used.
+            the run has none, or a pattern leaves them out. made: of several of the run's (`init_shared`). resized: rows
+            in the run and in this model; the run's are copied. left: of the run, not used.
     """
 
     checkpoint: str
     taken: list[str] = field(default_factory=list)
     fresh: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
     resized: dict[str, tuple[int, int]] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
 
@@ -72,6 +74,8 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
     """
     path = str(config.init_from)
     folder = find_checkpoint(Path(path), config.init_checkpoint)
+    if config.init_shared is not None:
+        return _start_converted(model, load_model(folder, model.device), config.init_shared, folder)
     trained, own = load_model(folder).state_dict(), model.state_dict()
     check_patterns(_EXCEPT, config.init_except, [*trained, *own], lambda _: " of either model")
     taken = {name: found for name, found in trained.items() if not matches(name, config.init_except)}
@@ -110,3 +114,12 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         resized={name: (len(taken[name]), len(own[name])) for name in taken if name in grows},
         left=[name for name in trained if name not in taken],
     )
+
+
+def _start_converted(model: Model, donor: Model, shared: Shared, folder: Path) -> InitialReport:
+    """Make the weights of a model whose steps share them of those of a run whose steps do not."""
+    to_recursive(donor, model, shared)
+    theirs, own = donor.state_dict(), model.state_dict()
+    taken = [name for name in own if name in theirs and torch.equal(theirs[name], own[name])]
+    made = [name for name in own if name not in taken]
+    return InitialReport(str(folder), taken=taken, made=made, left=[name for name in theirs if name not in own])

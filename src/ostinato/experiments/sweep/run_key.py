@@ -25,13 +25,14 @@ from pydantic import BaseModel
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
+from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
 from ostinato.data.paths import find_files
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.tasks.base import Task
-from ostinato.tasks.files import given_splits, paths_of
+from ostinato.tasks.files import data_set_of, given_splits, paths_of
 from ostinato.tasks.packing import pack_source
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
@@ -70,7 +71,9 @@ def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool 
     sizes = {f"model.{name}" for name in recipe.model.vocabulary_sizes(1, 1)}
     left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *sizes}
     stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)}), "", first_names))
-    found = {key: value for key, value in stated.items() if key not in left_out and not is_free(key)}
+    of_data_sets = tuple(f"{name}." for name in _FILES)
+    kept = {key: value for key, value in stated.items() if not key.startswith(of_data_sets)}
+    found = {key: value for key, value in kept.items() if key not in left_out and not is_free(key)}
     for key in _TOKENIZER_FILES:
         if path := stated.get(key):
             with Path(path).open("rb") as file:
@@ -168,12 +171,14 @@ def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
     data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", "packed", *columns})
     named = [str(file) for split in given_splits(recipe.data) for file in find_files(paths_of(recipe.data, split))]
     there = {name: path for name, path in ((name, Path(name).absolute()) for name in named) if path.is_file()}
+    sets = [given for split in given_splits(recipe.data) if (given := data_set_of(recipe.data, split)) is not None]
     # Path, size and time of change; null where there is no such file.
     states = {name: [str(path), path.stat().st_size, path.stat().st_mtime_ns] for name, path in there.items()}
     return {
         "task": task.config.model_dump(mode="json"),
         "data": data,
         "files": dict.fromkeys(named) | states,
+        **({"data_sets": [state_of(given) for given in sets]} if sets else {}),
         "published": {file.key: task.access.known_hash(file) for file in task.files()},
         "splits": splits,
         "version": __version__,

@@ -1,0 +1,100 @@
+"""`ostinato lm-eval`: a run scored by the evaluation harness lm-eval."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ostinato.cli.options import (
+    AccessOption,
+    CheckpointOption,
+    DeviceOption,
+    JsonOption,
+    NoVerifyOption,
+    RunArgument,
+    SetOption,
+)
+from ostinato.cli.output import number, print_json, print_table
+
+_OF_MODEL = {"n_steps": int, "halting_threshold": float, "exit": str, "exit_scope": str}
+_OF_HARNESS = {"batch_size": int, "limit": float, "num_fewshot": int}
+
+
+def lm_eval(
+    run: RunArgument,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help=f"{', '.join(_OF_MODEL)}; {', '.join(_OF_HARNESS)}."),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(help="A YAML file, or a name that lm-eval knows; may be repeated. Default: the run's own task."),
+    ] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Split of the run's own task, may be repeated; default: the recipe's.")
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    no_verify: NoVerifyOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+    access: AccessOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Score a run by the evaluation harness lm-eval.
+
+    KEY=VALUE is n_steps, halting_threshold, exit or exit_scope of the model, or batch_size, limit or num_fewshot of
+    lm-eval. Tasks are files of your own, or `ostinato export lm-eval`'s; names are of tasks that come with lm-eval,
+    which downloads their data.
+    """
+    from ostinato.errors import ConfigError
+    from ostinato.evaluation.loading import load
+
+    try:
+        from ostinato.hf.harness import score
+    except ImportError as error:
+        raise ConfigError(f"lm-eval is not here ({error}): pip install 'ostinato[lm-eval]'") from error
+    from ostinato.hf.harness_tasks import write_tasks
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are loaded already
+    how = _read(arguments or [])
+    n_steps = how.pop("n_steps", None)
+    execution = {name: how.pop(name) for name in _OF_MODEL if name in how}
+    loaded = load(
+        run, checkpoint=checkpoint, device=device, verify=not no_verify, overrides=settings or [], **execution
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        if not tasks:
+            splits = split or loaded.recipe.evaluation.splits or []
+            tasks = [str(file) for file in write_tasks(loaded, Path(folder) / "tasks", splits, access)]
+        found = score(loaded, tasks, n_steps=n_steps, **how)
+    results, counts = found["results"], found["n-samples"]
+    if json:
+        print_json({name: {**values, "n": counts[name]["effective"]} for name, values in results.items()})
+        return
+    rows = [
+        (name, key.partition(",")[0], number(value), str(counts[name]["effective"]))
+        for name, values in results.items()
+        for key, value in values.items()
+        if "," in key
+    ]
+    print_table(("task", "metric", "value", "documents"), rows)
+
+
+def _read(arguments: list[str]) -> dict[str, Any]:
+    """Return the values of KEY=VALUE arguments."""
+    known: dict[str, type] = _OF_MODEL | _OF_HARNESS
+    found: dict[str, Any] = {}
+    for text in arguments:
+        key, _, value = text.partition("=")
+        if key not in known:
+            raise typer.BadParameter(f"'{text}' must be KEY=VALUE with a KEY of {', '.join(known)}")
+        try:
+            found[key] = known[key](value)
+        except ValueError as error:
+            raise typer.BadParameter(f"'{text}': {value!r} is no {known[key].__name__}") from error
+    limit = found.get("limit")
+    return found | ({"limit": int(limit)} if limit is not None and limit >= 1 else {})

@@ -1,0 +1,95 @@
+"""Runs scored by lm-eval, the evaluation harness of EleutherAI, which knows no entry points for models.
+
+A run's model is given to the harness as one of the Hugging Face library that is loaded already. A text is encoded as
+`ostinato evaluate` does it, the begin symbol before it, whatever the post-processing of the tokenizer says, so that
+log-likelihoods are those of `evaluate`. It needs the extra `lm-eval`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from lm_eval import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from ostinato.errors import ConfigError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.hf.export import fast_tokenizer, wrapped
+
+
+class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
+    """A run as a model of lm-eval.
+
+    Args:
+        run: whose execution (halting threshold, criterion) holds. n_steps: rounds to run in place of the plans' own.
+        batch_size: sentences scored at a time.
+    """
+
+    def __init__(self, run: LoadedRun, n_steps: int | None = None, batch_size: int = 16) -> None:
+        model = wrapped(run)
+        model.config.n_steps = n_steps
+        config = run.model.config
+        # Sources and targets in one sequence have their symbols in the documents.
+        self._begins = config.reads == "sequence" and run.reads_prompts
+        super().__init__(
+            pretrained=model.to(run.model.device),
+            backend="seq2seq" if config.has_two_sides else "causal",
+            tokenizer=fast_tokenizer(run),
+            max_length=max(run.recipe.data.max_source_length, run.recipe.data.max_target_length),
+            batch_size=batch_size,
+        )
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None, **_: Any
+    ) -> list[int]:
+        """Return the ids of a text, with what this library puts around it unless `add_special_tokens` is False."""
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False)
+        if add_special_tokens is not False and self.backend == "seq2seq":
+            ids.append(self.tokenizer.eos_token_id)
+        elif add_special_tokens is not False and self._begins and ids[:1] != [self.prefix_token_id]:
+            ids.insert(0, self.prefix_token_id)
+        return ids[-left_truncate_len:] if left_truncate_len else ids
+
+
+def score(
+    run: LoadedRun,
+    tasks: Sequence[str],
+    *,
+    n_steps: int | None = None,
+    batch_size: int = 16,
+    limit: int | float | None = None,
+    num_fewshot: int | None = None,
+) -> dict[str, Any]:
+    """Return what `lm_eval.simple_evaluate` finds, documents with their log-likelihoods included.
+
+    Args:
+        tasks: YAML files, or names of tasks that come with lm-eval, which it downloads.
+        n_steps: rounds to run in place of the plans' own. limit, num_fewshot: as lm-eval has them.
+
+    Raises:
+        ConfigError: the model gives no probabilities of texts, or a task that lm-eval does not know.
+    """
+    if not run.model.config.generates:
+        raise ConfigError("lm-eval scores models that write text; this run's model has another head")
+    names = [str(Path(task).absolute()) if task.endswith((".yaml", ".yml")) else task for task in tasks]
+    # The index of what comes with lm-eval takes seconds to make.
+    manager = TaskManager(include_defaults=any(not name.endswith((".yaml", ".yml")) for name in names))
+    try:
+        with redirect_stdout(sys.stderr):  # it prints what it is doing
+            found = simple_evaluate(
+                RunInHarness(run, n_steps, batch_size),
+                tasks=names,
+                task_manager=manager,
+                limit=limit,
+                num_fewshot=num_fewshot,
+                bootstrap_iters=1000,
+            )
+    except (KeyError, FileNotFoundError) as error:
+        reason = str(error.args[0] if error.args else error).splitlines()[0]
+        raise ConfigError(f"lm-eval cannot load {', '.join(tasks)}: {reason}") from error
+    return dict(found or {})

@@ -1,0 +1,112 @@
+"""Splits of our tasks as task files of lm-eval: a YAML file with a JSON lines file of its documents beside it.
+
+    {"context": "the keys to it", "continuation": " stand"}                           output_type loglikelihood
+    {"context": "the keys to it", "choices": [" stands", " stand"], "right": 1}       output_type multiple_choice
+
+A split with wrong targets (`Task.contrast`) becomes choices, of which the right one stands last: lm-eval takes the
+first of equal ones, and a tie is wrong here. What lm-eval reports is then what `ostinato evaluate` does:
+
+    acc of loglikelihood        sequence_accuracy_forced          perplexity    exp(-mean log p of a document)
+    acc of multiple_choice      ranking.accuracy
+
+A text that continues another one has no special symbols, so that any model may be scored on it. Pairs have those that
+the run's model reads: `source` and `target<eos>`, and where both are one sequence `source<eos><bos>` before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ostinato.data.disk import new_folder, write_text
+from ostinato.data.example import Example
+from ostinato.data.registry import DataAccess
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.evaluation.ranking import wrong_targets
+from ostinato.hf.export import fast_tokenizer
+from ostinato.tasks.registry import build_task
+
+
+def write_tasks(
+    run: LoadedRun, folder: str | Path, splits: Iterable[str], access: DataAccess | None = None
+) -> list[Path]:
+    """Write splits of a run's task into a new folder, and return the YAML files, one a split.
+
+    The files name their documents by an absolute path, as lm-eval reads them from anywhere.
+
+    Raises:
+        CheckpointError: the folder is there. ConfigError: the task has no such split, or the model gives no
+            probabilities of texts, or texts are packed into blocks. DataError: an example that lm-eval would read
+            otherwise.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise CheckpointError(f"{folder}: is there already, and nothing is overwritten: name a new folder")
+    if not run.model.config.generates:
+        reason = "only models that write text give probabilities of texts"
+        raise ConfigError([Problem("model.kind", run.model.config.kind, reason)])
+    if run.recipe.data.block_length is not None:
+        reason = "lm-eval scores every text by itself: load the run with data.block_length=null"
+        raise ConfigError([Problem("data.block_length", run.recipe.data.block_length, reason)])
+    task = build_task(run.recipe.task, run.recipe.data, access)
+    written = []
+    with new_folder(folder) as target:
+        for split in splits:
+            contrast = None if split == task.splits()[0] else task.contrast
+            name = re.sub(r"\W+", "_", f"ostinato_{task.name}_{split}", flags=re.ASCII)
+            documents = [json.dumps(one) for one in _documents(run, task.examples(split), split, contrast)]
+            write_text(target / f"{name}.jsonl", "".join(f"{line}\n" for line in documents))
+            settings = _settings(name, (folder / f"{name}.jsonl").absolute(), has_choices=contrast is not None)
+            write_text(target / f"{name}.yaml", yaml.safe_dump(settings, sort_keys=False))
+            written.append(folder / f"{name}.yaml")
+    return written
+
+
+def _settings(name: str, documents: Path, *, has_choices: bool) -> dict[str, Any]:
+    """Return the content of a task's YAML file."""
+    accuracy = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
+    perplexity = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
+    kind: dict[str, Any] = {"output_type": "loglikelihood", "doc_to_target": "continuation"}
+    if has_choices:
+        kind = {"output_type": "multiple_choice", "doc_to_target": "right", "doc_to_choice": "choices"}
+    return {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(documents)}},
+        "test_split": "test",
+        "doc_to_text": "context",
+        **kind,
+        "target_delimiter": "",
+        "num_fewshot": 0,
+        "metric_list": [accuracy] if has_choices else [perplexity, accuracy],
+        "metadata": {"version": 1.0},
+    }
+
+
+def _documents(
+    run: LoadedRun, examples: Iterable[Example], split: str, contrast: str | None
+) -> Iterator[dict[str, Any]]:
+    """Yield what a JSON lines file has of every example."""
+    symbols = fast_tokenizer(run)
+    begin, end = str(symbols.bos_token), str(symbols.eos_token)
+    for number, example in enumerate(examples, 1):
+        source, between, after = example.source or "", "", end
+        if example.continues:
+            between, after = "" if source[-1:].isspace() else " ", ""
+        elif example.source is not None:
+            if source != source.rstrip():
+                reason = "its source ends in white space, which lm-eval moves to the target: remove it"
+                raise DataError(f"{split}: example {number}: {reason}")
+            source += f"{end}{begin}" if run.model.config.joins_pairs else ""
+        if contrast is None:
+            yield {"context": source, "continuation": f"{between}{example.target}{after}"}
+        else:
+            choices = [*wrong_targets(example, contrast, f"{split}: example {number}"), example.target]
+            texts = [f"{between}{choice}{after}" for choice in choices]
+            yield {"context": source, "choices": texts, "right": len(texts) - 1}

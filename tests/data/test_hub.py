@@ -1,0 +1,170 @@
+"""Data sets of the library datasets, from local files: rows become the examples that JSON lines of them would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("datasets", reason="needs the extra hf")
+
+import datasets
+
+import ostinato
+from ostinato.config.data import DataConfig, DataSetConfig
+from ostinato.config.files import from_file, map_data_paths
+from ostinato.data.hub import read_data_set, state_of
+from ostinato.data.sources import read_examples
+from ostinato.errors import ConfigError, DataError
+from ostinato.experiments.sweep.run_key import DataHashes, run_key
+from ostinato.tasks.files import given_splits, read_split
+
+ROWS = [{"source": f"a b {i}", "target": "yes" if i % 2 else "no", "n": i} for i in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
+    return file
+
+
+def read(hf: Path, split: str = "train", **settings: Any) -> list[tuple[str | None, str, dict[str, object]]]:
+    given = DataSetConfig(hf=str(hf), split=split, **settings)
+    return [(one.source, one.target, one.columns) for one in read_data_set(given, DataConfig())]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv", "folder", "save_to_disk", "dictionary"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_are_those_of_the_same_json_lines(form: str, streaming: bool, lines: Path, tmp_path: Path) -> None:
+    expected = [(one.source, one.target, one.columns) for one in read_examples(lines, DataConfig())]
+    made = datasets.Dataset.from_list(ROWS)
+    match form:
+        case "jsonl":
+            place = lines
+        case "parquet" | "csv":
+            getattr(made, f"to_{form}")(place := tmp_path / f"rows.{form}")
+        case "folder":
+            (place := tmp_path / "data").mkdir()
+            made.to_parquet(place / "train-00000.parquet")
+        case "save_to_disk":
+            made.save_to_disk(place := tmp_path / "data")
+        case _:
+            datasets.DatasetDict({"train": made, "gen": made.select([0])}).save_to_disk(place := tmp_path / "data")
+            assert read(place, "gen") == expected[:1]
+    assert read(place, streaming=streaming) == expected
+
+
+def test_labels_nested_columns_and_words_are_read_by_other_names(tmp_path: Path) -> None:
+    features = datasets.Features(
+        {
+            "pair": {"de": datasets.Value("string"), "en": datasets.Value("string")},
+            "label": datasets.ClassLabel(names=["bad", "good"]),
+            "tokens": datasets.List(datasets.Value("string")),
+            "tags": datasets.List(datasets.ClassLabel(names=["O", "B"])),
+            "score": datasets.Value("int64"),
+        }
+    )
+    row = {"pair": {"de": "ja", "en": "yes"}, "label": 1, "tokens": ["a", "b"], "tags": [0, 1], "score": 3}
+    datasets.Dataset.from_list([row], features=features).to_parquet(file := tmp_path / "rows.parquet")
+    assert read(file, columns={"source": "pair.de", "target": "pair.en"}) == [("ja", "yes", {})]
+    assert read(file, columns={"source": "pair.en", "target": "label", "s": "score"}) == [("yes", "good", {"s": 3})]
+    assert read(file, columns={"source": "tokens", "target": "tags"}) == [("a b", "O B", {})]
+    assert read(file, columns={"source": "pair.en", "target": "score"}, streaming=True) == [("yes", "3", {})]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"hf": "nowhere/at-all"}, "nowhere/at-all: cannot be loaded as a data set, split 'train': "),
+        ({"split": "gen"}, "cannot be loaded as a data set, split 'gen'"),
+        ({"columns": {"source": "text"}}, "no column 'text' (columns): it has source, target, n"),
+        ({"columns": {"source": "source.de"}}, "line 1: no column"),
+        ({"columns": {"source": "source", "out": "target"}}, "no column 'target' (data.target_field) among 'out'"),
+        ({"columns": {"source": "n", "target": "target"}}, "'source' is 0, a JSON number, but has to be a string"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(
+    settings: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    (tmp_path / "data").mkdir()
+    datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "data" / "train.parquet")
+    given = DataSetConfig.model_validate({"hf": str(tmp_path / "data"), "split": "train", **settings})
+    with pytest.raises(DataError) as caught:
+        list(read_data_set(given, DataConfig()))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "rows.pkl").write_bytes(b"x")
+    with pytest.raises(DataError, match="is no file that is read as a data set"):
+        read(tmp_path / "rows.pkl")
+
+
+def test_a_run_trains_on_data_sets_beside_files(lines: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "data" / "train.parquet")
+    split = f"hf: {tmp_path / 'data'}, columns: {{source: source, target: target, parity: n}}"
+    sizes = ["model.d_model=16", "model.encoder.n_steps=1", "model.decoder.n_steps=1"]
+    for stack in ("encoder", "decoder"):
+        sizes += [f"model.{stack}.self_attention.n_heads=2", f"model.{stack}.ffn.d_ff=16"]
+    sizes += ["model.decoder.cross_attention.n_heads=2"]
+    sizes += [
+        "training.n_updates=2",
+        "training.schedule.warmup=1",
+        "training.evaluate_every=2",
+        "data.tokenizer.kind=words",
+    ]
+    recipe = ostinato.load_recipe(
+        "files/template",
+        [
+            *sizes,
+            f"data.train={{{split}, split: train}}",
+            f"data.dev={lines}",
+            f"data.test={{{split}, split: 'train[:3]'}}",
+        ],
+    )
+    assert given_splits(recipe.data) == ("train", "dev", "test")
+    assert [one.columns for one in read_split(recipe.data, "test")] == [{"parity": 0}, {"parity": 1}, {"parity": 2}]
+    ostinato.train(recipe, tmp_path / "run")
+    assert ostinato.load(tmp_path / "run").evaluate("test", by=["parity"])["n"] == 3
+    described = json.loads((tmp_path / "run" / "data.json").read_text())["splits"]
+    assert described["train"]["n"] == 8
+    # The address of a run is made of its examples, not of where they are.
+    one = run_key(*DataHashes().resolve(recipe))
+    moved = tmp_path / "moved"
+    (tmp_path / "data").rename(moved)
+    place = {"hf": str(moved)}
+    data = recipe.data.model_copy(update={"train": recipe.data.train.model_copy(update=place),  # type: ignore[union-attr]
+                                          "test": {"test": recipe.data.test["test"].model_copy(update=place)}})  # type: ignore[index,union-attr]  # fmt: skip
+    assert run_key(*DataHashes().resolve(recipe.model_copy(update={"data": data}))) == one
+    assert (
+        state_of(DataSetConfig(hf=str(moved), split="train")) != state_of(DataSetConfig(hf="glue", split="train")) == []
+    )
+
+
+def test_paths_in_a_recipe_are_relative_to_it_and_names_of_a_hub_are_not(tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    given = {"data": {"train": {"hf": "sets", "split": "train"}, "dev": {"hf": "glue", "split": "train"},
+                      "test": {"gen": {"hf": "sets", "split": "x"}, "test": "a.jsonl"}}}  # fmt: skip
+    found = map_data_paths(given, from_file(tmp_path / "recipe.yaml"))["data"]
+    assert found["train"] == {"hf": str(tmp_path / "sets"), "split": "train"}
+    assert found["dev"] == given["data"]["dev"]
+    assert found["test"] == {"gen": {"hf": str(tmp_path / "sets"), "split": "x"}, "test": str(tmp_path / "a.jsonl")}
+    dotted = map_data_paths({"data.dev.hf": "sets", "data.dev.split": "sets"}, from_file(tmp_path / "recipe.yaml"))
+    assert dotted == {"data.dev.hf": str(tmp_path / "sets"), "data.dev.split": "sets"}
+
+
+def test_settings_of_a_data_set_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train\.split is None: is required"):
+        ostinato.load_recipe("files/template", ["data.train={hf: glue}"])
+    with pytest.raises(ConfigError, match=r"data\.train\.colums is .*did you mean columns"):
+        ostinato.load_recipe("files/template", ["data.train={hf: glue, split: train, colums: {}}"])
+    with pytest.raises(ConfigError, match=r"data\.dev\.columns is \{\}: name one column or more"):
+        ostinato.load_recipe("files/template", ["data.train=a.jsonl", "data.dev={hf: glue, split: train, columns: {}}"])

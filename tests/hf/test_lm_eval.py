@@ -1,0 +1,208 @@
+"""lm-eval scores runs as `ostinato evaluate` does: the same accuracies and log-likelihoods."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the extra hf")
+pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
+
+import runs
+
+import ostinato
+from ostinato.cli import main
+from ostinato.data.batching import evaluation_batches
+from ostinato.data.example import Example
+from ostinato.data.rows import encode_rows
+from ostinato.errors import ConfigError, OstinatoError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.evaluation.scores import score_sentences
+from ostinato.hf.export import export_run
+from ostinato.hf.harness import score
+from ostinato.hf.harness_tasks import write_tasks
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+WORDS = ["the", "old", "man", "and", "sea,", "one", "two", "three", *"abcdefuvwxyz"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the library of data sets stores in the test's folder."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def lines(file: Path, rows: list[dict[str, Any]]) -> str:
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def pieces(n: int) -> list[list[str]]:
+    """Return sentences of words that the runs' tokenizers know, no two alike in length and words."""
+    return [[WORDS[(i * 7 + j * (i % 3 + 1)) % len(WORDS)] for j in range(3 + i % 5)] for i in range(n)]
+
+
+def everywhere(file: str) -> list[str]:
+    return [f"data.{split}={file}" for split in ("train", "dev", "test")]
+
+
+def lambada(folder: Path) -> list[str]:
+    rows = [{"source": " ".join(words[:-1]), "target": words[-1]} for words in pieces(24)]
+    file = lines(folder / "lambada.jsonl", rows)
+    return ["task={kind: lambada}", *everywhere(file)]
+
+
+def minimal_pairs(folder: Path) -> list[str]:
+    rows = [
+        {"source": " ".join(words[:-2]), "target": words[-2], "wrong": words[-1], "n_attractors": len(words) % 2}
+        for words in pieces(24)
+    ]
+    file = lines(folder / "pairs.jsonl", rows)
+    return ["task={kind: agreement, origin: files, train_form: prefixes}", *everywhere(file)]
+
+
+def labels(folder: Path) -> list[str]:
+    rows = [{"source": " ".join(words[:-1]), "target": ["one", "two", "three"][len(words) % 3]} for words in pieces(24)]
+    file = lines(folder / "labels.jsonl", rows)
+    task = "task={kind: classification, choices: [one, two, three]}"
+    return [task, *everywhere(file)]
+
+
+def pairs(folder: Path) -> list[str]:
+    rows = [{"source": " ".join(words[:-2]), "target": " ".join(words[-2:])} for words in pieces(12)]
+    return everywhere(lines(folder / "files.jsonl", rows))
+
+
+def log_likelihoods(run: LoadedRun, task: Path, n_steps: int | None) -> list[float]:
+    """Return log p of every target and choice of a task's documents, by our own rows and model."""
+    examples = []
+    for line in task.with_suffix(".jsonl").read_text().splitlines():
+        document = json.loads(line)
+        for text in document.get("choices", [document.get("continuation")]):
+            source = document["context"].removesuffix("<eos><bos>")
+            examples.append(Example(source, text.removesuffix("<eos>").strip(), continues="<eos>" not in text))
+    rows = encode_rows(examples, run.tokenizers, run.recipe.data, run.model.config, training=False, name="x")
+    found = [0.0] * len(examples)
+    for batch in evaluation_batches(rows, 512):
+        scores = score_sentences(run.model(batch, n_steps=n_steps).logits_BTV, batch.labels_BT, batch.loss_mask_BT)
+        for index, one in zip(batch.indices, scores, strict=True):
+            found[index] = -one.nll
+    return found
+
+
+CASES: list[tuple[str, Any, list[str], dict[str, Any], int | None]] = [
+    ("looped", lambada, [], {}, None),
+    ("looped", lambada, ["data.tokenizer={kind: bpe, vocab_size: 300}"], {}, 2),
+    ("halting", minimal_pairs, [], {"halting_threshold": 0.4}, None),
+    ("experts", minimal_pairs, [], {}, None),
+    ("pairs", labels, [], {"halting_threshold": 0.3}, 2),
+    ("looped", labels, [], {}, None),
+    ("pairs", pairs, [], {}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "more", "how", "n_steps"), CASES)
+def test_scores_and_log_likelihoods_are_those_of_evaluate(
+    name: str, data: Any, more: list[str], how: dict[str, Any], n_steps: int | None, tmp_path: Path
+) -> None:
+    runs.make_run(name, tmp_path / "run", *more)
+    run = ostinato.load(tmp_path / "run", overrides=[*data(tmp_path), "data.block_length=null"], **how)
+    files = write_tasks(run, tmp_path / "tasks", ["test"])
+    found = score(run, [str(file) for file in files], n_steps=n_steps)
+    (task,) = found["results"]
+    ours = run.evaluate("test", n_steps=n_steps, metrics=[])
+    if "ranking" in ours:
+        assert found["results"][task]["acc,none"] == pytest.approx(ours["ranking"]["accuracy"], abs=1e-12)
+        assert 0 < ours["ranking"]["accuracy"] < 1
+    else:
+        assert found["results"][task]["acc,none"] == pytest.approx(ours["sequence_accuracy_forced"], abs=1e-12)
+    samples = sorted(found["samples"][task], key=lambda one: one["doc_id"])
+    assert len(samples) == ours["n"]
+    theirs = [response[0][0] for sample in samples for response in sample["resps"]]
+    assert theirs == pytest.approx(log_likelihoods(run, files[0], n_steps), abs=1e-4)
+    assert len({round(value, 3) for value in theirs}) > 3
+
+
+def test_the_command_prints_what_evaluate_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.make_run("halting", tmp_path / "run")
+    files = lambada(tmp_path)
+    settings = [part for file in files[1:] for part in ("--set", file)] + ["--set", "data.block_length=null"]
+    recipe = (tmp_path / "run" / "recipe.yaml").read_text()
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.replace("kind: files", "kind: lambada").replace(
+        "  model_kind: language_model\n", "").replace("  documents: files\n", ""))  # fmt: skip
+    arguments = ["lm-eval", str(tmp_path / "run"), "--split", "test", *settings, "n_steps=2", "halting_threshold=0.5"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "batch_size=5", "--json"])
+    assert end.value.code in (0, None)
+    found = json.loads(capsys.readouterr().out)["ostinato_lambada_test"]
+    run = ostinato.load(tmp_path / "run", overrides=[*files[1:], "data.block_length=null"], halting_threshold=0.5)
+    ours = run.evaluate("test", n_steps=2)
+    assert found["n"] == ours["n"] == 24
+    assert found["perplexity,none"] == pytest.approx(ours["word_perplexity"], rel=1e-4)
+    assert found["acc,none"] == pytest.approx(ours["sequence_accuracy_forced"])
+    for wrong, line in (
+        ("depth=2", "must be KEY=VALUE with a KEY of n_steps, halting_threshold"),
+        ("n_steps=x", "'x' is no int"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, wrong])
+        assert end.value.code == 2
+        assert line in " ".join(capsys.readouterr().err.split())
+
+
+def test_its_own_program_scores_an_exported_folder_with_its_code(tmp_path: Path) -> None:
+    runs.make_run("halting", tmp_path / "run")
+    overrides = [*minimal_pairs(tmp_path), "data.block_length=null"]
+    run = ostinato.load(tmp_path / "run", overrides=overrides, halting_threshold=0.4)
+    export_run(ostinato.load(tmp_path / "run"), tmp_path / "model")
+    (file,) = write_tasks(run, tmp_path / "tasks", ["test"])
+    model = f"pretrained={tmp_path / 'model'},trust_remote_code=True,n_steps=2,halting_threshold=0.4"
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", model, "--tasks", file.stem,
+               "--include_path", str(file.parent), "--device", "cpu", "--batch_size", "8", "--log_samples",
+               "--output_path", str(tmp_path / "out.json")]  # fmt: skip
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.glob("out*.json")
+    found = json.loads(written.read_text())["results"][file.stem]
+    assert found["acc,none"] == pytest.approx(run.evaluate("test", n_steps=2)["ranking"]["accuracy"])
+    (logged,) = tmp_path.glob("samples*.jsonl")
+    samples = sorted(map(json.loads, logged.read_text().splitlines()), key=lambda one: one["doc_id"])
+    theirs = [float(response[0][0]) for sample in samples for response in sample["resps"]]
+    assert theirs == pytest.approx(log_likelihoods(run, file, 2), abs=1e-4)
+    assert theirs != pytest.approx(log_likelihoods(run, file, None), abs=1e-2)
+
+
+def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path) -> None:
+    runs.make_run("looped", tmp_path / "looped")
+    data = lambada(tmp_path)
+    run = ostinato.load(tmp_path / "looped", overrides=[*data, "data.block_length=8"])
+    with pytest.raises(ConfigError, match=r"data\.block_length is 8: lm-eval scores every text by itself"):
+        write_tasks(run, tmp_path / "tasks", ["test"])
+    run = ostinato.load(tmp_path / "looped", overrides=[*data, "data.block_length=null"])
+    with pytest.raises(ConfigError, match="'gen'"):
+        write_tasks(run, tmp_path / "tasks", ["gen"])
+    assert not (tmp_path / "tasks").exists()
+    (tmp_path / "tasks").mkdir()
+    with pytest.raises(OstinatoError, match="is there already, and nothing is overwritten"):
+        write_tasks(run, tmp_path / "tasks", ["test"])
+    for task in ("nowhere.yaml", "no-such-task"):
+        with pytest.raises(ConfigError, match=f"lm-eval cannot load {task}: ") as caught:
+            score(run, [task])
+        assert "\n" not in str(caught.value)
+    masked = runs.make_run("masked", tmp_path / "masked")
+    with pytest.raises(ConfigError, match="lm-eval scores models that write text"):
+        score(masked, ["x.yaml"])
+    with pytest.raises(ConfigError, match=r"model\.kind is 'encoder': only models that write text"):
+        write_tasks(masked, tmp_path / "new", ["dev"])
