@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ostinato.config.special_ids import SpecialIds
 from ostinato.errors import DataError
+from ostinato.kernels.devices import moved
 
 T = TypeVar("T", "Tokens", "Batch")
 
@@ -46,7 +47,7 @@ class Tokens:
 
     def to(self, device: torch.device | str) -> Tokens:
         """Return the tokens on another device."""
-        return _changed(self, lambda tensor: tensor.to(device))
+        return _changed(self, lambda tensor: moved(tensor, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
-        return _changed(self, lambda tensor: tensor.to(device))
+        return _changed(self, lambda tensor: moved(tensor, device))
 
 
 def _check_ids(name: str, rows: Sequence[Sequence[int]]) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import ConfigError, Problem
+from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dispatch import Dispatch, dispatch
 
 Backend = Literal["loop", "segments", "padded", "grouped"]
@@ -70,7 +71,7 @@ def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Tri
         with (
             torch.enable_grad(),
             torch.inference_mode(False),
-            torch.autocast(device.type, enabled=False),
+            without_autocast(device),
             # Inside a step that will be recomputed, what the trial keeps is none of the step's: it is not run again.
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):

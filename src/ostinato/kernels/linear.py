@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numbers, small_dispatch, with_gradients
+from ostinato.kernels.devices import autocast_dtype
 from ostinato.kernels.dispatch import Dispatch, combine, gather, reorder
 from ostinato.kernels.products import PRODUCTS
 from ostinato.kernels.segments import Order, SegmentedLinear
@@ -75,8 +76,7 @@ def linear_by(
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the type that products with x run in: autocast's, where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return autocast_dtype(x.device) or x.dtype
 
 
 def try_linear(backend: Backend, device: torch.device, dtype: torch.dtype, d_in: int, d_out: int) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -85,13 +84,6 @@ class OffsetRMSNorm(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         """Return x, normed."""
         return F.rms_norm(x, self.normalized_shape, 1.0 + self.weight, self.eps)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which routers and gates keep the types they are given."""
-    # To switch autocast off takes longer than a gate of few rows: only where it is on.
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def at_least_float32(x: Tensor) -> Tensor:
