@@ -107,6 +107,7 @@ class PretendedDevice(TorchDispatchMode):
         super().__init__()
         self.waits: list[Wait] = []
         self.launches: Counter[str] = Counter()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and _is_made_of_others(func):

@@ -8,15 +8,20 @@ leaving rows out, and an accelerator by doing all of them, `runs_ahead` decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """Return whether the host runs ahead of a device, so that to read a number means to wait for it."""
-    return device.type != "cpu"
+    """Return whether the host runs ahead of a device, so that to read a number means to wait for it.
+
+    What is being compiled runs ahead on any device: there are no numbers yet.
+    """
+    return device.type != "cpu" or torch.compiler.is_compiling()
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:
@@ -24,7 +29,23 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
 
     The other way there is a wait: the host may read the numbers at once.
     """
-    return x.to(device, non_blocking=runs_ahead(torch.device(device)))
+    return x.to(device, non_blocking=torch.device(device).type != "cpu")
+
+
+def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Return numbers of the host on a device, without waiting until they have arrived."""
+    return moved(torch.tensor(numbers), device)
+
+
+def places_where(mask_N: Tensor, n: int) -> Tensor:
+    """Return the places at which the mask is True, in order.
+
+    Args:
+        n: how many they are, which on a CPU need not be known before.
+    """
+    if not runs_ahead(mask_N.device):
+        return mask_N.nonzero().squeeze(1)
+    return torch.nonzero_static(mask_N, size=n).squeeze(1)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

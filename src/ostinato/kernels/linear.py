@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numbers, small_dispatch, with_gradients
 from ostinato.kernels.devices import autocast_dtype
-from ostinato.kernels.dispatch import Dispatch, combine, gather, reorder
+from ostinato.kernels.dispatch import Dispatch, combine, gather, reorder, zero_behind
 from ostinato.kernels.products import PRODUCTS
 from ostinato.kernels.segments import Order, SegmentedLinear
 
@@ -68,7 +68,7 @@ def linear_by(
         x = gather(x, to) if reads == "rows" else reorder(x, to, to_slots=False)
     y_MF = PRODUCTS[backend](x, weight_EDF, to)
     if bias_EF is not None:
-        y_MF = y_MF + bias_EF.index_select(0, to.experts_M)
+        y_MF = y_MF + zero_behind(bias_EF.index_select(0, to.experts_M), to)
     if writes == "slots":
         return reorder(y_MF, to, to_slots=True)
     return y_MF if gates_NK is None else combine(y_MF, gates_NK, to)

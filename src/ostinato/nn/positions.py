@@ -20,13 +20,28 @@ import torch
 from torch import nn
 
 from ostinato.errors import DataError
+from ostinato.kernels import runs_ahead
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
-def sinusoids(values: Int[Tensor, "*N"], d_model: int, *, in_halves: bool = False) -> Float[Tensor, "*N D"]:
-    """Return P for integer positions, in float32."""
-    highest = 0 if values.numel() == 0 else int(values.max())
+def sinusoids(
+    values: Int[Tensor, "*N"], d_model: int, *, in_halves: bool = False, highest: int | None = None
+) -> Float[Tensor, "*N D"]:
+    """Return P for integer positions, in float32.
+
+    Args:
+        highest: a number that none of them is above; None: the highest.
+    """
+    if highest is None:
+        highest = 0 if values.numel() == 0 else int(values.max())
     return _table(_room(highest + 1), d_model, values.device, in_halves)[values]
+
+
+def highest_position(positions: Int[Tensor, "#B T"], n_columns: int) -> int:
+    """Return a number that no position is above: the highest, or the last column's where to read it means to wait."""
+    if runs_ahead(positions.device):
+        return n_columns - 1
+    return int(positions.max()) if positions.numel() else 0
 
 
 def positions_from_keep(keep_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -67,8 +82,14 @@ class PositionSignal:
         self.d_model = d_model
         self.random_offset = random_offset
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
-        """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds."""
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+    ) -> Tensor | None:
+        """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds.
+
+        Args:
+            n_columns: cached and new ones, which no position reaches.
+        """
         return None
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
@@ -79,12 +100,14 @@ class PositionSignal:
         """Return what is added before the 0-based round `index`."""
         return None
 
-    def _position_part(self, positions: Int[Tensor, "B T"], n_sentences: int, training: bool) -> Tensor:
+    def _position_part(self, positions: Int[Tensor, "B T"], n_sentences: int, n_columns: int, training: bool) -> Tensor:
+        highest = highest_position(positions, n_columns) + self.first_position
         positions = positions + self.first_position
         if training and self.random_offset:
+            highest += self.random_offset
             draws = torch.randint(self.random_offset + 1, (n_sentences, 1), device=positions.device)
             positions = positions + draws
-        return sinusoids(positions, self.d_model, in_halves=self.in_halves)
+        return sinusoids(positions, self.d_model, in_halves=self.in_halves, highest=highest)
 
 
 class Sinusoidal(PositionSignal):
@@ -94,9 +117,11 @@ class Sinusoidal(PositionSignal):
         super().__init__(d_model, random_offset)
         self.in_halves = in_halves
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+    ) -> Tensor | None:
         """Return P[i]."""
-        return self._position_part(positions, n_sentences, training)
+        return self._position_part(positions, n_sentences, n_columns, training)
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
         """Return P[i]."""
@@ -114,14 +139,18 @@ class Learned(PositionSignal):
         super().__init__(table.embedding_dim)
         self._table, self._offset, self._stack = table, offset, stack
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+    ) -> Tensor | None:
         """Return W[i + offset].
 
         Raises:
             DataError: a position that has no vector.
         """
         n_positions = self._table.num_embeddings - self._offset
-        length = int(positions.max()) + 1 if positions.numel() else 0
+        length = highest_position(positions, n_columns) + 1
+        if length > n_positions and runs_ahead(positions.device):  # padding may stand on the left
+            length = int(positions.max()) + 1
         if length > n_positions:
             raise DataError(
                 f"a sequence of {length} tokens in the {self._stack}, which has learned positions for {n_positions} "
@@ -140,9 +169,11 @@ class Coordinates(PositionSignal):
     first_position = 1
     acts_on_rounds = True
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+    ) -> Tensor | None:
         """Return P[i]."""
-        return self._position_part(positions, n_sentences, training)
+        return self._position_part(positions, n_sentences, n_columns, training)
 
     def at_round(self, prepared: Tensor | None, index: int) -> Tensor | None:
         """Return P[i] + P[t]."""
