@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 
 import ostinato
 
@@ -115,7 +115,7 @@ class PretendedDevice(TorchDispatchMode):
                 return func._op_dk(_OF_OTHERS, *args, **kwargs)
         found = _run(func, args, kwargs)
         name = func.overloadpacket.__name__
-        if any(isinstance(x, Pretended) for x in tree_leaves((args, kwargs, found))):
+        if any(isinstance(x, Pretended) for x in _tensors((args, kwargs, found))):
             if _waits(name, args, kwargs, found):
                 self.waits.append(Wait(name, _line()))
             elif not func.is_view and name not in _NO_LAUNCH and "profiler" not in str(func):
@@ -161,15 +161,35 @@ def numbers_of(x: Tensor) -> Tensor:
     return x.held if isinstance(x, Pretended) else x
 
 
+def _tensors(given: Any) -> list[Tensor]:
+    """Return the tensors among arguments; torch's own walk over them takes most of the time."""
+    if isinstance(given, Tensor):
+        return [given]
+    if isinstance(given, dict):
+        given = given.values()
+    elif not isinstance(given, (list, tuple)):
+        return []
+    return [x for one in given for x in _tensors(one)]
+
+
+def _mapped(given: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return arguments or results with their tensors changed."""
+    if isinstance(given, Tensor):
+        return change(given)
+    if isinstance(given, dict):
+        return {name: _mapped(one, change) for name, one in given.items()}
+    return type(given)(_mapped(one, change) for one in given) if type(given) in (list, tuple) else given
+
+
 def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on what is held; its results are where they would be."""
-    given = tree_leaves((args, kwargs))
+    given = _tensors((args, kwargs))
     here = any(isinstance(x, Pretended) for x in given)
     name = func.overloadpacket.__name__  # type: ignore[attr-defined]
-    stray = [x for x in given if isinstance(x, Tensor) and not isinstance(x, Pretended) and x.ndim]
+    stray = [x for x in given if not isinstance(x, Pretended) and x.ndim]
     if here and stray and name not in ("copy_", "_to_copy"):
         raise RuntimeError(f"{func}: a tensor on the CPU beside one on the device, {_line()}")
-    own_args, own_kwargs = tree_map(numbers_of, args), tree_map(numbers_of, kwargs)
+    own_args, own_kwargs = _mapped(args, numbers_of), _mapped(kwargs, numbers_of)
     device = kwargs.get("device")
     if device is not None:
         here = torch.device(device).type == DEVICE.type
@@ -178,12 +198,13 @@ def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "_local_scalar_dense":
         return found
     if here:
-        found = tree_map(lambda x: Pretended(x) if isinstance(x, Tensor) else x, found)
+        found = _mapped(found, Pretended)
     if any(isinstance(x, Pretended) for x in given) and here:
         return return_and_correct_aliasing(func, args, kwargs, found)
     return found
 
 
+@cache
 def _is_made_of_others(func: Any) -> bool:
     """Return whether an operation is made of others, which in inference mode torch would not show by themselves."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")

@@ -37,9 +37,9 @@ def sinusoids(
     return _table(_room(highest + 1), d_model, values.device, in_halves)[values]
 
 
-def highest_position(positions: Int[Tensor, "#B T"], n_columns: int) -> int:
+def highest_position(positions: Int[Tensor, "#B T"], n_columns: int | None) -> int:
     """Return a number that no position is above: the highest, or the last column's where to read it means to wait."""
-    if runs_ahead(positions.device):
+    if n_columns is not None and runs_ahead(positions.device):
         return n_columns - 1
     return int(positions.max()) if positions.numel() else 0
 
@@ -83,12 +83,12 @@ class PositionSignal:
         self.random_offset = random_offset
 
     def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
     ) -> Tensor | None:
         """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds.
 
         Args:
-            n_columns: cached and new ones, which no position reaches.
+            n_columns: cached and new ones, which no position reaches; None: not known.
         """
         return None
 
@@ -100,7 +100,9 @@ class PositionSignal:
         """Return what is added before the 0-based round `index`."""
         return None
 
-    def _position_part(self, positions: Int[Tensor, "B T"], n_sentences: int, n_columns: int, training: bool) -> Tensor:
+    def _position_part(
+        self, positions: Int[Tensor, "B T"], n_sentences: int, n_columns: int | None, training: bool
+    ) -> Tensor:
         highest = highest_position(positions, n_columns) + self.first_position
         positions = positions + self.first_position
         if training and self.random_offset:
@@ -118,7 +120,7 @@ class Sinusoidal(PositionSignal):
         self.in_halves = in_halves
 
     def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
     ) -> Tensor | None:
         """Return P[i]."""
         return self._position_part(positions, n_sentences, n_columns, training)
@@ -140,7 +142,7 @@ class Learned(PositionSignal):
         self._table, self._offset, self._stack = table, offset, stack
 
     def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
     ) -> Tensor | None:
         """Return W[i + offset].
 
@@ -170,7 +172,7 @@ class Coordinates(PositionSignal):
     acts_on_rounds = True
 
     def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_sentences: int, n_columns: int, training: bool
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
     ) -> Tensor | None:
         """Return P[i]."""
         return self._position_part(positions, n_sentences, n_columns, training)
