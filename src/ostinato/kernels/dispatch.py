@@ -113,6 +113,8 @@ def dispatch(experts_NK: Tensor, n_experts: int, weight_N: Tensor | None = None)
 
 def gather(x_ND: Tensor, to: Dispatch) -> Tensor:
     """Return the rows sorted by expert, `[M, D]`; the gradient of a row is the sum over its places."""
+    if torch.compiler.is_compiling():  # here and below it makes a backward pass of its own
+        return x_ND.index_select(0, to.rows_M)
     return _Gather.apply(x_ND, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -121,11 +123,15 @@ def combine(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
 
     Gates of slots that were left out are not read, and get a gradient of 0.
     """
+    if torch.compiler.is_compiling():
+        return _combined(zero_behind(y_MD, to), gates_NK, to)
     return _Combine.apply(y_MD, gates_NK, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def reorder(x: Tensor, to: Dispatch, *, to_slots: bool) -> Tensor:
     """Return places `[M, D]` as slots `[N K, D]`, 0 where a slot was left out; or slots as places."""
+    if torch.compiler.is_compiling():
+        return _reordered(x, to, to_slots)
     return _Reorder.apply(x, to, to_slots)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -157,6 +163,23 @@ def gates_gradient(grad_M: Tensor | None, gates_NK: Tensor, to: Dispatch) -> Ten
     return flat.index_copy_(0, to.slots_M, grad_M.to(flat.dtype)).view(gates_NK.shape)
 
 
+def _reordered(x: Tensor, to: Dispatch, to_slots: bool) -> Tensor:
+    return by_slot(x, to).flatten(0, 1) if to_slots else x.index_select(0, to.slots_M)
+
+
+def _combined(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
+    """Return the sums of places that have an expert; gates of other slots count 0, whatever they hold."""
+    gates = gates_NK.to(y_MD.dtype)
+    if to.kept_M1 is not None:
+        kept = torch.empty_like(to.kept_M1[:, 0]).index_copy_(0, to.slots_M, to.kept_M1[:, 0])
+        gates = gates.masked_fill(~kept.view_as(gates), 0.0)
+    elif not to.is_complete:
+        kept = torch.zeros(gates.numel(), dtype=torch.bool, device=gates.device)
+        kept[to.slots_M] = True
+        gates = gates.masked_fill(~kept.view_as(gates), 0.0)
+    return torch.bmm(gates[:, None], by_slot(y_MD, to)).squeeze(1)
+
+
 class _Gather(torch.autograd.Function):
     """index_select whose backward is a copy and a sum over K in place of an addition row by row."""
 
@@ -178,7 +201,7 @@ class _Reorder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, to: Dispatch, to_slots: bool) -> Tensor:
         ctx.to, ctx.to_slots = to, to_slots
-        return by_slot(x, to).flatten(0, 1) if to_slots else x.index_select(0, to.slots_M)
+        return _reordered(x, to, to_slots)
 
     @staticmethod
     @once_differentiable
@@ -196,16 +219,7 @@ class _Combine(torch.autograd.Function):
         # Rows without weight may hold anything, and NaN times 0 is NaN.
         y_MD = zero_behind(y_MD, to)
         ctx.save_for_backward(y_MD, gates_NK)
-        gates = gates_NK.to(y_MD.dtype)
-        if to.kept_M1 is not None:
-            kept = torch.empty_like(to.kept_M1[:, 0]).index_copy_(0, to.slots_M, to.kept_M1[:, 0])
-            gates = gates.masked_fill(~kept.view_as(gates), 0.0)
-        elif not to.is_complete:
-            # Gates of slots that were left out become 0, whatever they hold (NaN times 0 is NaN).
-            kept = torch.zeros(gates.numel(), dtype=torch.bool, device=gates.device)
-            kept[to.slots_M] = True
-            gates = gates.masked_fill(~kept.view_as(gates), 0.0)
-        return torch.bmm(gates[:, None], by_slot(y_MD, to)).squeeze(1)
+        return _combined(y_MD, gates_NK, to)
 
     @staticmethod
     @once_differentiable
