@@ -179,6 +179,11 @@ class Batch:
             columns={name: values[chosen] for name, values in self.columns.items()},
         )
 
+    def as_padded(self) -> Batch:
+        """Return the batch as if it had padding, whether it has or not: masks are used for every batch then."""
+        source = None if self.source is None else replace(self.source, is_full=False)
+        return replace(self, target=replace(self.target, is_full=False), source=source)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
         source = None if self.source is None else self.source.to(device)

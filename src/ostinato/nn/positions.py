@@ -32,6 +32,8 @@ def sinusoids(
     Args:
         highest: a number that none of them is above; None: the highest.
     """
+    if torch.compiler.is_compiling():  # the size of a table would be part of the graph, and every length had its own
+        return _sinusoids(values, d_model, in_halves)
     if highest is None:
         highest = 0 if values.numel() == 0 else int(values.max())
     return _table(_room(highest + 1), d_model, values.device, in_halves)[values]
@@ -58,10 +60,15 @@ def _room(n: int) -> int:
 def _table(n: int, d_model: int, device: torch.device, in_halves: bool = False) -> Tensor:
     # A table first made while evaluating must also serve training: no inference tensor.
     with torch.inference_mode(False), torch.no_grad():
-        pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
-        angles = torch.arange(n, dtype=torch.float64)[:, None] / 10_000.0 ** (pairs / d_model)
-        together = torch.cat if in_halves else torch.stack
-        return together([angles.sin(), angles.cos()], dim=-1).flatten(1).float().to(device)
+        return _sinusoids(torch.arange(n), d_model, in_halves).to(device)
+
+
+def _sinusoids(values: Tensor, d_model: int, in_halves: bool) -> Tensor:
+    """Return P, computed in float64: large positions have angles that float32 does not tell apart."""
+    pairs = torch.arange(0, d_model, 2, dtype=torch.float64, device=values.device)
+    angles = values.to(torch.float64)[..., None] / 10_000.0 ** (pairs / d_model)
+    together = torch.cat if in_halves else torch.stack
+    return together([angles.sin(), angles.cos()], dim=-1).flatten(values.ndim).float()
 
 
 class PositionSignal:
