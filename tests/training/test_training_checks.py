@@ -48,7 +48,7 @@ def test_a_backend_that_does_not_work_here_is_an_error_before_any_data_is_read(
 
 
 def test_models_with_experts_are_compiled_in_bfloat16_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="set training.precision=bfloat16") as error:
+    with pytest.raises(ConfigError, match=r"set training\.precision=bfloat16") as error:
         train(tiny_recipe(tmp_path, compile=True, experts=True), tmp_path / "run")
     assert error.value.problems[0].key == "training.compile"
     assert not (tmp_path / "run").exists()
