@@ -207,7 +207,7 @@ class Beams:
             return [True] * S
         if runs_ahead(self.stopped_S.device) and (self.length % _LOOK_EVERY or self.length < self._shortest_minimum):
             return [False] * S
-        return self.stopped_S.tolist()  # type: ignore[no-any-return]
+        return self.stopped_S.tolist()
 
     def outputs(self, stopped: Sequence[int]) -> Outputs:
         """Return the outputs of sentences, to be read when the search is over.
@@ -217,9 +217,12 @@ class Beams:
         """
         stopped_S = on_device(stopped, self.stopped_S.device)
         best = (self._best_score_SK, self._best_log_prob_SK, self._best_place_SK)
+        scores_SN, log_probs_SN, places_SN = (x_SK.index_select(0, stopped_S)[:, : self._n_best] for x_SK in best)
         return Outputs(
             [self._rows[sentence] for sentence in stopped],
-            *(best_SK.index_select(0, stopped_S)[:, : self._n_best] for best_SK in best),
+            scores_SN,
+            log_probs_SN,
+            places_SN,
             self._is_cut_S.index_select(0, stopped_S),
             torch.cat(self._steps_LS2K).index_select(1, stopped_S),
             torch.cat(self._sums_LSK).index_select(1, stopped_S) if self._token_scores else None,

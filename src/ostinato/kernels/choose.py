@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def choose_backend(
         ConfigError: the one named is unknown, or fails its trial here; says how.
     """
     if torch.compiler.is_compiling():  # no trial can be run; the others read numbers, for which a graph would end
-        return "grouped" if name == "auto" else cast(Backend, name)
+        return "grouped" if name == "auto" else name
     if name == "auto":
         return _first_that_works(device, dtype, trial, *sizes)
     if name not in get_args(Backend):

@@ -69,10 +69,10 @@ class Rows:
     def count(self, mask_N: Bool[Tensor, "N"]) -> list[int]:
         """Return at how many rows of every sentence a mask is True. Waits for an accelerator, once."""
         if self.index_N is None:
-            return mask_N.view(self.n_sentences, self.n_columns).sum(1).tolist()  # type: ignore[no-any-return]
+            return mask_N.view(self.n_sentences, self.n_columns).sum(1).tolist()
         sentences_N = self.index_N.div(self.n_columns, rounding_mode="floor")
         counts_B = torch.zeros(self.n_sentences, dtype=torch.long, device=mask_N.device)
-        return counts_B.index_add_(0, sentences_N, mask_N.long()).tolist()  # type: ignore[no-any-return]
+        return counts_B.index_add_(0, sentences_N, mask_N.long()).tolist()
 
     def counts(self) -> Sequence[int]:
         """Return the number of rows of every sentence."""
