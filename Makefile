@@ -8,7 +8,10 @@ PYTEST ?=
 # of a test that runs models; by `make test-all` those of every layer.
 SHAPES := ostinato.nn,ostinato.models,ostinato.decoding
 
-.PHONY: demo test test-all check format docs clean
+# The device of `make test-gpu`; cpu shows that its tests run where there is no GPU.
+DEVICE ?= cuda
+
+.PHONY: demo test test-all test-gpu check format docs clean
 
 $(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +39,11 @@ test-all: check
 	@command -v chromium > /dev/null || echo "tests in a browser are left out: apt-get install chromium; $(BIN)/pip install -e '.[browser]'"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[hf,onnx,peft,ray,slurm]"
 	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
+
+test-gpu: $(VENV)/dev
+	@if test "$(DEVICE)" = cuda && ! $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
+	then echo "no GPU here: nothing was tested (make test-gpu DEVICE=cpu shows that the tests run)"; \
+	else OSTINATO_DEVICE=$(DEVICE) $(BIN)/python -m pytest -m "slow or not slow" tests/gpu/test_device.py $(PYTEST); fi
 
 docs: $(VENV)/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"

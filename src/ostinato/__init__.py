@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ostinato.decoding.generate import generate
     from ostinato.evaluation.evaluate import evaluate
     from ostinato.evaluation.loading import LoadedRun, load
+    from ostinato.kernels.memory import keep_freed_memory
     from ostinato.models.build import build_model
     from ostinato.models.checkpoint import load_model, save_model
     from ostinato.models.encoder import Encoder
@@ -51,6 +52,7 @@ _HOMES = {
     "ostinato.decoding.generate": ("generate",),
     "ostinato.evaluation.evaluate": ("evaluate",),
     "ostinato.evaluation.loading": ("LoadedRun", "load"),
+    "ostinato.kernels.memory": ("keep_freed_memory",),
     "ostinato.models.build": ("build_model",),
     "ostinato.models.checkpoint": ("load_model", "save_model"),
     "ostinato.models.encoder": ("Encoder",),
@@ -101,6 +103,7 @@ __all__ = [
     "build_model",
     "evaluate",
     "generate",
+    "keep_freed_memory",
     "load",
     "load_model",
     "load_recipe",

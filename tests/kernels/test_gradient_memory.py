@@ -145,3 +145,34 @@ def test_kept_memory_needs_few_new_pages() -> None:
 def test_what_the_environment_says_of_memory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TOP_PAD_", "1000000")
     assert keep_freed_memory() is False
+
+
+_LOOP = """
+import sys, torch
+import ostinato as o
+if sys.argv[1] == "keep":
+    o.keep_freed_memory()
+torch.manual_seed(0)
+stack = {"n_steps": 2, "ffn": {"d_ff": 512}, "self_attention": {"n_heads": 4}}
+sizes = {"d_model": 128, "source_vocab_size": 3000, "target_vocab_size": 3000}
+decoder = stack | {"cross_attention": {"n_heads": 4}}
+model = o.build_model(o.Seq2SeqConfig.model_validate({"encoder": stack, "decoder": decoder, **sizes}))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+rows = torch.randint(4, 3000, (32, 12)).tolist()
+for _ in range(3):
+    loss = model.loss(o.Batch.from_lists(rows, rows))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(float(loss).hex(), float(sum(p.double().sum() for p in model.parameters())).hex())
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_learns_the_same_whether_freed_memory_is_kept_or_not() -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    said = [
+        subprocess.run([sys.executable, "-c", _LOOP, how], capture_output=True, text=True, check=True, env=own).stdout
+        for how in ("keep", "leave")
+    ]
+    assert said[0] == said[1]

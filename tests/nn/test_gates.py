@@ -61,7 +61,7 @@ def followed(
         active_N = halting.active(index, states_ND)
         said.append(torch.ones(len(halting.rows)) if active_N is None else active_N.float())
         if gathers[index] and active_N is not None:
-            kept_M, halted_L = kept_and_halted(active_N)
+            kept_M, halted_L = kept_and_halted(active_N, int(active_N.sum()))
             said.append(halting.narrow(kept_M, halted_L, states_ND))
             states_ND = states_ND.index_select(0, kept_M)
         if not halting.n_active:

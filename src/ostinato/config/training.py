@@ -338,9 +338,9 @@ class TrainingConfig(Config):
     """Random numbers of dropout. auto: on a CPU one byte an element, so that p is rounded to 1/256 and the scale
     makes up for the rounded p; elsewhere torch's. torch: torch's everywhere, which on a CPU takes ten times as long."""
     compile: bool = False
-    """Training passes by torch.compile (evaluations and decoding are not compiled). The first updates take minutes, and
-    shapes are compiled anew until they are known to vary. Not for models with experts or halting, whose rows are
-    gathered by what they hold; needs a C++ compiler on a CPU. docs/speed.md says what it gives."""
+    """Training passes by torch.compile (evaluations and decoding are not compiled). The first updates take minutes; one
+    graph serves all lengths, or where tokens halt one of every stretch between two rounds. Models with experts need
+    precision bfloat16; on a CPU a C++ compiler. docs/gpu.md says what was tried."""
     checkpoint_activations: bool = False
     """Recompute every step in the backward pass instead of keeping its activations."""
     evaluate_every: Size = 500

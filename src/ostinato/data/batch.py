@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ostinato.config.special_ids import SpecialIds
 from ostinato.errors import DataError
+from ostinato.kernels.devices import moved, runs_ahead
 
 T = TypeVar("T", "Tokens", "Batch")
 
@@ -24,15 +25,18 @@ class Tokens:
         ids_BT: int64 ids; padding holds the pad id. Where a position is a fact of W words: `[B, T, W]`.
         keep_BT: True for real tokens.
         positions_BT: position of every token in its own sentence, from 0; None where all rows are padded on the right
-            only, so that position t is column t.
+            only, so that position t is column t. None reaches the number of columns.
         texts_BT: number of every column's text, from 1, where rows hold several texts that see nothing of each other;
             None: a row is one text.
+        is_full: whether every token is real; None: the mask must be looked at. Noted by `to`, so that nobody need ask
+            an accelerator.
     """
 
     ids_BT: Tensor
     keep_BT: Tensor
     positions_BT: Tensor | None = None
     texts_BT: Tensor | None = None
+    is_full: bool | None = None
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]], pad: int = SpecialIds().pad) -> Tokens:
@@ -45,11 +49,14 @@ class Tokens:
 
     def rows(self, chosen: slice) -> Tokens:
         """Return some of the rows, padded as they are."""
-        return _changed(self, lambda tensor: tensor[chosen])
+        return replace(_changed(self, lambda tensor: tensor[chosen]), is_full=None)
 
     def to(self, device: torch.device | str) -> Tokens:
         """Return the tokens on another device."""
-        return _changed(self, lambda tensor: tensor.to(device))
+        is_full = self.is_full
+        if is_full is None and not runs_ahead(self.keep_BT.device):
+            is_full = bool(self.keep_BT.all())
+        return replace(_changed(self, lambda tensor: moved(tensor, device)), is_full=is_full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +172,27 @@ class Batch:
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the examples, maybe none, padded as they are."""
+        source = None if self.source is None else self.source.rows(chosen)
         return replace(
             _changed(self, lambda tensor: tensor[chosen]),
+            target=self.target.rows(chosen),
+            source=source,
             indices=self.indices[chosen],
             sizes=self.sizes[chosen],
             columns={name: values[chosen] for name, values in self.columns.items()},
         )
 
+    def as_padded(self) -> Batch:
+        """Return the batch as if it had padding, whether it has or not: masks are used for every batch then."""
+        source = None if self.source is None else replace(self.source, is_full=False)
+        return replace(self, target=replace(self.target, is_full=False), source=source)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
-        return _changed(self, lambda tensor: tensor.to(device))
+        source = None if self.source is None else self.source.to(device)
+        return replace(
+            _changed(self, lambda tensor: moved(tensor, device)), target=self.target.to(device), source=source
+        )
 
 
 def _check_ids(name: str, rows: Sequence[Sequence[int]]) -> None:
@@ -188,12 +206,7 @@ def _check_ids(name: str, rows: Sequence[Sequence[int]]) -> None:
 
 
 def _changed(record: T, change: Callable[[Tensor], Tensor]) -> T:
-    """Return tokens or a batch with all its tensors changed."""
-    changed: dict[str, Any] = {}
-    for one in fields(record):
-        value = getattr(record, one.name)
-        if isinstance(value, Tensor):
-            changed[one.name] = change(value)
-        elif isinstance(value, Tokens):
-            changed[one.name] = _changed(value, change)
+    """Return tokens or a batch with all tensors of its own changed; a batch keeps its tokens as they are."""
+    values = {one.name: getattr(record, one.name) for one in fields(record)}
+    changed: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
     return replace(record, **changed)

@@ -15,12 +15,17 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.decoding.proposals import Proposals
+from ostinato.kernels import on_device, runs_ahead
 
 # The tensors of `Beams` that have a row for every sentence in the batch.
 _PER_SENTENCE = (
     *("_minimum_S", "_limit_S", "_last_penalty_S", "log_prob_SK", "stopped_S"),
     *("_best_score_SK", "_best_log_prob_SK", "_best_place_SK", "_is_cut_S"),
 )
+
+
+_LOOK_EVERY = 8
+"""Tokens after which an accelerator is asked who has stopped: more rows are computed in vain than a look costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,53 @@ def length_penalty(config: LengthPenaltyConfig, n_tokens: int) -> float:
     return math.pow(base, config.alpha)
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of sentences that have left the batch; numbers that are still on the device.
+
+    Args:
+        rows: of the first batch. is_cut_S: no hypothesis has finished.
+        scores_SN, log_probs_SN, places_SN: of their best results.
+        steps_LS2K, sums_LSK: see `Beams`; None without `token_scores`.
+    """
+
+    rows: list[int]
+    scores_SN: Tensor
+    log_probs_SN: Tensor
+    places_SN: Tensor
+    is_cut_S: Tensor
+    steps_LS2K: Tensor
+    sums_LSK: Tensor | None
+
+    def read(self) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Yield the outputs, best first, each with the sentence's row in the first batch."""
+        best = (self.scores_SN, self.log_probs_SN, self.places_SN)
+        scores, log_probs, places = (best_SN.tolist() for best_SN in best)
+        is_cut, steps = self.is_cut_S.tolist(), self.steps_LS2K.tolist()
+        sums = None if self.sums_LSK is None else self.sums_LSK.tolist()
+        n_beams = self.steps_LS2K.shape[-1]
+        for i, row in enumerate(self.rows):
+            finished = not is_cut[i]
+            found: list[Hypothesis] = []
+            for score, log_prob, place in zip(scores[i], log_probs[i], places[i], strict=True):
+                if found and score == -torch.inf:
+                    continue
+                length, slot = divmod(place, n_beams)
+                ids: list[int] = []
+                totals = [log_prob] if finished else []
+                for step in range(length - 1, -1, -1):
+                    if sums is not None:
+                        totals.append(sums[step][i][slot])
+                    ids_K, parents_K = steps[step][i]
+                    ids.append(ids_K[slot])
+                    slot = parents_K[slot]
+                token_log_probs = [after - before for before, after in pairwise([0.0, *totals[::-1]])]
+                found.append(
+                    Hypothesis(ids[::-1], score, log_prob, finished, token_log_probs if sums is not None else None)
+                )
+            yield row, found
+
+
 class Beams:
     """State of a search over S sentences with K live hypotheses each, all of `length` generated tokens.
 
@@ -91,9 +143,9 @@ class Beams:
         self._shortest_minimum = min(least for least, _ in lengths)
         self._longest_minimum = max(least for least, _ in lengths)
         self._limits = {most for _, most in lengths}
-        self._minimum_S, self._limit_S = torch.tensor(lengths, device=device).unbind(1)
+        self._minimum_S, self._limit_S = on_device(lengths, device).unbind(1)
         penalties = [length_penalty(self._penalty, most) for _, most in lengths]
-        self._last_penalty_S = torch.tensor(penalties, device=device)
+        self._last_penalty_S = on_device(penalties, device)
         self.log_prob_SK = torch.full((S, K), -torch.inf, device=device)
         self.log_prob_SK[:, 0] = 0.0
         self.stopped_S = torch.zeros(S, dtype=torch.bool, device=device)
@@ -144,42 +196,41 @@ class Beams:
             found[sentence] = ids[::-1]
         return found
 
-    def results(self, stopped: list[int]) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Yield the outputs of sentences, best first, each with the sentence's row in the first batch.
+    def who_stopped(self) -> list[bool]:
+        """Return whether the result of each sentence is known to be final.
+
+        An accelerator, which is waited for, is asked at every `_LOOK_EVERY`th token only, and not where the lengths
+        tell: a sentence that has stopped stays as it is, however many tokens its rows are given after that.
+        """
+        S = len(self._rows)
+        if self.length >= max(self._limits):
+            return [True] * S
+        if runs_ahead(self.stopped_S.device) and (self.length % _LOOK_EVERY or self.length < self._shortest_minimum):
+            return [False] * S
+        return self.stopped_S.tolist()
+
+    def outputs(self, stopped: Sequence[int]) -> Outputs:
+        """Return the outputs of sentences, to be read when the search is over.
 
         Args:
             stopped: the sentences, by their row in the batch as it is now.
         """
-        stopped_S = torch.tensor(stopped, device=self.stopped_S.device)
+        stopped_S = on_device(stopped, self.stopped_S.device)
         best = (self._best_score_SK, self._best_log_prob_SK, self._best_place_SK)
-        scores, log_probs, places = (best_SK.index_select(0, stopped_S)[:, : self._n_best].tolist() for best_SK in best)
-        is_cut = self._is_cut_S.index_select(0, stopped_S).tolist()
-        steps = torch.cat(self._steps_LS2K).index_select(1, stopped_S).tolist()
-        sums = torch.cat(self._sums_LSK).index_select(1, stopped_S).tolist() if self._token_scores else []
-        for i, sentence in enumerate(stopped):
-            finished = not is_cut[i]
-            found: list[Hypothesis] = []
-            for score, log_prob, place in zip(scores[i], log_probs[i], places[i], strict=True):
-                if found and score == -torch.inf:
-                    continue
-                length, slot = divmod(place, self.n_beams)
-                ids: list[int] = []
-                totals = [log_prob] if finished else []
-                for step in range(length - 1, -1, -1):
-                    if self._token_scores:
-                        totals.append(sums[step][i][slot])
-                    ids_K, parents_K = steps[step][i]
-                    ids.append(ids_K[slot])
-                    slot = parents_K[slot]
-                token_log_probs = [after - before for before, after in pairwise([0.0, *totals[::-1]])]
-                found.append(
-                    Hypothesis(ids[::-1], score, log_prob, finished, token_log_probs if self._token_scores else None)
-                )
-            yield self._rows[sentence], found
+        scores_SN, log_probs_SN, places_SN = (x_SK.index_select(0, stopped_S)[:, : self._n_best] for x_SK in best)
+        return Outputs(
+            [self._rows[sentence] for sentence in stopped],
+            scores_SN,
+            log_probs_SN,
+            places_SN,
+            self._is_cut_S.index_select(0, stopped_S),
+            torch.cat(self._steps_LS2K).index_select(1, stopped_S),
+            torch.cat(self._sums_LSK).index_select(1, stopped_S) if self._token_scores else None,
+        )
 
-    def keep(self, sentences_S: Tensor) -> None:
-        """Keep these sentences; the others leave the batch."""
-        self._rows = [self._rows[i] for i in sentences_S.tolist()]
+    def keep(self, sentences: Sequence[int], sentences_S: Tensor) -> None:
+        """Keep these sentences, by number on the host and on the device; the others leave the batch."""
+        self._rows = [self._rows[i] for i in sentences]
         K = self.n_beams
         self.last_ids_R1 = self.last_ids_R1.view(-1, K).index_select(0, sentences_S).view(-1, 1)
         for name in _PER_SENTENCE:
@@ -191,8 +242,10 @@ class Beams:
     def _finish(self, proposals: Proposals, ends_SN: Tensor) -> None:
         """Put those of the first K proposals that end among the K best results so far."""
         K = self.n_beams
-        if not bool(ends_SN[:, :K].any()):  # Also on a GPU this wait takes less time than ranking.
+        if self.length < self._shortest_minimum:
             return
+        if not runs_ahead(ends_SN.device) and not bool(ends_SN[:, :K].any()):
+            return  # a CPU ranks only where something ends
         log_prob_SK = proposals.log_prob_SN[:, :K]
         counts_SK = ends_SN[:, :K] & ~self.stopped_S[:, None]
         score_SK = (log_prob_SK / length_penalty(self._penalty, self.length)).masked_fill(~counts_SK, -torch.inf)

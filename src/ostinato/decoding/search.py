@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from math import floor
 from typing import Protocol, runtime_checkable
 
@@ -36,10 +37,10 @@ from torch import Tensor, nn
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import Batch, Tokens
-from ostinato.decoding.beams import Beams, Hypothesis
+from ostinato.decoding.beams import Beams, Hypothesis, Outputs
 from ostinato.decoding.proposals import make_proposer, next_log_probs
 from ostinato.errors import DataError
-from ostinato.kernels import packing
+from ostinato.kernels import on_device, packing
 from ostinato.nn.cache import Cache
 
 # Stopped sentences are removed from the batch when they are at least this part of it: removing copies the cache of the
@@ -152,27 +153,29 @@ def search_n_best(
         cache.expand(K, n_sentences)
         logits_RV = logits_RV.repeat_interleave(K, dim=0)
     beams = Beams(lengths, config, special_ids.eos, device)
-    found: list[list[Hypothesis]] = [[] for _ in range(n_sentences)]
+    outputs: list[Outputs] = []
     while True:
         log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV, special_ids))
         rows_R = beams.advance(propose(log_p_RV, beams.log_prob_SK, beams.length))
         if on_step is not None:
             on_step(beams.leading())
-        stopped = beams.stopped_S.tolist()
+        stopped = beams.who_stopped()
         n_stopped = sum(stopped)
         is_over = n_stopped == len(stopped)
         if not is_over and K > 1:
             cache.reorder(rows_R)
         if is_over or (n_stopped and n_stopped >= _REMOVED_AT * len(stopped)):
-            for row, hypotheses in beams.results([i for i, stop in enumerate(stopped) if stop]):
-                found[row] = hypotheses
+            outputs.append(beams.outputs([i for i, stop in enumerate(stopped) if stop]))
             if is_over:
-                return found
-            stay_S = torch.tensor([i for i, stop in enumerate(stopped) if not stop], device=device)
-            beams.keep(stay_S)
+                break
+            stay = [i for i, stop in enumerate(stopped) if not stop]
+            stay_S = on_device(stay, device)
+            beams.keep(stay, stay_S)
             propose.keep(stay_S)
             cache.keep(stay_S)
         logits_RV = model.step(beams.last_ids_R1, cache)
+    found = dict(chain.from_iterable(output.read() for output in outputs))
+    return [found[row] for row in range(n_sentences)]
 
 
 def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[tuple[int, int]]:

@@ -10,6 +10,15 @@ from ostinato.kernels.activation import GATES, Activation, activate
 from ostinato.kernels.attention import attend_dropped, attend_some
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
+from ostinato.kernels.devices import (
+    autocast_dtype,
+    mean_where,
+    moved,
+    on_device,
+    places_where,
+    runs_ahead,
+    without_autocast,
+)
 from ostinato.kernels.dispatch import Dispatch, combine, dense_dispatch, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
@@ -57,6 +66,7 @@ __all__ = [
     "add_dropped",
     "attend_dropped",
     "attend_some",
+    "autocast_dtype",
     "choose_backend",
     "combine",
     "compiled_packing",
@@ -69,8 +79,14 @@ __all__ = [
     "expert_feed_forward",
     "gather",
     "keep_freed_memory",
+    "mean_where",
+    "moved",
+    "on_device",
     "packing",
+    "places_where",
     "read_cache",
     "routed_linear",
+    "runs_ahead",
     "summing",
+    "without_autocast",
 ]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, draws_bytes, factors
 from ostinato.kernels.linear import product_dtype
 
@@ -64,7 +65,7 @@ def attend_by(
         mask = hidden.triu_(1)[None, None]
     q_BHQK, k_BHSK, v_BHSK = (x.to(dtype) for x in (q_BHQK, k_BHSK, v_BHSK))
     mask = None if mask is None else mask.to(dtype)
-    with torch.autocast(q_BHQK.device.type, enabled=False):
+    with without_autocast(q_BHQK.device):
         return _Attend.apply(q_BHQK, k_BHSK, v_BHSK, mask, scale, *kept)  # type: ignore[no-any-return, no-untyped-call]
 
 

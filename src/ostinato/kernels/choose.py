@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import ConfigError, Problem
+from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dispatch import Dispatch, dispatch
 
 Backend = Literal["loop", "segments", "padded", "grouped"]
@@ -42,6 +43,8 @@ def choose_backend(
     Raises:
         ConfigError: the one named is unknown, or fails its trial here; says how.
     """
+    if torch.compiler.is_compiling():  # no trial can be run; the others read numbers, for which a graph would end
+        return "grouped" if name == "auto" else name
     if name == "auto":
         return _first_that_works(device, dtype, trial, *sizes)
     if name == "dense":  # whoever names it has dispatched so
@@ -73,7 +76,7 @@ def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Tri
         with (
             torch.enable_grad(),
             torch.inference_mode(False),
-            torch.autocast(device.type, enabled=False),
+            without_autocast(device),
             # Inside a step that will be recomputed, what the trial keeps is none of the step's: it is not run again.
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):

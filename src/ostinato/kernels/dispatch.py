@@ -2,7 +2,9 @@
 
 A row n with chosen experts e_1 .. e_K has the slots n K .. n K + K - 1. Slots that take part are sorted by expert,
 stably, so that the rows of one expert stand side by side: expert e has the sorted slots ends[e - 1] .. ends[e] - 1.
-Slots of rows without weight (padding, halted tokens) are left out: they cost nothing.
+Slots of rows without weight (padding, halted tokens) are left out: they cost nothing. How many they are only the
+numbers say: where to read them means to wait (`ostinato.kernels.devices`) they stand behind all experts instead, and
+what products make of them is 0.
 
     gather:   sorted[m] = x[row of m]
     combine:  out[n] = sum_k gate[n, k] * sorted[place of slot (n, k)]
@@ -20,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ostinato.kernels.devices import runs_ahead
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
@@ -29,6 +33,8 @@ class Dispatch:
         slots_M: slot n K + k of every sorted place. rows_M: its row n. experts_M: its expert.
         ends_E: int32, sorted places up to and with each expert's last.
         n_rows, n_chosen: N and K.
+        kept_M1: True at places that have an expert, where others stand behind them (with the number of the last one in
+            `experts_M`); None: all have.
     """
 
     slots_M: Tensor
@@ -37,8 +43,10 @@ class Dispatch:
     ends_E: Tensor
     n_rows: int
     n_chosen: int
+    kept_M1: Tensor | None = None
     _bounds: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)
-    _bags: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    _places: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    _firsts: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def n_experts(self) -> int:
@@ -47,7 +55,7 @@ class Dispatch:
 
     @property
     def is_complete(self) -> bool:
-        """True where no slot was left out."""
+        """True where every slot has a place."""
         return self.slots_M.shape[0] == self.n_rows * self.n_chosen
 
     def bounds(self) -> list[tuple[int, int]]:
@@ -59,12 +67,20 @@ class Dispatch:
 
     def bags(self) -> tuple[Tensor, Tensor]:
         """Return the places `[M]` in the order of their slots, and where those of every row begin among them, `[N]`."""
-        if not self._bags:
-            places_M = torch.argsort(self.slots_M)
+        if not self._firsts:
             counts_N = torch.bincount(self.rows_M, minlength=self.n_rows)
-            self._bags.extend((places_M, counts_N.cumsum(0) - counts_N))
-        places_M, firsts_N = self._bags
-        return places_M, firsts_N
+            self._firsts.append(counts_N.cumsum(0) - counts_N)
+        return self.by_slots(), self._firsts[0]
+
+    def by_slots(self) -> Tensor:
+        """Return the places `[M]` in the order of their slots."""
+        if not self._places:
+            self._places.append(torch.argsort(self.slots_M))
+        return self._places[0]
+
+    def n_kept(self) -> int:
+        """Return how many places have an expert; waits for an accelerator where some have none."""
+        return self.slots_M.shape[0] if self.kept_M1 is None else self.bounds()[-1][1]
 
     def longest(self) -> int:
         """Return how many places the expert with most has."""
@@ -135,21 +151,29 @@ def dispatch(experts_NK: Tensor, n_experts: int, weight_N: Tensor | None = None)
     """
     n_rows, n_chosen = experts_NK.shape
     flat = experts_NK.reshape(-1)
-    slots = torch.arange(flat.shape[0], device=flat.device)
-    if weight_N is not None:
-        slots = slots[(weight_N > 0).repeat_interleave(n_chosen)]
-        flat = flat[slots]
-    experts_M, order = torch.sort(flat, stable=True)
-    slots_M = slots[order]
-    counts = torch.bincount(experts_M, minlength=n_experts)
-    rows_M = slots_M // n_chosen
-    return Dispatch(slots_M, rows_M, experts_M, counts.cumsum(0).to(torch.int32), n_rows, n_chosen)
+    numbers_E = torch.arange(n_experts, device=flat.device)
+    kept_M1 = None
+    if weight_N is None:
+        experts_M, slots_M = torch.sort(flat, stable=True)
+    elif runs_ahead(flat.device):
+        flat = torch.where(weight_N[:, None] > 0, experts_NK, n_experts).reshape(-1)
+        experts_M, slots_M = torch.sort(flat, stable=True)
+        kept_M1 = (experts_M < n_experts)[:, None]
+    else:
+        slots = (weight_N > 0).repeat_interleave(n_chosen).nonzero().squeeze(1)
+        experts_M, order = torch.sort(flat[slots], stable=True)
+        slots_M = slots[order]
+    ends_E = torch.searchsorted(experts_M, numbers_E, right=True, out_int32=True)
+    experts_M = experts_M if kept_M1 is None else experts_M.clamp_max(n_experts - 1)
+    return Dispatch(slots_M, slots_M // n_chosen, experts_M, ends_E, n_rows, n_chosen, kept_M1)
 
 
 def gather(x_ND: Tensor, to: Dispatch) -> Tensor:
     """Return the rows sorted by expert, `[M, D]`; the gradient of a row is the sum over its places."""
     if isinstance(to, DenseDispatch):
         return to.gather(x_ND)
+    if torch.compiler.is_compiling():  # here and below it makes a backward pass of its own
+        return x_ND.index_select(0, to.rows_M)
     return _Gather.apply(x_ND, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -160,6 +184,8 @@ def combine(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
     """
     if isinstance(to, DenseDispatch):
         return to.combine(y_MD, gates_NK)
+    if torch.compiler.is_compiling():
+        return _combined(zero_behind(y_MD, to), gates_NK, to)
     return _Combine.apply(y_MD, gates_NK, to)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -167,21 +193,29 @@ def reorder(x: Tensor, to: Dispatch, *, to_slots: bool) -> Tensor:
     """Return places `[M, D]` as slots `[N K, D]`, 0 where a slot was left out; or slots as places."""
     if isinstance(to, DenseDispatch):
         return to.to_slots(x) if to_slots else to.from_slots(x)
+    if torch.compiler.is_compiling():
+        return _reordered(x, to, to_slots)
     return _Reorder.apply(x, to, to_slots)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def by_slot(y_MD: Tensor, to: Dispatch) -> Tensor:
     """Return sorted places in the order of their slots, `[N, K, D]`, zeros where a slot was left out."""
     if to.is_complete:
-        slots = y_MD.index_select(0, to.bags()[0])
+        slots = y_MD.index_select(0, to.by_slots())
     else:
         slots = y_MD.new_zeros(to.n_rows * to.n_chosen, y_MD.shape[1]).index_copy_(0, to.slots_M, y_MD)
     return slots.view(to.n_rows, to.n_chosen, y_MD.shape[1])
 
 
 def gates_of_places(gates_NK: Tensor, to: Dispatch, dtype: torch.dtype) -> Tensor:
-    """Return the gate of every place, `[M]`."""
-    return gates_NK.reshape(-1).index_select(0, to.slots_M).to(dtype)
+    """Return the gate of every place, `[M]`; 0 at places without an expert."""
+    gates_M = gates_NK.reshape(-1).index_select(0, to.slots_M).to(dtype)
+    return gates_M if to.kept_M1 is None else torch.where(to.kept_M1[:, 0], gates_M, 0.0)
+
+
+def zero_behind(x_MD: Tensor, to: Dispatch) -> Tensor:
+    """Return rows by place with 0 at places without an expert; their gradient is 0, too."""
+    return x_MD if to.kept_M1 is None else torch.where(to.kept_M1, x_MD, 0.0)
 
 
 def gates_gradient(grad_M: Tensor | None, gates_NK: Tensor, to: Dispatch) -> Tensor | None:
@@ -190,6 +224,23 @@ def gates_gradient(grad_M: Tensor | None, gates_NK: Tensor, to: Dispatch) -> Ten
         return None
     flat = gates_NK.new_zeros(gates_NK.numel())
     return flat.index_copy_(0, to.slots_M, grad_M.to(flat.dtype)).view(gates_NK.shape)
+
+
+def _reordered(x: Tensor, to: Dispatch, to_slots: bool) -> Tensor:
+    return by_slot(x, to).flatten(0, 1) if to_slots else x.index_select(0, to.slots_M)
+
+
+def _combined(y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
+    """Return the sums of places that have an expert; gates of other slots count 0, whatever they hold."""
+    gates = gates_NK.to(y_MD.dtype)
+    if to.kept_M1 is not None:
+        kept = torch.empty_like(to.kept_M1[:, 0]).index_copy_(0, to.slots_M, to.kept_M1[:, 0])
+        gates = gates.masked_fill(~kept.view_as(gates), 0.0)
+    elif not to.is_complete:
+        kept = torch.zeros(gates.numel(), dtype=torch.bool, device=gates.device)
+        kept[to.slots_M] = True
+        gates = gates.masked_fill(~kept.view_as(gates), 0.0)
+    return torch.bmm(gates[:, None], by_slot(y_MD, to)).squeeze(1)
 
 
 class _Gather(torch.autograd.Function):
@@ -213,7 +264,7 @@ class _Reorder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, to: Dispatch, to_slots: bool) -> Tensor:
         ctx.to, ctx.to_slots = to, to_slots
-        return by_slot(x, to).flatten(0, 1) if to_slots else x.index_select(0, to.slots_M)
+        return _reordered(x, to, to_slots)
 
     @staticmethod
     @once_differentiable
@@ -228,14 +279,10 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_MD: Tensor, gates_NK: Tensor, to: Dispatch) -> Tensor:
         ctx.to = to
+        # Rows without weight may hold anything, and NaN times 0 is NaN.
+        y_MD = zero_behind(y_MD, to)
         ctx.save_for_backward(y_MD, gates_NK)
-        gates = gates_NK.to(y_MD.dtype)
-        if not to.is_complete:
-            # Gates of slots that were left out become 0, whatever they hold (NaN times 0 is NaN).
-            kept = torch.zeros(gates.numel(), dtype=torch.bool, device=gates.device)
-            kept[to.slots_M] = True
-            gates = gates.masked_fill(~kept.view_as(gates), 0.0)
-        return torch.bmm(gates[:, None], by_slot(y_MD, to)).squeeze(1)
+        return _combined(y_MD, gates_NK, to)
 
     @staticmethod
     @once_differentiable

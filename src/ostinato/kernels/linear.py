@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, numbers, small_dispatch, with_gradients
-from ostinato.kernels.dispatch import Dispatch, combine, gather, reorder
+from ostinato.kernels.devices import autocast_dtype
+from ostinato.kernels.dispatch import Dispatch, combine, gather, reorder, zero_behind
 from ostinato.kernels.products import PRODUCTS
 from ostinato.kernels.segments import Order, SegmentedLinear
 
@@ -69,7 +70,7 @@ def linear_by(
         x = gather(x, to) if reads == "rows" else reorder(x, to, to_slots=False)
     y_MF = PRODUCTS[backend](x, weight_EDF, to)
     if bias_EF is not None:
-        y_MF = y_MF + bias_EF.index_select(0, to.experts_M)
+        y_MF = y_MF + zero_behind(bias_EF.index_select(0, to.experts_M), to)
     if writes == "slots":
         return reorder(y_MF, to, to_slots=True)
     return y_MF if gates_NK is None else combine(y_MF, gates_NK, to)
@@ -77,8 +78,7 @@ def linear_by(
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the type that products with x run in: autocast's, where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return autocast_dtype(x.device) or x.dtype
 
 
 def try_linear(backend: Backend, device: torch.device, dtype: torch.dtype, d_in: int, d_out: int) -> list[Tensor]:

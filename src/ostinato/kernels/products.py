@@ -18,32 +18,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.kernels.dispatch import Dispatch
+from ostinato.kernels.dispatch import Dispatch, zero_behind
 
 
 def loop(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
     """Multiply expert by expert; `unbind` keeps the gradients of the experts apart."""
     weights = weight_EDF.unbind(0)
-    return torch.cat([x_MD[start:end] @ weights[e] for e, (start, end) in enumerate(to.bounds())])
+    behind = x_MD.new_zeros(x_MD.shape[0] - to.n_kept(), weight_EDF.shape[2])
+    return torch.cat([*(x_MD[start:end] @ weights[e] for e, (start, end) in enumerate(to.bounds())), behind])
 
 
 def padded(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
     """Multiply all experts in one batch, each padded to the rows of the longest."""
     E, D, _ = weight_EDF.shape
+    n_kept, n_behind = to.n_kept(), x_MD.shape[0] - to.n_kept()
+    x_MD, experts_M = x_MD[:n_kept], to.experts_M[:n_kept]
     ends = to.ends_E.long()
     starts = F.pad(ends[:-1], (1, 0))
     longest = int((ends - starts).max()) if x_MD.shape[0] else 0
-    places = torch.arange(x_MD.shape[0], device=x_MD.device) - starts[to.experts_M] + to.experts_M * longest
+    places = torch.arange(n_kept, device=x_MD.device) - starts[experts_M] + experts_M * longest
     batch = x_MD.new_zeros(E * longest, D).index_copy(0, places, x_MD).view(E, longest, D)
-    return torch.bmm(batch, weight_EDF).flatten(0, 1).index_select(0, places)
+    product = torch.bmm(batch, weight_EDF).flatten(0, 1).index_select(0, places)
+    return F.pad(product, (0, 0, 0, n_behind)) if n_behind else product
 
 
 def grouped(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
-    """Multiply by torch's grouped product."""
+    """Multiply by torch's grouped product, which leaves rows behind the last expert, and their gradient, unwritten."""
     if x_MD.shape[0] == 0:
         return x_MD @ weight_EDF[0] + 0.0 * weight_EDF.sum()
-    product = F.grouped_mm(x_MD.contiguous(), weight_EDF, offs=to.ends_E)
-    return _Contiguous.apply(product)  # type: ignore[no-any-return, no-untyped-call]
+    product = F.grouped_mm(zero_behind(x_MD, to).contiguous(), weight_EDF, offs=to.ends_E)
+    return zero_behind(_Contiguous.apply(product), to)  # type: ignore[no-untyped-call]
 
 
 def dense(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:

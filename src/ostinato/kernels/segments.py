@@ -61,6 +61,12 @@ class Side:
         return values_MF if self.order == "places" else by_slot(values_MF, self.to).flatten(0, 1)
 
 
+def room(x: Tensor, to: Dispatch, *width: int) -> Tensor:
+    """Return room for something of every place; 0 where no expert will write it."""
+    shape = to.slots_M.shape[0], *width
+    return x.new_empty(shape) if to.kept_M1 is None else x.new_zeros(shape)
+
+
 def occupied(to: Dispatch) -> Iterator[Segment]:
     """Yield the experts that have places, in order."""
     for expert, (start, end) in enumerate(to.bounds()):
@@ -119,7 +125,7 @@ class SegmentedLinear(torch.autograd.Function):
         source, target = Side(reads, to), Side(writes, to)
         ctx.save_for_backward(x, weight_EDF, bias_EF, gates_NK)
         ctx.to, ctx.reads, ctx.writes = to, reads, writes
-        out_MF = x.new_empty(to.slots_M.shape[0], weight_EDF.shape[2])
+        out_MF = room(x, to, weight_EDF.shape[2])
         for at in occupied(to):
             bias_F = None if bias_EF is None else bias_EF[at.expert]
             product(source.take(x, at), weight_EDF[at.expert], bias_F, out_MF[at.places])
@@ -136,8 +142,8 @@ class SegmentedLinear(torch.autograd.Function):
         grads = MapGradients(weight_EDF, bias_EF, needs_weight=needs_weight, needs_bias=needs_bias)
         gates_M = None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype)
         gates_M1 = None if gates_M is None else gates_M[:, None]
-        grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
-        grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x or needs_gates else None
+        grad_gates_M = room(x, to) if needs_gates else None
+        grad_x_MD = room(x, to, x.shape[1]) if needs_x or needs_gates else None
         for at in occupied(to):
             rows, grad_y, weight = source.take(x, at), target.take(grad, at), weight_EDF[at.expert]
             if grad_x_MD is not None:
@@ -191,7 +197,7 @@ class SegmentedFeedForward(torch.autograd.Function):
             scale: makes up for dropped units; None where none are. keeps: the hidden layer, for a backward pass.
         """
         side = Side(order, to)
-        out_MD = x.new_empty(to.slots_M.shape[0], down_EFD.shape[2])
+        out_MD = room(x, to, down_EFD.shape[2])
         kept_MF = x.new_empty(to.slots_M.shape[0] if keeps else to.longest(), up_EDF.shape[2])
         for at in occupied(to):
             e = at.expert
@@ -219,10 +225,10 @@ class SegmentedFeedForward(torch.autograd.Function):
         needs_x, needs_up, needs_up_bias, needs_down, needs_down_bias, needs_gates, *_ = ctx.needs_input_grad
         up = MapGradients(up_EDF, up_bias_EF, needs_weight=needs_up, needs_bias=needs_up_bias)
         down = MapGradients(down_EFD, down_bias_ED, needs_weight=needs_down, needs_bias=needs_down_bias)
-        grad_x_MD = x.new_empty(to.slots_M.shape[0], x.shape[1]) if needs_x else None
+        grad_x_MD = room(x, to, x.shape[1]) if needs_x else None
         gates_M = None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype)
         gates_M1 = None if gates_M is None else gates_M[:, None]
-        grad_gates_M = x.new_empty(to.slots_M.shape[0]) if needs_gates else None
+        grad_gates_M = room(x, to) if needs_gates else None
         wide = x.new_empty(to.longest(), down_EFD.shape[1])
         for at in occupied(to):
             e, kept = at.expert, kept_MF[at.places]

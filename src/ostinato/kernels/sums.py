@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ostinato.kernels.devices import autocast_dtype
+
 active_sums: ContextVar[GradientSums | None] = ContextVar("gradient_sums", default=None)
 """Those of the `summing()` around; None: there is none."""
 
@@ -56,7 +58,7 @@ class GradientSums:
         if rows is not None and bias_F is not None:
             bias_F = bias_F[rows]
         adds_up = torch.is_grad_enabled() and weight_FD.requires_grad and x.dtype == weight_FD.dtype
-        if not adds_up or torch.is_autocast_enabled(x.device.type):
+        if not adds_up or autocast_dtype(x.device) is not None:
             return F.linear(x, weight_FD if rows is None else weight_FD[rows], bias_F)
         if id(weight_FD) not in self._used:
             found = _Sum()

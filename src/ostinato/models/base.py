@@ -364,7 +364,8 @@ def keep_or_none(tokens: Tokens) -> Tensor | None:
     """Return the keep mask, or None where nothing is padding: attention is faster without a mask."""
     if torch.compiler.is_exporting():  # a graph holds for all masks
         return tokens.keep_BT
-    return None if bool(tokens.keep_BT.all()) else tokens.keep_BT
+    is_full = bool(tokens.keep_BT.all()) if tokens.is_full is None else tokens.is_full
+    return None if is_full else tokens.keep_BT
 
 
 def source_of(batch: Batch) -> Tokens:

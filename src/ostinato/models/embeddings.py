@@ -96,7 +96,7 @@ class Embeddings(nn.Module):
             states = self.output_transform(states)
         if self._output_factor != 1.0:
             states = states * self._output_factor
-        if active_packing.get() is not None:
+        if not torch.compiler.is_compiling() and active_packing.get() is not None:
             logits = self._packed_output.product(states, self.output_projection, self.output_bias)
         else:
             logits = F.linear(states, self.output_projection, self.output_bias)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ostinato.config.training import BalanceConfig, RoundLossConfig
 from ostinato.data.batch import Batch
-from ostinato.kernels import IGNORED, cross_entropy_sums
+from ostinato.kernels import IGNORED, cross_entropy_sums, mean_where
 from ostinato.models.output import ByRouter, ModelOutput
 from ostinato.nn import balance
 from ostinato.nn.balance import JoinedRoutings, Sum, no_reduction
@@ -123,7 +123,7 @@ def loss_of_rounds(
 def states_apart(first: ModelOutput, second: ModelOutput, keep_BT: Tensor) -> Tensor:
     """Return the mean over real tokens and components of (stop(x) - x')^2, x what leaves the last stack."""
     x_BTD, other_BTD = (list(output.stacks.values())[-1].states_BTD for output in (first, second))
-    return (x_BTD.detach() - other_BTD)[keep_BT].square().mean()
+    return mean_where((x_BTD.detach() - other_BTD).square(), keep_BT)
 
 
 def _of_labels(values_BTR: Tensor, batch: Batch) -> Tensor:

@@ -18,10 +18,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from ostinato.kernels import without_autocast
 from ostinato.nn.context import Pass
 from ostinato.nn.graph import is_first
 from ostinato.nn.halting import HaltingPass, Visible, where_active
-from ostinato.nn.layers import at_least_float32, without_autocast
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 

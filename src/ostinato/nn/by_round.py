@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.nn.layers import Linear, without_autocast
+from ostinato.kernels import without_autocast
+from ostinato.nn.layers import Linear
 from ostinato.nn.shapes import Float, Tensor
 
 N_SINUSOIDS = 256

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from ostinato.kernels import mean_where, runs_ahead
 from ostinato.nn.context import Pass
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
@@ -60,13 +61,16 @@ class HaltingPass(ABC):
 
     Attributes:
         rows: the tokens that states and all else `[N, ...]` are of.
-        active_N: those that take part in the round; None: all. n_active: their number.
+        active_N: those that take part in the round; None: all.
         hides: those that take no part are not seen by others. seen_BS: the columns that are seen in the round, cached
             ones first; None: all real tokens.
     """
 
     hides = False
     seen_BS: Bool[Tensor, "B S"] | None = None
+    _n_active: int | None
+    _counts: Sequence[int] | None
+    """Rows that take part, of every sentence, where they had to be read."""
 
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
         self.rows = rows
@@ -85,6 +89,15 @@ class HaltingPass(ABC):
     def is_over(self) -> bool:
         """Whether no token takes part in this round and all later ones."""
         return not self.n_active
+
+    @property
+    def n_active(self) -> int:
+        """Number of rows that take part. An accelerator is waited for when it is first read in a round."""
+        if self._n_active is None:
+            assert self.active_N is not None  # without a mask their number is known
+            self._counts = self.rows.count(self.active_N)
+            self._n_active = sum(self._counts)
+        return self._n_active
 
     def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Return who takes part in the 0-based round `index`, given the states it starts from; None: all rows."""
@@ -132,7 +145,7 @@ class HaltingPass(ABC):
         self._outputs.append(shown_LD if output_ND is shown_ND else output_ND.index_select(0, halted_L))
         self._places.append(halted_L if self.rows.index_N is None else self.rows.index_N[halted_L])
         self._keep_rows(kept_M)
-        self.rows = self.rows.keep(kept_M)
+        self.rows = self.rows.keep(kept_M, self._counts)
         self._set_active(None)
         return shown_LD
 
@@ -171,15 +184,17 @@ class HaltingPass(ABC):
         """Keep what is held of these rows only."""
 
     def _set_active(self, active_N: Tensor | None, n_active: int | None = None) -> None:
-        """Note who takes part; where their number is not given, this waits for an accelerator."""
+        """Note who takes part, and, where that is not given, their number; that of an accelerator once it is read."""
         if self._as_graph:  # how many they are is not known, and not asked
-            self.n_active, self.active_N = 1, active_N
+            self._n_active, self._counts, self.active_N = 1, None, active_N
             return
         n = len(self.rows)
-        if n_active is None:
-            n_active = n if active_N is None else int(torch.count_nonzero(active_N))
-        self.n_active = n_active
-        self.active_N = None if self.n_active == n else active_N
+        if active_N is None:
+            n_active = n
+        elif n_active is None and not runs_ahead(active_N.device):
+            n_active = int(torch.count_nonzero(active_N))
+        self._n_active, self._counts = n_active, None
+        self.active_N = None if n_active == n else active_N
 
     def _runs_N(self) -> Bool[Tensor, "N"]:
         """Return who takes part in the round."""
@@ -200,7 +215,7 @@ class HaltingPass(ABC):
 
     def _mean(self, cost_BT: Tensor) -> Tensor:
         """Return the mean over real tokens."""
-        return (cost_BT if self._keep_BT is None else cost_BT[self._keep_BT]).mean()
+        return mean_where(cost_BT, self._keep_BT)
 
 
 def where_active(active_N: Tensor | None, values: Tensor, otherwise: Tensor | float | bool) -> Tensor:
@@ -226,7 +241,12 @@ class NoHalting:
 
 
 class WholePass(HaltingPass):
-    """One pass in which only padding has nothing to do."""
+    """One pass in which only padding has nothing to do; an accelerator computes it rather than being waited for."""
+
+    def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
+        super().__init__(states_ND, rows, run)
+        if runs_ahead(states_ND.device) and run.execution.compaction != "always":
+            self._set_active(None)
 
     def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[None, None]:
         """Every token runs whole, and shows its present state."""

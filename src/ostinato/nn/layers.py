@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -26,6 +25,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Float[Tensor, "*N D"], rows: slice | None = None) -> Float[Tensor, "*N F"]:
         """Return all outputs, or those that `rows` of W make."""
+        if torch.compiler.is_compiling():  # it knows no context variables, and makes a backward pass of its own
+            return F.linear(input, *((x if rows is None or x is None else x[rows]) for x in (self.weight, self.bias)))
         if (sums := active_sums.get()) is not None:
             return sums.product(input, self.weight, self.bias, rows)
         if active_packing.get() is not None:
@@ -85,13 +86,6 @@ class OffsetRMSNorm(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         """Return x, normed."""
         return F.rms_norm(x, self.normalized_shape, 1.0 + self.weight, self.eps)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which routers and gates keep the types they are given."""
-    # To switch autocast off takes longer than a gate of few rows: only where it is on.
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def at_least_float32(x: Tensor) -> Tensor:

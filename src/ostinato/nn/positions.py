@@ -20,15 +20,30 @@ import torch
 from torch import nn
 
 from ostinato.errors import DataError
+from ostinato.kernels import runs_ahead
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
-def sinusoids(values: Int[Tensor, "*N"], d_model: int, *, in_halves: bool = False) -> Float[Tensor, "*N D"]:
-    """Return P for integer positions, in float32."""
-    if torch.compiler.is_exporting():  # no table, whose size would depend on the positions
-        return _sinusoids_of(values, d_model, in_halves)
-    highest = 0 if values.numel() == 0 else int(values.max())
+def sinusoids(
+    values: Int[Tensor, "*N"], d_model: int, *, in_halves: bool = False, highest: int | None = None
+) -> Float[Tensor, "*N D"]:
+    """Return P for integer positions, in float32.
+
+    Args:
+        highest: a number that none of them is above; None: the highest.
+    """
+    if torch.compiler.is_compiling():  # the size of a table would be part of the graph, and every length had its own
+        return _sinusoids(values, d_model, in_halves)
+    if highest is None:
+        highest = 0 if values.numel() == 0 else int(values.max())
     return _table(_room(highest + 1), d_model, values.device, in_halves)[values]
+
+
+def highest_position(positions: Int[Tensor, "#B T"], n_columns: int | None) -> int:
+    """Return a number that no position is above: the highest, or the last column's where to read it means to wait."""
+    if n_columns is not None and runs_ahead(positions.device):
+        return n_columns - 1
+    return int(positions.max()) if positions.numel() else 0
 
 
 def positions_from_keep(keep_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -45,12 +60,13 @@ def _room(n: int) -> int:
 def _table(n: int, d_model: int, device: torch.device, in_halves: bool = False) -> Tensor:
     # A table first made while evaluating must also serve training: no inference tensor.
     with torch.inference_mode(False), torch.no_grad():
-        return _sinusoids_of(torch.arange(n), d_model, in_halves).to(device)
+        return _sinusoids(torch.arange(n), d_model, in_halves).to(device)
 
 
-def _sinusoids_of(values: Int[Tensor, "*N"], d_model: int, in_halves: bool) -> Float[Tensor, "*N D"]:
+def _sinusoids(values: Tensor, d_model: int, in_halves: bool) -> Tensor:
+    """Return P, computed in float64: large positions have angles that float32 does not tell apart."""
     pairs = torch.arange(0, d_model, 2, dtype=torch.float64, device=values.device)
-    angles = values.double()[..., None] / 10_000.0 ** (pairs / d_model)
+    angles = values.to(torch.float64)[..., None] / 10_000.0 ** (pairs / d_model)
     together = torch.cat if in_halves else torch.stack
     return together([angles.sin(), angles.cos()], dim=-1).flatten(values.ndim).float()
 
@@ -73,8 +89,14 @@ class PositionSignal:
         self.d_model = d_model
         self.random_offset = random_offset
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
-        """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds."""
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
+    ) -> Tensor | None:
+        """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds.
+
+        Args:
+            n_columns: cached and new ones, which no position reaches; None: not known.
+        """
         return None
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
@@ -85,12 +107,16 @@ class PositionSignal:
         """Return what is added before the 0-based round `index`."""
         return None
 
-    def _position_part(self, positions: Int[Tensor, "B T"], n_sentences: int, training: bool) -> Tensor:
+    def _position_part(
+        self, positions: Int[Tensor, "B T"], n_sentences: int, n_columns: int | None, training: bool
+    ) -> Tensor:
+        highest = highest_position(positions, n_columns) + self.first_position
         positions = positions + self.first_position
         if training and self.random_offset:
+            highest += self.random_offset
             draws = torch.randint(self.random_offset + 1, (n_sentences, 1), device=positions.device)
             positions = positions + draws
-        return sinusoids(positions, self.d_model, in_halves=self.in_halves)
+        return sinusoids(positions, self.d_model, in_halves=self.in_halves, highest=highest)
 
 
 class Sinusoidal(PositionSignal):
@@ -100,9 +126,11 @@ class Sinusoidal(PositionSignal):
         super().__init__(d_model, random_offset)
         self.in_halves = in_halves
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
+    ) -> Tensor | None:
         """Return P[i]."""
-        return self._position_part(positions, n_sentences, training)
+        return self._position_part(positions, n_sentences, n_columns, training)
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
         """Return P[i]."""
@@ -120,15 +148,21 @@ class Learned(PositionSignal):
         super().__init__(table.embedding_dim)
         self._table, self._offset, self._stack = table, offset, stack
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
+    ) -> Tensor | None:
         """Return W[i + offset].
 
         Raises:
             DataError: a position that has no vector.
         """
         n_positions = self._table.num_embeddings - self._offset
-        is_exported = torch.compiler.is_exporting()  # then whoever runs it finds a row that is not there
-        length = int(positions.max()) + 1 if not is_exported and positions.numel() else 0
+        if torch.compiler.is_exporting():  # whoever runs the graph finds a row that is not there
+            length = 0
+        else:
+            length = highest_position(positions, n_columns) + 1
+        if length > n_positions and runs_ahead(positions.device):  # padding may stand on the left
+            length = int(positions.max()) + 1
         if length > n_positions:
             raise DataError(
                 f"a sequence of {length} tokens in the {self._stack}, which has learned positions for {n_positions} "
@@ -147,9 +181,11 @@ class Coordinates(PositionSignal):
     first_position = 1
     acts_on_rounds = True
 
-    def prepare(self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool) -> Tensor | None:
+    def prepare(
+        self, positions: Int[Tensor, "B T"], *, n_sentences: int, training: bool, n_columns: int | None = None
+    ) -> Tensor | None:
         """Return P[i]."""
-        return self._position_part(positions, n_sentences, training)
+        return self._position_part(positions, n_sentences, n_columns, training)
 
     def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return P[i] + P[t]."""
@@ -157,5 +193,5 @@ class Coordinates(PositionSignal):
             raise ValueError("coordinates need their position part")
         if isinstance(index, Tensor) or torch.compiler.is_exporting():
             number = torch.as_tensor(index, device=prepared.device) + 1
-            return prepared + _sinusoids_of(number, self.d_model, self.in_halves)
+            return prepared + _sinusoids(number, self.d_model, self.in_halves)
         return prepared + _table(_room(index + 2), self.d_model, prepared.device)[index + 1]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ostinato.kernels import Draws
+from ostinato.kernels import Draws, without_autocast
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -65,7 +65,7 @@ class Lstm(nn.Module, Dropping):
             Outputs, and the state after the last real token of every row.
         """
         x_BTD = self.drop(x_BTD, draws)
-        with torch.autocast(x_BTD.device.type, enabled=False):
+        with without_autocast(x_BTD.device):
             x_BTD = x_BTD.to(next(self.lstm.parameters()).dtype)
             if keep_BT is None:
                 out_BTD, (h, c) = self.lstm(x_BTD, state)

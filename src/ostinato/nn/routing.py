@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws
-from ostinato.nn.layers import Dropping, at_least_float32, without_autocast
+from ostinato.kernels import Draws, without_autocast
+from ostinato.nn.layers import Dropping, at_least_float32
 from ostinato.nn.shapes import Float, Int, Tensor
 
 GateKind = Literal["softmax", "topk_softmax", "sigmoid"]

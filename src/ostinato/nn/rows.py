@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 
+from ostinato.kernels import on_device, places_where
 from ostinato.nn.shapes import Bool, Int, Tensor
 
 _NUMBERS_A_CALL = 2**14
@@ -30,6 +32,7 @@ class Rows:
         n_queries: A.
         sentences_U: the sentences that have a row, where others have none: attention is for these alone. None: for all.
         occupied: of one column, the sentences that have a row, in order; None: all have, or it is not known.
+        n_rows_B: rows of every sentence, on the host; None: as many as there are columns, or it is not known.
     """
 
     n_sentences: int
@@ -39,23 +42,41 @@ class Rows:
     n_queries: int = 0
     sentences_U: Int[Tensor, "U"] | None = None
     occupied: tuple[int, ...] | None = None
+    n_rows_B: tuple[int, ...] | None = None
 
     @classmethod
     def all(cls, n_sentences: int, n_columns: int) -> Rows:
         """Return every token."""
         return cls(n_sentences, n_columns, n_queries=n_columns)
 
-    def keep(self, kept_M: Int[Tensor, "M"]) -> Rows:
-        """Return some of these rows, given in order. Waits for an accelerator."""
+    def keep(self, kept_M: Int[Tensor, "M"], n_rows_B: Sequence[int] | None = None) -> Rows:
+        """Return some of these rows, given in order.
+
+        Args:
+            n_rows_B: how many of every sentence; None: counted, for which an accelerator is waited for.
+        """
         B, T = self.n_sentences, self.n_columns
         index_M = kept_M if self.index_N is None else self.index_N[kept_M]
         n = index_M.shape[0]
         if T == 1:  # one query a sentence, also where it has none: decoding
             occupied = tuple(index_M.tolist()) if n < B and index_M.device.type == "cpu" else None
             return Rows(B, T, index_M, None if n == B else index_M, 1, occupied=occupied)
-        counts_B = torch.bincount(index_M.div(T, rounding_mode="floor"), minlength=B)
-        sentences_U = counts_B.nonzero()[:, 0] if n else counts_B
-        return Rows._side_by_side(B, T, index_M, counts_B, None if len(sentences_U) == B else sentences_U)
+        if n_rows_B is None:
+            n_rows_B = torch.bincount(index_M.div(T, rounding_mode="floor"), minlength=B).tolist()
+        sentences = [sentence for sentence, count in enumerate(n_rows_B) if count]
+        return Rows._side_by_side(B, T, index_M, n_rows_B, None if len(sentences) == B or not n else sentences)
+
+    def count(self, mask_N: Bool[Tensor, "N"]) -> list[int]:
+        """Return at how many rows of every sentence a mask is True. Waits for an accelerator, once."""
+        if self.index_N is None:
+            return mask_N.view(self.n_sentences, self.n_columns).sum(1).tolist()
+        sentences_N = self.index_N.div(self.n_columns, rounding_mode="floor")
+        counts_B = torch.zeros(self.n_sentences, dtype=torch.long, device=mask_N.device)
+        return counts_B.index_add_(0, sentences_N, mask_N.long()).tolist()
+
+    def counts(self) -> Sequence[int]:
+        """Return the number of rows of every sentence."""
+        return (self.n_columns,) * self.n_sentences if self.n_rows_B is None else self.n_rows_B
 
     @classmethod
     def _side_by_side(
@@ -63,26 +84,27 @@ class Rows:
         B: int,
         T: int,
         index_M: Int[Tensor, "M"],
-        counts_B: Int[Tensor, "B"],
-        sentences_U: Int[Tensor, "U"] | None,
+        n_rows_B: Sequence[int],
+        sentences: Sequence[int] | None,
     ) -> Rows:
         """Return rows with places among the queries of some sentences, each with as many as the longest has."""
-        n, most = index_M.shape[0], int(counts_B.max()) if len(index_M) else 0
-        counts_U = counts_B if sentences_U is None else counts_B[sentences_U]
-        if n == len(counts_U) * most:
-            return cls(B, T, index_M, None, most, sentences_U)
-        # First slot of a sentence, less the rows before it.
-        number_U = torch.arange(len(counts_U), device=index_M.device)
-        shift_M = (number_U * most - (counts_U.cumsum(0) - counts_U)).repeat_interleave(counts_U)
-        return cls(B, T, index_M, torch.arange(n, device=index_M.device) + shift_M, most, sentences_U)
+        n, most, device = index_M.shape[0], max(n_rows_B), index_M.device
+        counts = n_rows_B if sentences is None else [n_rows_B[sentence] for sentence in sentences]
+        sentences_U = None if sentences is None else on_device(sentences, device)
+        slots_M = None
+        if n != len(counts) * most:
+            # First slot of a sentence, less the rows before it.
+            before = accumulate(counts, initial=0)
+            shifts = [number * most - first for number, first in zip(range(len(counts)), before, strict=False)]
+            counts_U, shift_U = on_device([counts, shifts], device)
+            slots_M = torch.arange(n, device=device) + shift_U.repeat_interleave(counts_U, output_size=n)
+        return cls(B, T, index_M, slots_M, most, sentences_U, n_rows_B=tuple(n_rows_B))
 
     def for_all_sentences(self) -> Rows:
         """Return the same rows with places among the queries of all sentences."""
         if self.sentences_U is None or self.index_N is None:
             return self
-        B, T = self.n_sentences, self.n_columns
-        counts_B = torch.bincount(self.index_N.div(T, rounding_mode="floor"), minlength=B)
-        return Rows._side_by_side(B, T, self.index_N, counts_B, None)
+        return Rows._side_by_side(self.n_sentences, self.n_columns, self.index_N, self.counts(), None)
 
     @property
     def n_tokens(self) -> int:
@@ -192,6 +214,6 @@ def take_rows(x: Tensor, index_N: Tensor | None) -> Tensor:
     return x if index_N is None else x.index_select(0, index_N)
 
 
-def kept_and_halted(active_N: Bool[Tensor, "N"]) -> tuple[Int[Tensor, "M"], Int[Tensor, "L"]]:
-    """Return the rows that go on and the others."""
-    return active_N.nonzero().squeeze(1), (~active_N).nonzero().squeeze(1)
+def kept_and_halted(active_N: Bool[Tensor, "N"], n_active: int) -> tuple[Int[Tensor, "M"], Int[Tensor, "L"]]:
+    """Return the rows that go on, `n_active` of them, and the others."""
+    return places_where(active_N, n_active), places_where(~active_N, len(active_N) - n_active)

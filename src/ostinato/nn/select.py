@@ -32,9 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.kernels import without_autocast
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, where_active
-from ostinato.nn.layers import at_least_float32, without_autocast
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.types import HaltingTrace

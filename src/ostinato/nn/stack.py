@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import drop, summing
+from ostinato.kernels import drop, places_where, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
@@ -204,7 +204,8 @@ class Stack:
 
     def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
         B = states_BTD.shape[0]
-        signal = self.signal.prepare(run.positions, n_sentences=B, training=self.banks.training)
+        n_columns = run.key_positions.shape[1]
+        signal = self.signal.prepare(run.positions, n_sentences=B, n_columns=n_columns, training=self.banks.training)
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
         if self.has_embedding_norm:
@@ -559,7 +560,7 @@ def _gather_active(
 ) -> tuple[Tensor, tuple[HaltedRows, ...]]:
     """Gather away the rows that take no part in a round; return the states of the others, and all that are away and may
     still be looked at."""
-    kept_M, halted_L = kept_and_halted(active_N)
+    kept_M, halted_L = kept_and_halted(active_N, halting.n_active)
     rows = halting.rows
     visible_LD = halting.narrow(kept_M, halted_L, states_ND)
     places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
@@ -569,7 +570,10 @@ def _gather_active(
     if run.cache is None and (sentences_U := halting.rows.sentences_U) is not None:
         # Of a sentence that is done no token looks any more; where there is a cache, later columns do.
         looked_L = torch.isin(places_L.div(rows.n_columns, rounding_mode="floor"), sentences_U)
-        places_L, visible_LD = places_L[looked_L], visible_LD[looked_L]
+        left = halting.rows.counts()
+        n_looked = sum(before - after for before, after in zip(rows.counts(), left, strict=True) if after)
+        chosen_L = places_where(looked_L, n_looked)
+        places_L, visible_LD = places_L.index_select(0, chosen_L), visible_LD.index_select(0, chosen_L)
     new = (HaltedRows(places_L, visible_LD),) if len(places_L) else ()
     return states_ND.index_select(0, kept_M), halted + new
 

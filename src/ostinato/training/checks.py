@@ -30,7 +30,8 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
     if config.compile and config.rounds.per == "sentence":
         why = "passes whose sentences have rounds of their own (training.rounds.per) cannot be compiled"
         problems.append(Problem("training.compile", True, why))
-    if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device)) is not None:
+    is_lowered = config.precision == "bfloat16"
+    if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device, is_lowered)) is not None:
         problems.append(Problem("training.compile", True, reason))
     if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last" or config.consistency.is_there:
         model = without_memory(recipe.model)
@@ -54,12 +55,17 @@ def pattern_problems(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def _why_not_compilable(model: TokenModel, device: torch.device) -> str | None:
-    """Return why training passes cannot be compiled, None where they can."""
-    if any(True for _ in model.routed()):
-        return "models with experts cannot be compiled: their rows are gathered by where routers send them"
-    if model.halting_thresholds():
-        return "models whose tokens halt cannot be compiled: their rows are gathered by who is left"
+def _why_not_compilable(model: TokenModel, device: torch.device, is_lowered: bool) -> str | None:
+    """Return why training passes cannot be compiled, None where they can.
+
+    Args:
+        is_lowered: whether they run in bfloat16.
+    """
+    if any(True for _ in model.routed()) and not is_lowered:
+        return (
+            "models with experts are compiled in bfloat16 only, for which alone torch can compile its grouped product: "
+            "set training.precision=bfloat16"
+        )
     if not model.stacks:
         return "recurrent models cannot be compiled: their sentences are packed by length"
     try:

@@ -106,7 +106,13 @@ class Updater:
         self.seed = seed
         self.model, self.optimizer, self.config, self.processes = model, optimizer, config, processes
         # Only training passes are compiled: evaluation and decoding have many more shapes.
-        self._run: Callable[..., ModelOutput] = torch.compile(model) if config.compile else model
+        # Lengths are dynamic, and every batch is taken for a padded one: with a graph for each length, or for batches
+        # with and without padding, an epoch would be spent compiling. Halting reads numbers between rounds, and a graph
+        # ends there: each stretch is compiled by itself.
+        halts = bool(model.halting_thresholds())
+        self._run: Callable[..., ModelOutput] = (
+            torch.compile(model, dynamic=True, fullgraph=not halts) if config.compile else model
+        )
 
     def accumulate(self, batches: Sequence[Batch], update: int | None = None, *, observed: bool = False) -> Gradient:
         """Add the gradient of the mean loss over the labels of all batches, which may be on any device.
@@ -190,6 +196,7 @@ class Updater:
         shard = processes.shard(whole)
         shares = token_shares(shard, whole, model) if processes.is_distributed else None
         batch = shard.to(model.device)
+        batch = batch.as_padded() if config.compile else batch
         output, sums, apart = self._forward(batch, update)
         loss = sums.loss / n_labels
         routings, temperatures = output.by_router(), model.balance_temperatures()

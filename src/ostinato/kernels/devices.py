@@ -1,0 +1,79 @@
+"""What depends on the device, in one place.
+
+A CPU has done an operation when the call returns. An accelerator does it later, and the host runs ahead of it until it
+needs a number: then it waits until everything before is done, and the accelerator has nothing to do until the host has
+caught up. So numbers are read as seldom as can be (docs/gpu.md), and where a CPU is faster by looking first, or by
+leaving rows out, and an accelerator by doing all of them, `runs_ahead` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Return whether the host runs ahead of a device, so that to read a number means to wait for it.
+
+    What is being compiled runs ahead on any device: there are no numbers yet.
+    """
+    return device.type != "cpu" or torch.compiler.is_compiling()
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """Return x on a device; on the way to an accelerator without waiting until it has arrived.
+
+    The other way there is a wait: the host may read the numbers at once.
+    """
+    return x.to(device, non_blocking=torch.device(device).type != "cpu")
+
+
+def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Return numbers of the host on a device, without waiting until they have arrived."""
+    return moved(torch.tensor(numbers), device)
+
+
+def places_where(mask_N: Tensor, n: int) -> Tensor:
+    """Return the places at which the mask is True, in order.
+
+    Args:
+        n: how many they are, which on a CPU need not be known before.
+    """
+    if not runs_ahead(mask_N.device):
+        return mask_N.nonzero().squeeze(1)
+    return torch.nonzero_static(mask_N, size=n).squeeze(1)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the type that products on a device run in under the autocast that is on; None: there is none on.
+
+    Devices that have no autocast (`meta`) never have one on.
+    """
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which operations on a device keep the types they are given."""
+    # To switch autocast off takes longer than a gate of few rows: only where it is on.
+    return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
+
+
+def mean_where(values: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the mean of the values where `keep` is True; None: of all. NaN where there is none.
+
+    On a CPU these values are gathered; the size of what is gathered would have to be waited for.
+    """
+    if keep is None:
+        return values.mean()
+    if not runs_ahead(values.device):
+        return values[keep].mean()
+    shape = (*keep.shape, *(1 for _ in range(values.ndim - keep.ndim)))
+    kept = torch.where(keep.view(shape), values, 0.0)
+    return kept.sum() / (keep.sum() * (values.numel() // max(keep.numel(), 1)))

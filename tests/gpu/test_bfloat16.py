@@ -1,0 +1,51 @@
+"""bfloat16 learns as float32 does: routers, what is left of tokens, and losses stay in float32."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from plans import PLANS, model_of, ragged_batch
+
+from ostinato.config.training import TrainingConfig
+from ostinato.training.optim import build_optimizer
+from ostinato.training.update import Updater
+
+N_UPDATES = 120
+
+
+def _curve(name: str, precision: str) -> list[float]:
+    """Return the mean loss a label of every tenth of the updates."""
+    settings = {"precision": precision, "n_updates": N_UPDATES, "optimizer": {"lr": 5e-3}}
+    config = TrainingConfig.model_validate(settings | {"schedule": {"kind": "constant", "warmup": 10}})
+    model = model_of(name).train()
+    updater = Updater(model, build_optimizer(model, config.optimizer), config)
+    losses = []
+    for update in range(1, N_UPDATES + 1):
+        gradient = updater.accumulate([ragged_batch(16, seed=update % 20)], update)
+        updater.apply(gradient, update)
+        losses.append(sum(gradient.nlls) / gradient.n_labels)
+    size = N_UPDATES // 10
+    return [sum(losses[first : first + size]) / size for first in range(0, N_UPDATES, size)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_the_curve_in_bfloat16_is_within_one_percent_of_that_in_float32(name: str) -> None:
+    expected, found = _curve(name, "float32"), _curve(name, "bfloat16")
+    assert expected[-1] < 0.9 * expected[0]  # something is learned
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["experts", "act", "stick_breaking"])
+def test_routers_masses_and_logits_stay_in_float32(name: str) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model_of(name).train()(ragged_batch())
+    assert output.logits_BTV.dtype == torch.float32
+    for stack in output.stacks.values():
+        for routing in stack.routings:
+            assert {routing.logits_NE.dtype, routing.probs_NE.dtype, routing.gates_NK.dtype} == {torch.float32}
+        if stack.halting is not None:
+            masses = [getattr(stack.halting, one.name) for one in fields(stack.halting)]
+            assert {x.dtype for x in masses if x.is_floating_point()} == {torch.float32}

@@ -1,0 +1,118 @@
+"""What a GPU would punish, counted on a CPU: how often an update, and a token of a search, make the host wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from plans import HALTING, PLANS, ROUNDS, model_of, ragged_batch
+from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
+
+from ostinato.config.decoding import DecodingConfig
+from ostinato.config.training import TrainingConfig
+from ostinato.decoding.search import inference, search
+from ostinato.training.optim import build_optimizer
+from ostinato.training.update import Updater
+
+LAUNCHES_OF_AN_UPDATE = {"dense": 480, "shared": 470, "experts": 830, "act": 810, "stick_breaking": 820}
+"""Forward, backward, norm; attention in its parts, where CUDA has one kernel. A few per cent above what was counted."""
+LAUNCHES_OF_A_TOKEN = {"dense": 84, "shared": 87, "experts": 129, "act": 116, "stick_breaking": 114}
+
+
+def _described(device: PretendedDevice) -> str:
+    return "; ".join(f"{n} {wait.operation} at {wait.line}" for wait, n in Counter(device.waits).items())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_an_update_waits_once_and_where_tokens_halt_once_more_in_every_round(name: str) -> None:
+    model = model_of(name, dropout=0.1).train()
+    pretend_model(model)
+    config = TrainingConfig(n_updates=10)
+    updater = Updater(model, build_optimizer(model, config.optimizer), config)
+    with pretended_device() as device:
+        updater.apply(updater.accumulate([ragged_batch(seed=1)], 1), 1)  # tables and trials are made once
+        device.forget()
+        gradient = updater.accumulate([ragged_batch()], 2)
+        launches = device.n_launches
+        updater.apply(gradient, 2)
+    assert gradient.is_finite
+    assert 1 <= len(device.waits) <= 1 + (2 * ROUNDS if name in HALTING else 0), _described(device)
+    assert launches <= LAUNCHES_OF_AN_UPDATE[name], device.launches
+    assert LAUNCHES_OF_AN_UPDATE[name], device.launches
+
+
+def _searched(name: str, n_tokens: int, **settings: object) -> PretendedDevice:
+    model = model_of(name).eval()
+    pretend_model(model)
+    config = DecodingConfig.model_validate({"max_length": n_tokens, "max_length_ratio": 0.0} | settings)
+    with pretended_device() as device, inference(model):
+        search(model, ragged_batch(3).to(DEVICE), config)
+    return device
+
+
+@pytest.mark.parametrize("name", ["dense", pytest.param("shared", marks=pytest.mark.slow), "experts"])
+def test_a_token_of_a_search_of_fixed_length_never_waits(name: str) -> None:
+    _searched(name, 2)
+    short, long = (_searched(name, n, min_length=n) for n in (3, 6))
+    assert len(short.waits) == len(long.waits), _described(long)
+    assert (long.n_launches - short.n_launches) / 3 <= LAUNCHES_OF_A_TOKEN[name], long.launches
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "beam", "beam": 3},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({}, {"strategy": "sample"})),
+    ],
+    ids=str,
+)
+def test_a_search_waits_at_most_once_in_eight_tokens(settings: dict[str, object]) -> None:
+    # Before the length limit a look is all that waits; outputs are read when the search is over.
+    looks = [wait for wait in _searched("dense", 16, **settings).waits if "stopped_S" in wait.line]
+    assert 1 <= len(looks) <= 16 // 8, looks
+
+
+@pytest.mark.parametrize("name", ["act", pytest.param("stick_breaking", marks=pytest.mark.slow)])
+def test_where_tokens_halt_a_token_of_a_search_waits_at_most_once_a_round(name: str) -> None:
+    short, long = (_searched(name, n, min_length=n) for n in (2, 4))
+    assert len(long.waits) - len(short.waits) <= 2 * ROUNDS, _described(long)
+    assert (long.n_launches - short.n_launches) / 2 <= LAUNCHES_OF_A_TOKEN[name], long.launches
+
+
+def test_what_makes_the_host_wait_is_counted() -> None:
+    with pretended_device() as device:
+        x = torch.arange(6.0, device=DEVICE)
+        device.forget()
+        mask = x > 2
+        waits = [
+            lambda: float(x[0]),
+            lambda: bool(mask.any()),
+            lambda: x.tolist(),
+            lambda: x.cpu(),
+            lambda: mask.nonzero(),
+            lambda: x[mask],
+            lambda: x.masked_select(mask),
+            lambda: x.unique(),
+            lambda: x.repeat_interleave(x.long()),
+            lambda: torch.bincount(x.long()),
+            lambda: torch.tensor([1.0], device=DEVICE),
+            lambda: torch.ones(2).to(DEVICE),
+        ]
+        for number, one in enumerate(waits, 1):
+            one()
+            assert len(device.waits) == number, device.waits
+        device.forget()
+        (
+            x.repeat_interleave(x.long(), output_size=15),
+            torch.ones(2).to(DEVICE, non_blocking=True),
+            x.index_select(0, torch.zeros(2, dtype=torch.long, device=DEVICE)),
+        )
+        torch.nonzero_static(mask, size=3), torch.where(mask, x, 0.0), x.sum()
+    assert not device.waits
+    assert device.launches["where"] == device.launches["sum"] == 1
+
+
+def test_a_tensor_on_the_wrong_device_is_an_error() -> None:
+    with pretended_device(), pytest.raises(RuntimeError, match="a tensor on the CPU beside one on the device"):
+        torch.ones(3, device=DEVICE) + torch.ones(3)
