@@ -169,6 +169,17 @@ class Batch:
             columns={name: values[chosen] for name, values in self.columns.items()},
         )
 
+    def hidden_row(self) -> Batch:
+        """Return the first example with all of its tokens and labels hidden: it takes part in nothing."""
+        row = self.rows(slice(1))
+
+        def hidden(tokens: Tokens) -> Tokens:
+            return replace(tokens, keep_BT=torch.zeros_like(tokens.keep_BT))
+
+        source = None if row.source is None else hidden(row.source)
+        loss_mask_BT = torch.zeros_like(row.loss_mask_BT)
+        return replace(row, target=hidden(row.target), source=source, loss_mask_BT=loss_mask_BT)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
         return _changed(self, lambda tensor: tensor.to(device))

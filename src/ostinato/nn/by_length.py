@@ -73,8 +73,10 @@ class BySentence:
         """
         if len(self.rounds) != rows.n_sentences:
             raise ValueError(f"rounds are given for {len(self.rounds)} sentences, and there are {rows.n_sentences}")
-        rounds_B = torch.tensor(self.rounds, device=states_ND.device)
-        return SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, n_rounds))
+        rounds_B = torch.tensor(self.rounds, dtype=torch.long, device=states_ND.device)
+        started = SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, n_rounds))
+        started.ends_early = False
+        return started
 
 
 class SentencesPass(HaltingPass):

@@ -62,9 +62,11 @@ class HaltingPass(ABC):
         active_N: those that take part in the round; None: all. n_active: their number.
         hides: those that take no part are not seen by others. seen_BS: the columns that are seen in the round, cached
             ones first; None: all real tokens.
+        ends_early: it depends on the tokens how many rounds there are; else every one is run, if there is a token.
     """
 
     hides = False
+    ends_early = True
     seen_BS: Bool[Tensor, "B S"] | None = None
 
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
@@ -181,7 +183,8 @@ class HaltingPass(ABC):
 
     def _mean(self, cost_BT: Tensor) -> Tensor:
         """Return the mean over real tokens."""
-        return (cost_BT if self._keep_BT is None else cost_BT[self._keep_BT]).mean()
+        cost_N = cost_BT.flatten() if self._keep_BT is None else cost_BT[self._keep_BT]
+        return cost_N.mean() if len(cost_N) else cost_N.sum()  # a process may have no token
 
 
 def where_active(active_N: Tensor | None, values: Tensor, otherwise: Tensor | float | bool) -> Tensor:
@@ -208,6 +211,8 @@ class NoHalting:
 
 class WholePass(HaltingPass):
     """One pass in which only padding has nothing to do."""
+
+    ends_early = False
 
     def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[None, None]:
         """Every token runs whole, and shows its present state."""

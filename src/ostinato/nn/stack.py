@@ -113,10 +113,17 @@ class Stack:
         self.halting: HaltingRule = halting or NoHalting()
         self.readout: Callable[[Tensor], Tensor] | None = None
         """From the stack's output to logits, for tokens that stop by what is predicted; None: nothing is."""
+        self._around: Callable[[SubLayer], Runnable] = lambda sub_layer: sub_layer
         self._own_rounds = self._rounds(plan)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
+
+    def surround(self, around: Callable[[SubLayer], Runnable]) -> None:
+        """Run in the place of every sub-layer what `around` makes of it: processes that hold a part of each parameter
+        set gather it there. Not for cached decoding by compiled kernels."""
+        self._around = around
+        self._own_rounds = self._rounds(self.plan)
 
     @property
     def final_norm(self) -> nn.Module | None:
@@ -303,15 +310,22 @@ class Stack:
         halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
+        any_process = run.execution.any_process
         n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
         if ticks and n_free > 0:
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
-            if gathers and active_N is not None and _pays(halting, run.execution):
+            # A process that has no token left computes masked rows while it keeps up with the others: no layer is given
+            # an empty tensor, and every parameter that the others use has a gradient here, of zeros.
+            may_gather = gathers and (any_process is None or not halting.is_over)
+            if may_gather and active_N is not None and _pays(halting, run.execution):
                 states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted, run)
-            if halting.is_over and (gathers or run.cache is None):
+            is_over = halting.is_over
+            if any_process is not None:
+                is_over = halting.ends_early and not any_process(not is_over)
+            if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
                     _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
@@ -405,7 +419,7 @@ class Stack:
 
     def _runnables(self, step: Step) -> Sequence[Runnable]:
         """Return what runs at a step, in order."""
-        sub_layers = tuple(self._sub_layer(step, use) for use in step.uses)
+        sub_layers = tuple(self._around(self._sub_layer(step, use)) for use in step.uses)
         return (Parallel(sub_layers),) if step.is_parallel else sub_layers
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:

@@ -1,0 +1,131 @@
+"""How the processes of a run hold the model and add up its gradients: `training.parallel`.
+
+| kind | parameters, gradients, optimiser | gradients are added up |
+|---|---|---|
+| none | whole in every process | after the backward pass, whatever parameters have one (`ostinato.training.gradients`) |
+| ddp | whole in every process | while the backward pass goes on, by torch's DistributedDataParallel |
+| fsdp | a part in every process | for every parameter set, by torch's fully_shard (`ostinato.training.sharding`) |
+
+Hooks of ddp and fsdp pair up the processes' collectives by their order alone. So all processes build the same graph:
+they run the same rounds (`Execution.any_process`), and one without rows runs a hidden one (`Batch.hidden_row`), of which
+every parameter gets a gradient of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from ostinato.config.training import DdpConfig, TrainingConfig
+from ostinato.models import Model
+from ostinato.training.gradients import all_reduce_gradients
+from ostinato.training.processes import Processes, all_reduce, communicating
+
+T = TypeVar("T")
+
+
+class Parallel:
+    """Kind none, and a single process.
+
+    Attributes:
+        runs_alike: all processes build the same graph.
+    """
+
+    runs_alike = False
+
+    def __init__(self, model: Model, processes: Processes) -> None:
+        self.model, self.processes = model, processes
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """Return what a function makes of passes through the model."""
+        return compute()
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """Add the gradient of a loss; `is_last`: of the last batch of an update."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def add_up(self, numbers_V: Tensor) -> Tensor:
+        """Return numbers added up over the processes, and see that the gradients are."""
+        if not self.processes.is_distributed:
+            return numbers_V
+        return all_reduce_gradients(self.model.parameters(), numbers_V)
+
+    def norm(self) -> Tensor:
+        """Return the norm of the whole gradient, once it is added up."""
+        return get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    def clip(self, norm: Tensor, most: float) -> None:
+        """Scale the gradient, whose norm is given, down to a norm."""
+        clip_grads_with_norm_(self.model.parameters(), most, norm)
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Return what forward and backward pass of one batch of an update run in."""
+        return nullcontext()
+
+    def whole_model(self) -> Model | None:
+        """Return a model with all weights, to be evaluated; in rank 0 at least. All processes call this."""
+        return self.model
+
+
+class _Call(nn.Module):
+    """A function whose passes through a model are seen as this module's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        """Return what the function computes."""
+        return compute()
+
+
+class Ddp(Parallel):
+    """Kind ddp. Gradients are sums, as the loss is a mean over the labels of all processes; torch's are means."""
+
+    runs_alike = True
+
+    def __init__(self, model: Model, processes: Processes, config: DdpConfig) -> None:
+        super().__init__(model, processes)
+        self._replica = DistributedDataParallel(
+            _Call(model), init_sync=False, broadcast_buffers=False, static_graph=True, bucket_cap_mb=config.bucket_mib
+        )
+        self._replica.register_comm_hook(None, _summed)
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """See `Parallel`."""
+        return self._replica(compute)  # type: ignore[no-any-return]
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """See `Parallel`."""
+        with communicating(computes=True):
+            super().backward(loss, is_last)
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
+        """See `Parallel`: only the last backward pass sends what all have added up."""
+        return nullcontext() if is_last else self._replica.no_sync()
+
+    def add_up(self, numbers_V: Tensor) -> Tensor:
+        """See `Parallel`."""
+        all_reduce(numbers_V)
+        return numbers_V
+
+
+def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    sent: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+    return sent.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+def why_not_ddp(model: Model, config: TrainingConfig) -> str | None:
+    """Return why it depends on data, or on the update, what an update of a model computes; None: it does not."""
+    if model.halting_thresholds() or any(name in model.banks.halting for name in model.stacks):
+        return "it depends on the tokens of this model how many rounds are run"
+    if config.rounds.kind != "plan" or config.round_loss.kind == "drawn" or config.consistency.is_there:
+        return "the rounds of an update are drawn"
+    return None

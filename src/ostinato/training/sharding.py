@@ -1,0 +1,217 @@
+"""Models of which every process holds a part: torch's `fully_shard` (FSDP2) on the parameter sets of the banks.
+
+One group for every parameter set that sub-layers use, by its kind and name: never one for an expert, whose parameters
+are stacked, nor for a round. A group is gathered for a use: before a sub-layer computes, and again before its backward
+pass. A set that several steps share may stay gathered (`FsdpConfig.keep_shared`). What is small or used everywhere
+(norms, gates, positions, embeddings, the output projection) is one group of its own, gathered from the beginning of the
+forward pass to the end of the backward pass. Parameters without dimensions stay whole in every process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from ostinato.budget.ranks import shard_dimension
+from ostinato.config.training import FsdpConfig, TrainingConfig
+from ostinato.models import Model, build_model
+from ostinato.nn.context import Pass, Round
+from ostinato.nn.sub_layer import SubLayer
+from ostinato.training.gradients import all_reduce_gradients
+from ostinato.training.parallel import Parallel
+from ostinato.training.processes import Processes, all_reduce, communicating
+
+T = TypeVar("T")
+SetName = tuple[str, str]
+"""Kind and name of a parameter set."""
+
+
+class _Gathered(nn.Module):
+    """A parameter set that is gathered while a function of some tensors computes with it."""
+
+    def __init__(self, parameter_set: nn.Module) -> None:
+        super().__init__()
+        self.parameter_set = parameter_set
+
+    def forward(self, compute: Callable[..., T], *tensors: Tensor | None) -> T:
+        """Return what the function computes."""
+        return compute(*tensors)
+
+
+class _Root(nn.Module):
+    """A model and its gathered sets."""
+
+    def __init__(self, model: nn.Module, sets: list[_Gathered]) -> None:
+        super().__init__()
+        self.sets, self.model = nn.ModuleList(sets), model
+
+    def forward(self, compute: Callable[[], T]) -> T:
+        """Return what a function makes of passes through the model."""
+        return compute()
+
+
+class _GatheredSubLayer:
+    """A sub-layer whose parameter set is gathered for it.
+
+    Args:
+        keeps: it stays gathered until the backward pass is over.
+    """
+
+    def __init__(self, sub_layer: SubLayer, group: _Gathered, keeps: bool) -> None:
+        self._sub_layer, self._group, self._keeps = sub_layer, group, keeps
+
+    def __call__(self, states_ND: Tensor, run: Pass, here: Round, sum_ND: Tensor | None = None) -> Tensor:
+        """See `SubLayer`."""
+        return self._gathered(lambda x_ND, onto_ND: self._sub_layer(x_ND, run, here, onto_ND), states_ND, sum_ND)
+
+    def prepare(self, run: Pass) -> None:
+        """See `SubLayer`: keys and values of the memory, of which the group sees that they leave it."""
+        use = self._sub_layer.use
+        if use.kind == "cross_attention" and use.weights not in run.cross_kv:
+
+            def made(memory_BSD: Tensor | None) -> Tensor:
+                self._sub_layer.prepare(run)
+                return run.cross_kv[use.weights]
+
+            self._gathered(made, run.memory_BSD)
+
+    def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
+        """See `SubLayer`: decoding is done with whole models."""
+        raise NotImplementedError("a sharded model does not decode")
+
+    def _gathered(self, compute: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+        if not self._keeps:
+            return self._group(compute, *tensors)  # type: ignore[no-any-return]
+        # The hooks of a use are passed by: the gradients wait in the gathered set, and are added up over the processes
+        # once, when the backward pass is over.
+        self._group.unshard()  # type: ignore[operator]
+        return compute(*tensors)
+
+
+class Sharded(Parallel):
+    """Kind fsdp. The model's parameters become this process's parts of them, tensors that know the whole (`DTensor`).
+
+    Args:
+        model: all of the model, with weights or (on the meta device) without; what is frozen is frozen before.
+        device: where the parts are.
+    """
+
+    runs_alike = True
+
+    def __init__(
+        self, model: Model, processes: Processes, config: TrainingConfig, device: torch.device, parallel: FsdpConfig
+    ) -> None:
+        super().__init__(model, processes)
+        self._mesh = init_device_mesh(device.type, (processes.world_size,))
+        self.device = device
+        uses = Counter((use.kind, use.weights) for stack in model.stacks.values() for use in stack.plan.uses())
+        repeats = {
+            (use.kind, use.weights)
+            for stack in model.stacks.values()
+            if stack.plan.is_fully_shared and config.rounds.kind != "plan"
+            for use in stack.plan.uses()
+        }
+        kept = {name for name, n in uses.items() if parallel.keep_shared and (n > 1 or name in repeats)}
+        groups = {name: _Gathered(getattr(model.banks, name[0])[name[1]]) for name in uses}
+        root = _Root(model, list(groups.values()))
+        whole = {p for p in model.parameters() if not p.ndim}
+        in_groups = {p for group in groups.values() for p in group.parameters()}
+        for group in groups.values():
+            self._shard(group, whole)
+        in_groups |= {p for group in groups.values() for p in group.parameters()}
+        self._shard(root, whole | in_groups)
+        self._root = root
+        for stack in model.stacks.values():
+            stack.surround(
+                lambda sub_layer: _GatheredSubLayer(
+                    sub_layer,
+                    groups[sub_layer.use.kind, sub_layer.use.weights],
+                    (sub_layer.use.kind, sub_layer.use.weights) in kept,
+                )
+            )
+
+    def _shard(self, module: nn.Module, ignored: set[nn.Parameter]) -> None:
+        n = self.processes.world_size
+        if not any(p not in ignored for p in module.parameters()):
+            return
+        fully_shard(
+            module,
+            mesh=self._mesh,
+            shard_placement_fn=lambda parameter: Shard(shard_dimension(tuple(parameter.shape), n)),
+            ignored_params=ignored,
+        )
+        if isinstance(module, FSDPModule):
+            # The loss is a mean over the labels of all processes: gradients are sums.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """See `Parallel`."""
+        with communicating(computes=True):
+            return self._root(compute)  # type: ignore[no-any-return]
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """See `Parallel`: sets are gathered again, and their gradients added up and cut into parts."""
+        with communicating(computes=True):
+            super().backward(loss, is_last)
+
+    def add_up(self, numbers_V: Tensor) -> Tensor:
+        """See `Parallel`; parameters without dimensions are added up as kind none does it."""
+        return all_reduce_gradients((p for p in self.model.parameters() if not isinstance(p, DTensor)), numbers_V)
+
+    def norm(self) -> Tensor:
+        """See `Parallel`: the root of the sum over all parts of their squares."""
+        parts, whole = self._gradients()
+        squares = [torch.zeros((), device=self.device), *(norm.square() for norm in torch._foreach_norm(parts))]
+        total = torch.stack(squares).sum()
+        all_reduce(total)
+        return torch.stack([total, *(gradient.square() for gradient in whole)]).sum().sqrt()
+
+    def clip(self, norm: Tensor, most: float) -> None:
+        """See `Parallel`."""
+        parts, whole = self._gradients()
+        torch._foreach_mul_(parts + whole, (most / (norm + 1e-6)).clamp(max=1.0))  # as torch's clipping does it
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return this process's parts of gradients, and the gradients that are whole in every process."""
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        parts = [gradient.to_local() for gradient in found if isinstance(gradient, DTensor)]
+        return parts, [gradient for gradient in found if not isinstance(gradient, DTensor)]
+
+    def whole_model(self) -> Model | None:
+        """Return in rank 0 a copy of the model with all weights; None in the others. All processes call this."""
+        copy = build_model(self.model.config, self.model.current_execution) if self.processes.is_main else None
+        if copy is not None:
+            copy.to(self.device)
+        weights = dict(copy.named_parameters()) if copy is not None else {}
+        with torch.no_grad(), communicating():
+            for name, parameter in self.model.named_parameters():
+                gathered = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+                if copy is not None:
+                    weights[name].copy_(gathered)
+        return copy
+
+    @torch.no_grad()
+    def scatter(self, model: Model | None) -> None:
+        """Give every process its part of the weights of a model that rank 0 has; None in the others."""
+        self._root.to_empty(device=self.device)
+        weights = {} if model is None else dict(model.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            whole = weights[name].to(self.device) if name in weights else self._like(parameter)
+            if isinstance(parameter, DTensor):
+                part = distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=0)
+                parameter.to_local().copy_(part.to_local())
+            else:
+                torch.distributed.broadcast(whole, src=0)
+                parameter.copy_(whole)
+
+    def _like(self, parameter: Tensor) -> Tensor:
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device=self.device)
