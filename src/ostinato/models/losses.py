@@ -123,7 +123,8 @@ def loss_of_rounds(
 def states_apart(first: ModelOutput, second: ModelOutput, keep_BT: Tensor) -> Tensor:
     """Return the mean over real tokens and components of (stop(x) - x')^2, x what leaves the last stack."""
     x_BTD, other_BTD = (list(output.stacks.values())[-1].states_BTD for output in (first, second))
-    return (x_BTD.detach() - other_BTD)[keep_BT].square().mean()
+    squares_ND = (x_BTD.detach() - other_BTD)[keep_BT].square()
+    return squares_ND.mean() if len(squares_ND) else squares_ND.sum()  # a process may have no token
 
 
 def _of_labels(values_BTR: Tensor, batch: Batch) -> Tensor:

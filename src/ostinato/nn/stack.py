@@ -419,7 +419,7 @@ class Stack:
 
     def _runnables(self, step: Step) -> Sequence[Runnable]:
         """Return what runs at a step, in order."""
-        sub_layers = tuple(self._around(self._sub_layer(step, use)) for use in step.uses)
+        sub_layers: Any = tuple(self._around(self._sub_layer(step, use)) for use in step.uses)
         return (Parallel(sub_layers),) if step.is_parallel else sub_layers
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:

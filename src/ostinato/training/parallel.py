@@ -2,20 +2,22 @@
 
 | kind | parameters, gradients, optimiser | gradients are added up |
 |---|---|---|
-| none | whole in every process | after the backward pass, whatever parameters have one (`ostinato.training.gradients`) |
+| none | whole in every process | after the backward pass, of whatever parameters have one (`gradients`) |
 | ddp | whole in every process | while the backward pass goes on, by torch's DistributedDataParallel |
-| fsdp | a part in every process | for every parameter set, by torch's fully_shard (`ostinato.training.sharding`) |
+| fsdp | a part in every process | for every parameter set, by torch's fully_shard (`sharding`) |
 
 Hooks of ddp and fsdp pair up the processes' collectives by their order alone. So all processes build the same graph:
-they run the same rounds (`Execution.any_process`), and one without rows runs a hidden one (`Batch.hidden_row`), of which
-every parameter gets a gradient of zeros.
+they run the same rounds (`Execution.any_process`), and one without rows runs a hidden one (`Batch.hidden_row`), of
+which every parameter gets a gradient of zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,12 +25,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ostinato.config.training import DdpConfig, TrainingConfig
-from ostinato.models import Model
+from ostinato.config.training import DdpConfig, ParallelConfig, TrainingConfig
+from ostinato.data.disk import new_folder
+from ostinato.models import Model, save_model
+from ostinato.models.losses import LossSums
+from ostinato.models.output import ModelOutput
 from ostinato.training.gradients import all_reduce_gradients
+from ostinato.training.optim import optimizer_tensors
 from ostinato.training.processes import Processes, all_reduce, communicating
 
-T = TypeVar("T")
+Computed = tuple[ModelOutput, LossSums, Tensor | None]
+"""What a batch's passes through a model give, see `ostinato.training.update`."""
 
 
 class Parallel:
@@ -36,19 +43,21 @@ class Parallel:
 
     Attributes:
         runs_alike: all processes build the same graph.
+        saves_alone: rank 0 has all that a checkpoint holds, but for the others' random states.
     """
 
     runs_alike = False
+    saves_alone = True
 
     def __init__(self, model: Model, processes: Processes) -> None:
         self.model, self.processes = model, processes
 
-    def run(self, compute: Callable[[], T]) -> T:
+    def run(self, compute: Callable[[], Computed]) -> Computed:
         """Return what a function makes of passes through the model."""
         return compute()
 
-    def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Add the gradient of a loss; `is_last`: of the last batch of an update."""
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def add_up(self, numbers_V: Tensor) -> Tensor:
@@ -73,17 +82,41 @@ class Parallel:
         """Return a model with all weights, to be evaluated; in rank 0 at least. All processes call this."""
         return self.model
 
+    def new_folder(self, path: Path) -> AbstractContextManager[Path]:
+        """Return a new folder to fill, see `ostinato.data.disk.new_folder`."""
+        return new_folder(path)
 
-class _Call(nn.Module):
-    """A function whose passes through a model are seen as this module's own."""
+    def save(self, folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Write the model, and return what is left to be written of its optimiser, by the names of
+        `optimizer_tensors`."""
+        save_model(self.model, folder)
+        return optimizer_tensors(self.model, optimizer)
 
-    def __init__(self, model: nn.Module) -> None:
+
+class Call(nn.Module):
+    """A function whose passes through modules are seen as this module's own, by those that hook a module's call."""
+
+    def __init__(self, **modules: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        for name, module in modules.items():
+            self.add_module(name, module)
 
-    def forward(self, compute: Callable[[], T]) -> T:
-        """Return what the function computes."""
-        return compute()
+    def forward(self, compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
+        """Return what a function of some tensors computes."""
+        return compute(*tensors)
+
+
+def run_through(call: nn.Module, compute: Callable[[], Computed]) -> Computed:
+    """Compute in the call of a module, which sees a loss as its output, and hooks its gradient."""
+    found: list[Computed] = []
+
+    def loss() -> Tensor:
+        found.append(compute())
+        return found[0][1].loss
+
+    hooked = call(loss)
+    output, sums, apart = found[0]
+    return output, replace(sums, loss=hooked), apart
 
 
 class Ddp(Parallel):
@@ -94,18 +127,23 @@ class Ddp(Parallel):
     def __init__(self, model: Model, processes: Processes, config: DdpConfig) -> None:
         super().__init__(model, processes)
         self._replica = DistributedDataParallel(
-            _Call(model), init_sync=False, broadcast_buffers=False, static_graph=True, bucket_cap_mb=config.bucket_mib
+            Call(model=model),
+            init_sync=False,
+            broadcast_buffers=False,
+            static_graph=True,
+            bucket_cap_mb=config.bucket_mib,
         )
         self._replica.register_comm_hook(None, _summed)
 
-    def run(self, compute: Callable[[], T]) -> T:
-        """See `Parallel`."""
-        return self._replica(compute)  # type: ignore[no-any-return]
-
-    def backward(self, loss: Tensor, is_last: bool) -> None:
+    def run(self, compute: Callable[[], Computed]) -> Computed:
         """See `Parallel`."""
         with communicating(computes=True):
-            super().backward(loss, is_last)
+            return run_through(self._replica, compute)
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Parallel`."""
+        with communicating(computes=True):
+            super().backward(loss)
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
         """See `Parallel`: only the last backward pass sends what all have added up."""
@@ -117,9 +155,16 @@ class Ddp(Parallel):
         return numbers_V
 
 
-def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _summed(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
     sent: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     return sent.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+def replicated(model: Model, processes: Processes, config: ParallelConfig) -> Parallel:
+    """Return how processes that all hold the whole model train it, by `training.parallel`; one needs nothing."""
+    if processes.is_distributed and isinstance(config, DdpConfig):
+        return Ddp(model, processes, config)
+    return Parallel(model, processes)
 
 
 def why_not_ddp(model: Model, config: TrainingConfig) -> str | None:

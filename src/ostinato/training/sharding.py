@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,41 +21,25 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ostinato.budget.ranks import shard_dimension
-from ostinato.config.training import FsdpConfig, TrainingConfig
+from ostinato.config.training import TrainingConfig
+from ostinato.data.disk import new_folder
 from ostinato.models import Model, build_model
+from ostinato.models.checkpoint import WEIGHTS, write_description
 from ostinato.nn.context import Pass, Round
-from ostinato.nn.sub_layer import SubLayer
+from ostinato.nn.sub_layer import Runnable, SubLayer
+from ostinato.plan import Use
 from ostinato.training.gradients import all_reduce_gradients
-from ostinato.training.parallel import Parallel
+from ostinato.training.optim import OPTIMIZER, OPTIMIZER_PARTS, load_optimizer_tensors, optimizer_tensors
+from ostinato.training.parallel import Call, Computed, Parallel, run_through
 from ostinato.training.processes import Processes, all_reduce, communicating
+from ostinato.training.shards import join_parts, read_parts, stored_sizes, write_parts
 
-T = TypeVar("T")
 SetName = tuple[str, str]
 """Kind and name of a parameter set."""
 
 
-class _Gathered(nn.Module):
-    """A parameter set that is gathered while a function of some tensors computes with it."""
-
-    def __init__(self, parameter_set: nn.Module) -> None:
-        super().__init__()
-        self.parameter_set = parameter_set
-
-    def forward(self, compute: Callable[..., T], *tensors: Tensor | None) -> T:
-        """Return what the function computes."""
-        return compute(*tensors)
-
-
-class _Root(nn.Module):
-    """A model and its gathered sets."""
-
-    def __init__(self, model: nn.Module, sets: list[_Gathered]) -> None:
-        super().__init__()
-        self.sets, self.model = nn.ModuleList(sets), model
-
-    def forward(self, compute: Callable[[], T]) -> T:
-        """Return what a function makes of passes through the model."""
-        return compute()
+def _set_name(use: Use) -> SetName:
+    return use.kind, use.weights
 
 
 class _GatheredSubLayer:
@@ -65,7 +49,7 @@ class _GatheredSubLayer:
         keeps: it stays gathered until the backward pass is over.
     """
 
-    def __init__(self, sub_layer: SubLayer, group: _Gathered, keeps: bool) -> None:
+    def __init__(self, sub_layer: SubLayer, group: Call, keeps: bool) -> None:
         self._sub_layer, self._group, self._keeps = sub_layer, group, keeps
 
     def __call__(self, states_ND: Tensor, run: Pass, here: Round, sum_ND: Tensor | None = None) -> Tensor:
@@ -79,6 +63,8 @@ class _GatheredSubLayer:
 
             def made(memory_BSD: Tensor | None) -> Tensor:
                 self._sub_layer.prepare(run)
+                # No view: the hook that gathers the set in the backward pass sits on what is returned.
+                run.cross_kv[use.weights] = run.cross_kv[use.weights].clone()
                 return run.cross_kv[use.weights]
 
             self._gathered(made, run.memory_BSD)
@@ -101,47 +87,39 @@ class Sharded(Parallel):
 
     Args:
         model: all of the model, with weights or (on the meta device) without; what is frozen is frozen before.
-        device: where the parts are.
+        config: of the run. device: where the parts are. keep_shared: see `FsdpConfig`.
     """
 
-    runs_alike = True
+    runs_alike, saves_alone = True, False
 
     def __init__(
-        self, model: Model, processes: Processes, config: TrainingConfig, device: torch.device, parallel: FsdpConfig
+        self, model: Model, processes: Processes, config: TrainingConfig, device: torch.device, *, keep_shared: bool
     ) -> None:
         super().__init__(model, processes)
         self._mesh = init_device_mesh(device.type, (processes.world_size,))
         self.device = device
-        uses = Counter((use.kind, use.weights) for stack in model.stacks.values() for use in stack.plan.uses())
-        repeats = {
-            (use.kind, use.weights)
-            for stack in model.stacks.values()
-            if stack.plan.is_fully_shared and config.rounds.kind != "plan"
-            for use in stack.plan.uses()
-        }
-        kept = {name for name, n in uses.items() if parallel.keep_shared and (n > 1 or name in repeats)}
-        groups = {name: _Gathered(getattr(model.banks, name[0])[name[1]]) for name in uses}
-        root = _Root(model, list(groups.values()))
+        names = Counter(_set_name(use) for stack in model.stacks.values() for use in stack.plan.uses())
+        is_drawn = config.rounds.kind != "plan"  # the rounds of an update: a plan of one may run several
+        repeated = (stack for stack in model.stacks.values() if is_drawn and stack.plan.is_fully_shared)
+        names.update(_set_name(use) for stack in repeated for use in stack.plan.uses())
+        self.kept = {name for name, n in names.items() if n > 1 and keep_shared}
+        groups = {(kind, name): Call(parameter_set=getattr(model.banks, kind)[name]) for kind, name in names}
+        self._root = Call(sets=nn.ModuleList(groups.values()), model=model)
         whole = {p for p in model.parameters() if not p.ndim}
-        in_groups = {p for group in groups.values() for p in group.parameters()}
         for group in groups.values():
             self._shard(group, whole)
-        in_groups |= {p for group in groups.values() for p in group.parameters()}
-        self._shard(root, whole | in_groups)
-        self._root = root
+        # What the groups have now are parts.
+        self._shard(self._root, whole.union(*(group.parameters() for group in groups.values())))
+
+        def around(sub_layer: SubLayer) -> Runnable:
+            name = _set_name(sub_layer.use)
+            return _GatheredSubLayer(sub_layer, groups[name], name in self.kept)
+
         for stack in model.stacks.values():
-            stack.surround(
-                lambda sub_layer: _GatheredSubLayer(
-                    sub_layer,
-                    groups[sub_layer.use.kind, sub_layer.use.weights],
-                    (sub_layer.use.kind, sub_layer.use.weights) in kept,
-                )
-            )
+            stack.surround(around)
 
     def _shard(self, module: nn.Module, ignored: set[nn.Parameter]) -> None:
         n = self.processes.world_size
-        if not any(p not in ignored for p in module.parameters()):
-            return
         fully_shard(
             module,
             mesh=self._mesh,
@@ -153,15 +131,15 @@ class Sharded(Parallel):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
-    def run(self, compute: Callable[[], T]) -> T:
+    def run(self, compute: Callable[[], Computed]) -> Computed:
         """See `Parallel`."""
         with communicating(computes=True):
-            return self._root(compute)  # type: ignore[no-any-return]
+            return run_through(self._root, compute)
 
-    def backward(self, loss: Tensor, is_last: bool) -> None:
+    def backward(self, loss: Tensor) -> None:
         """See `Parallel`: sets are gathered again, and their gradients added up and cut into parts."""
         with communicating(computes=True):
-            super().backward(loss, is_last)
+            super().backward(loss)
 
     def add_up(self, numbers_V: Tensor) -> Tensor:
         """See `Parallel`; parameters without dimensions are added up as kind none does it."""
@@ -215,3 +193,51 @@ class Sharded(Parallel):
 
     def _like(self, parameter: Tensor) -> Tensor:
         return torch.empty(parameter.shape, dtype=parameter.dtype, device=self.device)
+
+    @contextmanager
+    def new_folder(self, path: Path) -> Iterator[Path]:
+        """See `Parallel`: the same folder for all processes, which leave it when it has its name."""
+        with new_folder(path) if self.processes.is_main else nullcontext() as made:
+            folder = Path(self.processes.broadcast(lambda: str(made)))
+            yield folder
+            self.processes.barrier()
+        self.processes.barrier()
+
+    def save(self, folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """See `Parallel`: every process writes its parts; those of the weights are put together as in every run."""
+        processes, parts, states = self.processes, folder / "weights", folder / OPTIMIZER_PARTS
+        if processes.is_main:
+            parts.mkdir()
+            states.mkdir()
+        processes.barrier()
+        tensors = optimizer_tensors(self.model, optimizer)
+        divided = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        write_parts(self.model.state_dict(), parts, processes.rank)
+        write_parts({f"{OPTIMIZER}{name}": tensor for name, tensor in divided.items()}, states, processes.rank)
+        processes.barrier()
+        if processes.is_main:
+            join_parts(parts, folder / WEIGHTS)
+            write_description(self.model, folder)
+        return {name: tensor for name, tensor in tensors.items() if name not in divided}
+
+    def load(self, folder: Path) -> None:
+        """Read this process's parts of the weights of a checkpoint."""
+        self._root.to_empty(device=self.device)
+        read_parts(self.model.state_dict(), folder)
+
+    def load_optimizer(self, folder: Path, optimizer: torch.optim.Optimizer) -> None:
+        """Read this process's parts of the optimiser's state from a checkpoint, whatever processes wrote it.
+
+        Raises:
+            CheckpointError: it is that of another model.
+        """
+        parameters, tensors = dict(self.model.named_parameters()), dict[str, Tensor]()
+        for place in (folder, folder / OPTIMIZER_PARTS):
+            found = {}
+            for key, size in stored_sizes(place).items() if place.is_dir() else ():
+                like = parameters.get(key.removeprefix(OPTIMIZER).partition("/")[2])
+                if key.startswith(OPTIMIZER):
+                    found[key] = torch.zeros(size) if like is None or like.shape != size else torch.zeros_like(like)
+            read_parts(found, place)
+            tensors |= {key.removeprefix(OPTIMIZER): tensor.detach() for key, tensor in found.items()}
+        load_optimizer_tensors(self.model, optimizer, tensors)
