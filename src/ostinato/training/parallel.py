@@ -129,11 +129,11 @@ class Ddp(Parallel):
         self._replica = DistributedDataParallel(
             Call(model=model),
             init_sync=False,
-            broadcast_buffers=False,
             static_graph=True,
             bucket_cap_mb=config.bucket_mib,
         )
-        self._replica.register_comm_hook(None, _summed)
+        # A lambda, because torch wants annotations of its own at a function.
+        self._replica.register_comm_hook(None, lambda _, bucket: _summed(bucket.buffer()))
 
     def run(self, compute: Callable[[], Computed]) -> Computed:
         """See `Parallel`."""
@@ -155,8 +155,8 @@ class Ddp(Parallel):
         return numbers_V
 
 
-def _summed(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
-    sent: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+def _summed(gradients_N: Tensor) -> torch.futures.Future[Tensor]:
+    sent: Any = dist.all_reduce(gradients_N, async_op=True)
     return sent.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 

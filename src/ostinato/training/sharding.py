@@ -9,7 +9,6 @@ forward pass to the end of the backward pass. Parameters without dimensions stay
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,26 +19,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from ostinato.budget.ranks import shard_dimension
+from ostinato.budget.ranks import set_uses, shard_dimension
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import new_folder
 from ostinato.models import Model, build_model
 from ostinato.models.checkpoint import WEIGHTS, write_description
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.sub_layer import Runnable, SubLayer
-from ostinato.plan import Use
 from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.optim import OPTIMIZER, OPTIMIZER_PARTS, load_optimizer_tensors, optimizer_tensors
 from ostinato.training.parallel import Call, Computed, Parallel, run_through
 from ostinato.training.processes import Processes, all_reduce, communicating
 from ostinato.training.shards import join_parts, read_parts, stored_sizes, write_parts
-
-SetName = tuple[str, str]
-"""Kind and name of a parameter set."""
-
-
-def _set_name(use: Use) -> SetName:
-    return use.kind, use.weights
 
 
 class _GatheredSubLayer:
@@ -98,12 +89,9 @@ class Sharded(Parallel):
         super().__init__(model, processes)
         self._mesh = init_device_mesh(device.type, (processes.world_size,))
         self.device = device
-        names = Counter(_set_name(use) for stack in model.stacks.values() for use in stack.plan.uses())
-        is_drawn = config.rounds.kind != "plan"  # the rounds of an update: a plan of one may run several
-        repeated = (stack for stack in model.stacks.values() if is_drawn and stack.plan.is_fully_shared)
-        names.update(_set_name(use) for stack in repeated for use in stack.plan.uses())
-        self.kept = {name for name, n in names.items() if n > 1 and keep_shared}
-        groups = {(kind, name): Call(parameter_set=getattr(model.banks, kind)[name]) for kind, name in names}
+        plans = (stack.plan for stack in model.stacks.values())
+        uses = set_uses(plans, is_drawn=config.rounds.kind != "plan" or config.consistency.is_there)
+        groups = {(kind, name): Call(parameter_set=getattr(model.banks, kind)[name]) for kind, name in uses}
         self._root = Call(sets=nn.ModuleList(groups.values()), model=model)
         whole = {p for p in model.parameters() if not p.ndim}
         for group in groups.values():
@@ -112,8 +100,8 @@ class Sharded(Parallel):
         self._shard(self._root, whole.union(*(group.parameters() for group in groups.values())))
 
         def around(sub_layer: SubLayer) -> Runnable:
-            name = _set_name(sub_layer.use)
-            return _GatheredSubLayer(sub_layer, groups[name], name in self.kept)
+            name = sub_layer.use.kind, sub_layer.use.weights
+            return _GatheredSubLayer(sub_layer, groups[name], keeps=keep_shared and uses[name] > 1)
 
         for stack in model.stacks.values():
             stack.surround(around)
