@@ -231,7 +231,8 @@ def _print_ranks(planned: Sequence[PlannedRecipe], counts: Sequence[int]) -> Non
             )
         ]
         rows.append(["sentences", *(str(-(-batch // n)) for n in counts)])
-        print_wide([f"bytes a process of {name}", *(f"{n} processes" for n in counts)], rows, right=True)
+        columns = ("1 process" if n == 1 else f"{n} processes" for n in counts)
+        print_wide([f"bytes a process of {name}", *columns], rows, right=True)
 
 
 def _print_differences(planned: Sequence[PlannedRecipe], tolerance: float) -> None:

@@ -14,7 +14,7 @@ which every parameter gets a gradient of zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Parallel:
     saves_alone = True
 
     def __init__(self, model: Model, processes: Processes) -> None:
-        self.model, self.processes = model, processes
+        self.model, self.processes, self._is_last = model, processes, True
 
     def run(self, compute: Callable[[], Computed]) -> Computed:
         """Return what a function makes of passes through the model."""
@@ -74,9 +74,9 @@ class Parallel:
         """Scale the gradient, whose norm is given, down to a norm."""
         clip_grads_with_norm_(self.model.parameters(), most, norm)
 
-    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Return what forward and backward pass of one batch of an update run in."""
-        return nullcontext()
+    def begin(self, *, is_last: bool) -> None:
+        """Be told that a batch of an update comes, and whether it is the last."""
+        self._is_last = is_last
 
     def whole_model(self) -> Model | None:
         """Return a model with all weights, to be evaluated; in rank 0 at least. All processes call this."""
@@ -136,7 +136,13 @@ class Ddp(Parallel):
         self._replica.register_comm_hook(None, lambda _, bucket: _summed(bucket.buffer()))
 
     def run(self, compute: Callable[[], Computed]) -> Computed:
-        """See `Parallel`."""
+        """See `Parallel`.
+
+        Only the last batch of an update goes through torch's module, whose hooks send what all backward passes have
+        added up. For the others it has `no_sync`, which with a static graph fails in the first update.
+        """
+        if not self._is_last:
+            return compute()
         with communicating(computes=True):
             return run_through(self._replica, compute)
 
@@ -144,10 +150,6 @@ class Ddp(Parallel):
         """See `Parallel`."""
         with communicating(computes=True):
             super().backward(loss)
-
-    def accumulating(self, is_last: bool) -> AbstractContextManager[Any]:
-        """See `Parallel`: only the last backward pass sends what all have added up."""
-        return nullcontext() if is_last else self._replica.no_sync()
 
     def add_up(self, numbers_V: Tensor) -> Tensor:
         """See `Parallel`."""

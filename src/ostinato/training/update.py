@@ -140,8 +140,8 @@ class Updater:
                     any_process=self.processes.all_reduce_any if self.parallel.runs_alike else None,
                 ),
                 self._noting_plan(batch),
-                self.parallel.accumulating(is_last=number == n),
             ):
+                self.parallel.begin(is_last=number == n)
                 found, observations = self._backward(batch, n_labels, update, observed and number == n)
             sums.append(found)
         depth, routing = observations
