@@ -120,8 +120,7 @@ class Stack:
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
 
     def surround(self, around: Callable[[SubLayer], Runnable]) -> None:
-        """Run in the place of every sub-layer what `around` makes of it: processes that hold a part of each parameter
-        set gather it there. Not for cached decoding by compiled kernels."""
+        """Run what `around` makes of every sub-layer: processes that hold a part of each parameter set gather it there."""
         self._around = around
         self._own_rounds = self._rounds(self.plan)
 
@@ -307,21 +306,23 @@ class Stack:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
-        halting = rule.start(states_ND, Rows.all(B, T), run, len(rounds))
+        last = run.execution.gradient_rounds
+        n_free = len(rounds) - last if ticks and last is not None else 0
+        # Where early rounds have no gradient, rows that never run have none: it depends on no padding which weights do.
+        halting = rule.start(states_ND.detach() if n_free > 0 else states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         any_process = run.execution.any_process
-        n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
-        if ticks and n_free > 0:
+        if n_free > 0:
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
-            # A process that has no token left computes masked rows while it keeps up with the others: no layer is given
-            # an empty tensor, and every parameter that the others use has a gradient here, of zeros.
+            # A process without a token keeps up with the others by masked rows: no layer is given an empty tensor.
             may_gather = gathers and (any_process is None or not halting.is_over)
             if may_gather and active_N is not None and _pays(halting, run.execution):
-                states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted, run)
+                cut_ND = states_ND.detach() if index < n_free else states_ND
+                states_ND, halted = _gather_active(index, active_N, cut_ND, halting, halted, run)
             is_over = halting.is_over
             if any_process is not None:
                 is_over = halting.ends_early and not any_process(not is_over)
@@ -330,8 +331,10 @@ class Stack:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
                     _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
                 break
-            with torch.no_grad() if ticks and index < n_free else nullcontext():
-                entered_ND = states_ND if inject is None else inject(states_ND, halting.rows.take(injected_BTD))
+            with torch.no_grad() if index < n_free else nullcontext():
+                entered_ND = states_ND.detach() if index < n_free else states_ND  # a round may do nothing to them
+                if inject is not None:
+                    entered_ND = inject(entered_ND, halting.rows.take(injected_BTD))
                 if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
                     entered_ND = entered_ND + halting.rows.take(tick)
                 if own.vectors is not None:

@@ -50,7 +50,7 @@ class Parallel:
     saves_alone = True
 
     def __init__(self, model: Model, processes: Processes) -> None:
-        self.model, self.processes, self._is_last = model, processes, True
+        self.model, self.processes = model, processes
 
     def run(self, compute: Callable[[], Computed]) -> Computed:
         """Return what a function makes of passes through the model."""
@@ -73,10 +73,6 @@ class Parallel:
     def clip(self, norm: Tensor, most: float) -> None:
         """Scale the gradient, whose norm is given, down to a norm."""
         clip_grads_with_norm_(self.model.parameters(), most, norm)
-
-    def begin(self, *, is_last: bool) -> None:
-        """Be told that a batch of an update comes, and whether it is the last."""
-        self._is_last = is_last
 
     def whole_model(self) -> Model | None:
         """Return a model with all weights, to be evaluated; in rank 0 at least. All processes call this."""
@@ -136,20 +132,24 @@ class Ddp(Parallel):
         self._replica.register_comm_hook(None, lambda _, bucket: _summed(bucket.buffer()))
 
     def run(self, compute: Callable[[], Computed]) -> Computed:
-        """See `Parallel`.
-
-        Only the last batch of an update goes through torch's module, whose hooks send what all backward passes have
-        added up. For the others it has `no_sync`, which with a static graph fails in the first update.
-        """
-        if not self._is_last:
-            return compute()
+        """See `Parallel`."""
         with communicating(computes=True):
             return run_through(self._replica, compute)
 
     def backward(self, loss: Tensor) -> None:
-        """See `Parallel`."""
+        """See `Parallel`.
+
+        The gradients of every batch of an update are sent: with a static graph torch's `no_sync` fails in the first
+        update, and passes that go by its module are counted as uses of the parameters.
+        """
+        earlier = [(parameter, parameter.grad) for parameter in self.model.parameters()]
+        for parameter, _ in earlier:
+            parameter.grad = None
         with communicating(computes=True):
             super().backward(loss)
+        for parameter, gradient in earlier:
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def add_up(self, numbers_V: Tensor) -> Tensor:
         """See `Parallel`."""

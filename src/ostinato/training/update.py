@@ -141,7 +141,6 @@ class Updater:
                 ),
                 self._noting_plan(batch),
             ):
-                self.parallel.begin(is_last=number == n)
                 found, observations = self._backward(batch, n_labels, update, observed and number == n)
             sums.append(found)
         depth, routing = observations
