@@ -120,7 +120,7 @@ class Stack:
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
 
     def surround(self, around: Callable[[SubLayer], Runnable]) -> None:
-        """Run what `around` makes of every sub-layer: processes that hold a part of each parameter set gather it there."""
+        """Run what `around` makes of every sub-layer: processes that hold parts of a parameter set gather it there."""
         self._around = around
         self._own_rounds = self._rounds(self.plan)
 
@@ -306,8 +306,7 @@ class Stack:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
-        last = run.execution.gradient_rounds
-        n_free = len(rounds) - last if ticks and last is not None else 0
+        n_free = len(rounds) - (run.execution.gradient_rounds or len(rounds)) if ticks else 0
         # Where early rounds have no gradient, rows that never run have none: it depends on no padding which weights do.
         halting = rule.start(states_ND.detach() if n_free > 0 else states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
@@ -323,10 +322,10 @@ class Stack:
             if may_gather and active_N is not None and _pays(halting, run.execution):
                 cut_ND = states_ND.detach() if index < n_free else states_ND
                 states_ND, halted = _gather_active(index, active_N, cut_ND, halting, halted, run)
-            is_over = halting.is_over
-            if any_process is not None:
-                is_over = halting.ends_early and not any_process(not is_over)
-            if is_over and (gathers or run.cache is None):
+            over = (
+                halting.is_over if any_process is None else halting.ends_early and not any_process(not halting.is_over)
+            )
+            if over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
                     _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
