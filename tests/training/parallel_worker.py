@@ -75,8 +75,9 @@ def do_updates(folder: Path, processes: Processes, kind: str, names: list[str]) 
 
 
 def run_recipe(folder: Path, kind: str, n_updates: int) -> Recipe:
-    """Return the recipe of a run without chance: experts, both halting rules, accumulation."""
-    still = shared_updates.still(tiny_recipe(folder / "data", experts=True, halting=True, n_updates=n_updates))
+    """Return the recipe of a run without chance: experts, accumulation, and both halting rules, but for ddp."""
+    has_halting = kind != "ddp"
+    still = shared_updates.still(tiny_recipe(folder / "data", experts=True, halting=has_halting, n_updates=n_updates))
     # Gradients that are nothing but rounding would else move their parameters as far as others do.
     optimizer = still.training.optimizer.model_copy(update={"eps": 1e-2})
     changed = {"parallel": KINDS[kind], "evaluate_every": 4, "save_every": 4, "optimizer": optimizer}

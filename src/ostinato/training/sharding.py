@@ -200,11 +200,12 @@ class Sharded(Parallel):
         processes.barrier()
         tensors = optimizer_tensors(self.model, optimizer)
         divided = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
-        write_parts(self.model.state_dict(), parts, processes.rank)
+        weights = self.model.state_dict()
+        write_parts(weights, parts, processes.rank)
         write_parts({f"{OPTIMIZER}{name}": tensor for name, tensor in divided.items()}, states, processes.rank)
         processes.barrier()
         if processes.is_main:
-            join_parts(parts, folder / WEIGHTS)
+            join_parts(parts, folder / WEIGHTS, {name: x for name, x in weights.items() if not x.ndim})
             write_description(self.model, folder)
         return {name: tensor for name, tensor in tensors.items() if name not in divided}
 
@@ -220,9 +221,9 @@ class Sharded(Parallel):
             CheckpointError: it is that of another model.
         """
         parameters, tensors = dict(self.model.named_parameters()), dict[str, Tensor]()
-        for place in (folder, folder / OPTIMIZER_PARTS):
+        for place in (place for place in (folder, folder / OPTIMIZER_PARTS) if place.is_dir()):
             found = {}
-            for key, size in stored_sizes(place).items() if place.is_dir() else ():
+            for key, size in stored_sizes(place).items():
                 like = parameters.get(key.removeprefix(OPTIMIZER).partition("/")[2])
                 if key.startswith(OPTIMIZER):
                     found[key] = torch.zeros(size) if like is None or like.shape != size else torch.zeros_like(like)

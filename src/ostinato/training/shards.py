@@ -10,6 +10,7 @@ is written by whoever has it, and what is whole by rank 0.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -77,8 +78,12 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def join_parts(parts: Path, path: Path) -> None:
-    """Put all parts of a folder together in one safetensors file of whole tensors, and delete the folder."""
+def join_parts(parts: Path, path: Path, scalars: Mapping[str, Tensor]) -> None:
+    """Put all parts of a folder together in one safetensors file of whole tensors, and delete the folder.
+
+    Args:
+        scalars: those of the tensors that have no dimensions: torch makes room for them, but leaves it 0.
+    """
     names = dict.fromkeys(stored_sizes(parts), 1)
     joined = parts.with_name(f"{parts.name}-joined")
     writer = HuggingFaceStorageWriter(str(joined), names, save_distributed=True, enable_consolidation=True)
@@ -87,3 +92,9 @@ def join_parts(parts: Path, path: Path) -> None:
     writer.finish(Metadata({}), [])
     next(joined.glob("*.safetensors")).replace(path)
     shutil.rmtree(joined)
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name, scalar in scalars.items():
+            file.seek(8 + length + header[name]["data_offsets"][0])
+            file.write(scalar.detach().cpu().numpy().tobytes())
