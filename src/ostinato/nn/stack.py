@@ -113,8 +113,7 @@ class Stack:
         self.halting: HaltingRule = halting or NoHalting()
         self.readout: Callable[[Tensor], Tensor] | None = None
         """From the stack's output to logits, for tokens that stop by what is predicted; None: nothing is."""
-        self._around: Callable[[SubLayer], Runnable] = lambda sub_layer: sub_layer
-        self._own_rounds = self._rounds(plan)
+        self.surround(lambda sub_layer: sub_layer)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
@@ -307,7 +306,7 @@ class Stack:
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
         n_free = len(rounds) - (run.execution.gradient_rounds or len(rounds)) if ticks else 0
-        # Where early rounds have no gradient, rows that never run have none: it depends on no padding which weights do.
+        # Where early rounds have no gradient, rows that never run have none: no padding decides which weights do.
         halting = rule.start(states_ND.detach() if n_free > 0 else states_ND, Rows.all(B, T), run, len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
@@ -318,22 +317,21 @@ class Stack:
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
             # A process without a token keeps up with the others by masked rows: no layer is given an empty tensor.
-            may_gather = gathers and (any_process is None or not halting.is_over)
-            if may_gather and active_N is not None and _pays(halting, run.execution):
+            lags = any_process and halting.is_over
+            if gathers and not lags and active_N is not None and _pays(halting, run.execution):
                 cut_ND = states_ND.detach() if index < n_free else states_ND
                 states_ND, halted = _gather_active(index, active_N, cut_ND, halting, halted, run)
-            over = (
-                halting.is_over if any_process is None else halting.ends_early and not any_process(not halting.is_over)
-            )
-            if over and (gathers or run.cache is None):
+            is_over = halting.is_over
+            if any_process is not None:
+                is_over = halting.ends_early and not any_process(not is_over)
+            if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
                     _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
                 break
             with torch.no_grad() if index < n_free else nullcontext():
                 entered_ND = states_ND.detach() if index < n_free else states_ND  # a round may do nothing to them
-                if inject is not None:
-                    entered_ND = inject(entered_ND, halting.rows.take(injected_BTD))
+                entered_ND = entered_ND if inject is None else inject(entered_ND, halting.rows.take(injected_BTD))
                 if (tick := self.signal.at_round(signal, index) if ticks else None) is not None:
                     entered_ND = entered_ND + halting.rows.take(tick)
                 if own.vectors is not None:
