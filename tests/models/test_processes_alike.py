@@ -40,7 +40,7 @@ def _pass(model: Model, batch: Batch) -> tuple[set[str], list[tuple[str, int, st
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}, ran
 
 
-@draws(40)
+@draws(20)
 @given(st.data())
 def test_all_rows_some_and_a_hidden_one_have_the_same_sub_layers_and_the_same_gradients(data: st.DataObject) -> None:
     config = data.draw(any_architecture())
@@ -58,7 +58,7 @@ def test_all_rows_some_and_a_hidden_one_have_the_same_sub_layers_and_the_same_gr
         assert not [name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())]
 
 
-@draws(15)
+@draws(8)
 @given(st.data())
 def test_rows_with_rounds_of_their_own_run_as_many_as_those_of_others(data: st.DataObject) -> None:
     from ostinato.config.halting import NoHaltingConfig
