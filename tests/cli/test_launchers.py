@@ -30,13 +30,14 @@ def _launch(launcher: list[str], *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
 
 
+@pytest.mark.parametrize("kind", ["none", "ddp", "fsdp"])
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
 def test_a_launcher_trains_one_run_in_two_processes_and_the_first_one_speaks(
-    tmp_path: Path, launcher: list[str]
+    tmp_path: Path, launcher: list[str], kind: str
 ) -> None:
     if launcher is ACCELERATE:
         pytest.importorskip("accelerate")
-    done = _launch(launcher, "--run-dir", str(tmp_path / "run"))
+    done = _launch(launcher, f"training.parallel.kind={kind}", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run directory:") == done.stdout.count("2 processes on cpu") == 1
     assert done.stdout.count("results:") == 1

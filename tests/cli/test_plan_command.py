@@ -299,3 +299,18 @@ def test_what_training_would_take_is_taken_and_what_is_not_here_yet_is_not_asked
     assert run("plan", "files/template", "evaluation.by=[anything]", *sizes).code == 0
     assert run("plan", "logical-inference/ut-fixed", *sizes).code == 0, "the run it starts from is trained before it"
     assert run("plan", "scan/transformer", "evaluation.by=[anything]", *sizes).code == 0
+
+
+def test_bytes_of_a_process_are_listed_by_the_number_of_processes(run) -> None:
+    sizes = ["--target-vocab", "300", "--target-length", "16", "--batch-size", "8"]
+    done = run("plan", "depth/small", *sizes, "--ranks", "1,8,64")
+    rows = _rows(done.out)
+    assert "bytes a process of depth/small 1 process 8 processes 64 processes" in rows
+    assert "sentences 8 1 1" in rows
+    [one] = json.loads(run("plan", "depth/small", *sizes, "--ranks", "1,8", "--json").out)
+    whole, part = one["ranks"]
+    assert whole["parameters"] == one["bytes"]["weights"]
+    assert whole["gathered"] == 0
+    assert whole["parameters"] / 8 <= part["parameters"] < 1.01 * whole["parameters"] / 8
+    assert part["activations"] < whole["activations"]
+    assert run("plan", "depth/small", "--ranks", "0").code == 2

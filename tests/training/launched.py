@@ -12,7 +12,7 @@ from pathlib import Path
 TIME_LIMIT = 400.0
 
 
-def launch(script: Path, *arguments: str, n: int = 2) -> list[tuple[int, str]]:
+def launch(script: Path, *arguments: str, n: int = 2, limit: float = TIME_LIMIT) -> list[tuple[int, str]]:
     """Return exit code and standard error of every process; one that hangs is killed, and an error."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -30,7 +30,7 @@ def launch(script: Path, *arguments: str, n: int = 2) -> list[tuple[int, str]]:
         )
         for rank in range(n)
     ]
-    deadline = time.monotonic() + TIME_LIMIT
+    deadline = time.monotonic() + limit
     try:
         said = [process.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for process in processes]
     finally:

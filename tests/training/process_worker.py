@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ostinato.errors import TrainingError
 from ostinato.models import losses
-from ostinato.training import train, update
+from ostinato.training import parallel, train
 from ostinato.training.processes import Processes
 from ostinato.training.session import Session
 
@@ -33,14 +33,14 @@ FAILED_IN = 3
 
 def do_updates(folder: Path, processes: Processes) -> None:
     """Do every case, and note how many parameters had a gradient in which process before they were added up."""
-    add_up, n_found = update.all_reduce_gradients, list[int]()
+    add_up, n_found = parallel.all_reduce_gradients, list[int]()
 
     def watched(parameters: Iterable[nn.Parameter], numbers_V: Tensor) -> Tensor:
         chosen = list(parameters)
         n_found.append(sum(p.grad is not None for p in chosen))
         return add_up(chosen, numbers_V)
 
-    update.all_reduce_gradients = watched
+    parallel.all_reduce_gradients = watched
     report: dict[str, Any] = {}
     for name, build in shared_updates.CASES.items():
         n_found.clear()
@@ -49,7 +49,7 @@ def do_updates(folder: Path, processes: Processes) -> None:
         if processes.is_main:
             save_file(found, folder / f"{name}.safetensors")
             report[name] = {"said": [asdict(one) | {"norm_scalar": None} for one in said], "processes": by_rank}
-    update.all_reduce_gradients = add_up
+    parallel.all_reduce_gradients = add_up
     if processes.is_main:
         (folder / "report.json").write_text(json.dumps(report))
 

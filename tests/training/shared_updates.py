@@ -14,10 +14,11 @@ from torch import Tensor
 from ostinato.config.experts import HeadExpertAttentionConfig
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import BalanceConfig, DepthCostConfig, UniformRoundsConfig
+from ostinato.config.training import BalanceConfig, DepthCostConfig, TrainingConfig, UniformRoundsConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Seq2Seq
 from ostinato.training.optim import build_optimizer
+from ostinato.training.parallel import Parallel
 from ostinato.training.processes import SINGLE_PROCESS, Processes
 from ostinato.training.update import Gradient, Updater
 from running import run_as
@@ -82,6 +83,20 @@ def _by_sentence(folder: Path) -> Recipe:
     return recipe.model_copy(update={"model": type(recipe.model).model_validate(settings), "training": training})
 
 
+def _injected(folder: Path) -> Recipe:
+    """A prelude, a loop that reads what entered it in every round, in fewer of which there is a gradient, a coda."""
+    rounds = UniformRoundsConfig(least=2, most=4, gradient_rounds=2)
+    recipe = _recipe(folder)
+    loop = {"repeats": 3, "inject": {"kind": "linear"}, "delta_rank": 2, "round_norm": True}
+    segments = [SegmentConfig(), SegmentConfig.model_validate(loop), SegmentConfig()]
+    stacks = {
+        name: stack.model_copy(update={"n_steps": 3, "segments": segments})
+        for name, stack in recipe.model.stacks().items()
+    }
+    training = recipe.training.model_copy(update={"rounds": rounds})
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks), "training": training})
+
+
 def _everything(folder: Path, **settings: Any) -> Recipe:
     return _recipe(folder, experts=True, halting=True, balance=ALL_BALANCE, **settings)
 
@@ -116,6 +131,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "everything": lambda folder: (_everything(folder), [FIRST, SECOND, LONELY]),
     "recomputed": lambda folder: (_everything(folder, checkpoint_activations=True), [FIRST, SECOND, LONELY]),
     "consistent": lambda folder: (_consistent(folder), [FIRST, LONELY]),
+    "injected": lambda folder: (_injected(folder), [FIRST, SECOND]),
     "one row": lambda folder: (_everything(folder), [LONELY]),
 }
 
@@ -129,14 +145,25 @@ def shared_model(recipe: Recipe) -> Seq2Seq:
     return model
 
 
-def updates(case: Case, processes: Processes = SINGLE_PROCESS) -> tuple[dict[str, Tensor], list[Gradient]]:
-    """Do some updates; return the gradients of the first one and the weights after the last, and what was said."""
+def updates(
+    case: Case,
+    processes: Processes = SINGLE_PROCESS,
+    hold: Callable[[Seq2Seq, TrainingConfig], Parallel] | None = None,
+    n_updates: int = N_UPDATES,
+) -> tuple[dict[str, Tensor], list[Gradient]]:
+    """Do some updates; return the gradients of the first one and the weights after the last, and what was said.
+
+    Args:
+        hold: how processes hold the model; None: all of it in each.
+    """
     recipe, batches = case
     model = shared_model(recipe)
-    updater = Updater(model, build_optimizer(model, recipe.training.optimizer), recipe.training, processes)
+    parallel = None if hold is None else hold(model, recipe.training)
+    optimizer = build_optimizer(model, recipe.training.optimizer)
+    updater = Updater(model, optimizer, recipe.training, processes, parallel=parallel)
     found: dict[str, Tensor] = {}
     said = []
-    for update in range(1, N_UPDATES + 1):
+    for update in range(1, n_updates + 1):
         said.append(updater.accumulate(batches, update, observed=update == 1))
         if update == 1:
             gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -147,7 +174,8 @@ def updates(case: Case, processes: Processes = SINGLE_PROCESS) -> tuple[dict[str
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.clone(memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()

@@ -56,6 +56,26 @@ def test_models_with_experts_are_compiled_in_bfloat16_only(tmp_path: Path, monke
     check_training(tiny_recipe(tmp_path, compile=True, experts=True, precision="bfloat16"), torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("ddp", {"halting": True}, "it depends on the tokens of this model how many rounds are run"),
+        ("ddp", {"consistency": {"loss": 0.1}}, "the rounds of an update are drawn"),
+        ("ddp", {"round_loss": {"kind": "drawn"}}, "the rounds of an update are drawn"),
+        ("fsdp", {"compile": True}, r"passes that are compiled \(training.compile\) know no hooks: must be none"),
+    ],
+)
+def test_what_processes_cannot_hold_as_asked_for_is_an_error(
+    tmp_path: Path, kind: str, changes: dict[str, Any], reason: str
+) -> None:
+    recipe = tiny_recipe(tmp_path, parallel={"kind": kind}, **changes)
+    with pytest.raises(ConfigError, match=reason) as error:
+        check_training(recipe, torch.device("cpu"))
+    assert (problem := next(p for p in error.value.problems if "parallel" in p.key)).value == kind
+    assert problem.key == "training.parallel.kind"
+    check_training(tiny_recipe(tmp_path, experts=True, parallel={"kind": kind}), torch.device("cpu"))
+
+
 def test_a_compiler_that_does_not_work_is_an_error_before_any_data_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

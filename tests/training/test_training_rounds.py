@@ -147,7 +147,7 @@ def test_an_update_runs_every_sentence_for_its_own_rounds_whatever_process_has_i
     assert len(set(drawn)) > 2
     found: dict[str, torch.Tensor] = {}
     # Gradients are summed here, not by messages.
-    monkeypatch.setattr("ostinato.training.update.all_reduce_gradients", lambda parameters, numbers_V: numbers_V)
+    monkeypatch.setattr("ostinato.training.parallel.all_reduce_gradients", lambda parameters, numbers_V: numbers_V)
     monkeypatch.setattr(Processes, "with_all_reduced", lambda self, compute: compute(lambda x: x))
     for rank in range(world_size):
         updater = updater_of(recipe, rounds=config)

@@ -18,6 +18,7 @@ from ostinato.budget.family import Family, make_family
 from ostinato.budget.macs import MacCount, MacCounter, SentenceMacs, count_macs, kaplan_forward_flops
 from ostinato.budget.memory import ByteCount, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
+from ostinato.budget.ranks import RankBytes, count_rank_bytes, set_uses
 from ostinato.budget.solver import Solution, solve
 from ostinato.config.measures import BudgetName
 
@@ -31,14 +32,17 @@ __all__ = [
     "MacCount",
     "MacCounter",
     "ParameterCount",
+    "RankBytes",
     "SentenceMacs",
     "Solution",
     "count_budget",
     "count_bytes",
     "count_macs",
     "count_parameters",
+    "count_rank_bytes",
     "expected_depths",
     "kaplan_forward_flops",
     "make_family",
+    "set_uses",
     "solve",
 ]

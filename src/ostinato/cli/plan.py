@@ -67,6 +67,14 @@ def plan(
         typer.Option(help="Precision of training, for activations.", rich_help_panel=_COUNTED),
     ] = "float32",
     expected_depth: ExpectedDepthOption = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Bytes a process, where so many share the model and the batch (training.parallel.kind: fsdp).",
+            rich_help_panel=_COUNTED,
+        ),
+    ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative difference up to which budgets match the first recipe's.")
     ] = 0.01,
@@ -107,8 +115,10 @@ def plan(
     budgets match the first one's. Vocabulary sizes come from the options, the recipe, or the task's data where that is
     generated or already fetched. With --measure the same models take turns at the same work, on random weights.
     """
+    from dataclasses import asdict
+
     from ostinato.budget import Assumptions
-    from ostinato.experiments.compare.plans import as_dicts, plan_recipes, short_names
+    from ostinato.experiments.compare.plans import as_dicts, plan_recipes, rank_bytes, short_names
 
     names, settings = split_settings(recipes)
     if not names:
@@ -117,6 +127,7 @@ def plan(
         raise typer.BadParameter("is for timing: add --measure", param_hint=named)
     check_output_file(jsonl, overwrite)
     sizes, widths = _numbers(batch_sizes, "--batch-sizes"), _numbers(beams, "--beams")
+    counts = [] if ranks is None else _numbers(ranks, "--ranks")
     planned = plan_recipes(
         names,
         settings,
@@ -138,12 +149,15 @@ def plan(
             write_rows_to(jsonl, rows, overwrite)
     if json:
         plans = as_dicts(planned, tolerance)
-        print_json([one | ({"measured": measured[i]} if measured else {}) for i, one in enumerate(plans)])
+        of_ranks = [{"ranks": [asdict(rank_bytes(one, n)) for n in counts]} if counts else {} for one in planned]
+        print_json([one | of_ranks[i] | ({"measured": measured[i]} if measured else {}) for i, one in enumerate(plans)])
         return
     for one in planned:
         draw_recipe(one)
         print_line()
     _print_budgets(planned)
+    if counts:
+        _print_ranks(planned, counts)
     if len(planned) > 1:
         _print_differences(planned, tolerance)
     if measured:
@@ -197,6 +211,28 @@ def _print_budgets(planned: Sequence[PlannedRecipe]) -> None:
         rows += _parts([s.by_part[kind] for s in sizes], 1024)
     sentences = "1 sentence" if a.batch_size == 1 else f"{a.batch_size} sentences"
     print_wide([f"bytes ({sentences}, beam {a.beam}, {a.precision})", *names], rows, right=True)
+
+
+def _print_ranks(planned: Sequence[PlannedRecipe], counts: Sequence[int]) -> None:
+    """Write what every process holds, a table a recipe, a column a number of processes."""
+    from ostinato.experiments.compare.plans import rank_bytes, short_names
+
+    for name, one in zip(short_names([one.name for one in planned]), planned, strict=True):
+        found, batch = [rank_bytes(one, n) for n in counts], one.budget.assumptions.batch_size
+        rows = [
+            _row(title, (getattr(rank, key) for rank in found), 1024)
+            for title, key in (
+                ("parameters", "parameters"),
+                ("gradients", "gradients"),
+                ("optimiser's moments", "optimizer"),
+                ("gathered in an update", "gathered"),
+                ("activations", "activations"),
+                ("all of these", "total"),
+            )
+        ]
+        rows.append(["sentences", *(str(-(-batch // n)) for n in counts)])
+        columns = ("1 process" if n == 1 else f"{n} processes" for n in counts)
+        print_wide([f"bytes a process of {name}", *columns], rows, right=True)
 
 
 def _print_differences(planned: Sequence[PlannedRecipe], tolerance: float) -> None:

@@ -278,6 +278,34 @@ class ConsistencyConfig(Config):
         return self.loss > 0 or self.states > 0
 
 
+class PlainParallelConfig(Config):
+    """Every process holds the whole model; gradients are added up once the backward pass is done. For every model."""
+
+    kind: Literal["none"] = "none"
+
+
+class DdpConfig(Config):
+    """Every process holds the whole model; gradients are added up while the backward pass goes on, in buckets (torch's
+    DistributedDataParallel with a static graph). For models whose every update uses the same parameters."""
+
+    kind: Literal["ddp"] = "ddp"
+    bucket_mib: Size = 25
+    """Gradients that are sent together, in MiB."""
+
+
+class FsdpConfig(Config):
+    """Every process holds a part of each parameter, of its gradient and of the optimiser's state (torch's fully_shard:
+    FSDP2). A parameter set is gathered where it is used."""
+
+    kind: Literal["fsdp"] = "fsdp"
+    keep_shared: bool = True
+    """Sets that several steps share are gathered once an update, at their first use, and kept until the backward pass
+    is over; their gradients are added up once. False: gathered for every use, forward and backward, and freed after
+    it, which takes less memory and more messages. Sets of a single step are always gathered so."""
+
+
+ParallelConfig = Annotated[PlainParallelConfig | DdpConfig | FsdpConfig, Field(discriminator="kind")]
+
 LoggerName = Literal["tensorboard", "trackio", "wandb"]
 
 
@@ -359,6 +387,8 @@ class TrainingConfig(Config):
     """auto: a GPU if there is one; else a name such as cpu, cuda or cuda:1."""
     n_threads: Size | None = None
     """CPU threads; None: torch's choice."""
+    parallel: ParallelConfig = PlainParallelConfig()
+    """What the processes of a run hold, where a launcher starts several, and how they add up their gradients."""
     loggers: list[LoggerName] = Field(default_factory=list)
     """Programs that are told the numbers of a run beside its own logs: tensorboard (files in the run's directory),
     trackio (its store on this machine), wandb (a service; sends them there). Each has to be installed."""

@@ -187,6 +187,17 @@ class Batch:
         source = None if self.source is None else replace(self.source, is_full=False)
         return replace(self, target=replace(self.target, is_full=False), source=source)
 
+    def hidden_row(self) -> Batch:
+        """Return the first example with all of its tokens and labels hidden: it takes part in nothing."""
+        row = self.rows(slice(1))
+
+        def hidden(tokens: Tokens) -> Tokens:
+            return replace(tokens, keep_BT=torch.zeros_like(tokens.keep_BT), is_full=False)
+
+        source = None if row.source is None else hidden(row.source)
+        loss_mask_BT = torch.zeros_like(row.loss_mask_BT)
+        return replace(row, target=hidden(row.target), source=source, loss_mask_BT=loss_mask_BT)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
         source = None if self.source is None else self.source.to(device)

@@ -66,14 +66,15 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def mean_where(values: Tensor, keep: Tensor | None) -> Tensor:
-    """Return the mean of the values where `keep` is True; None: of all. NaN where there is none.
+    """Return the mean of the values where `keep` is True; None: of all. 0 where there is none.
 
     On a CPU these values are gathered; the size of what is gathered would have to be waited for.
     """
     if keep is None:
         return values.mean()
     if not runs_ahead(values.device):
-        return values[keep].mean()
+        kept = values[keep]
+        return kept.mean() if len(kept) else kept.sum()
     shape = (*keep.shape, *(1 for _ in range(values.ndim - keep.ndim)))
     kept = torch.where(keep.view(shape), values, 0.0)
-    return kept.sum() / (keep.sum() * (values.numel() // max(keep.numel(), 1)))
+    return kept.sum() / (keep.sum() * (values.numel() // max(keep.numel(), 1))).clamp(min=1)

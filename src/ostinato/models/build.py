@@ -42,6 +42,12 @@ def build_model(config: ModelConfig, execution: Execution | None = None) -> Mode
     return model
 
 
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's parameters by name; its vocabulary sizes are set."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in build_model(config).named_parameters()}
+
+
 def without_memory(config: ModelConfig, execution: Execution | None = None) -> Model:
     """Return a model of names and shapes alone (on torch's meta device), before its vocabularies are known.
 

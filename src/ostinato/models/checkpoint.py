@@ -30,7 +30,7 @@ from ostinato.system_errors import naming
 from ostinato.version import __version__
 
 FORMAT_VERSION = 1
-_WEIGHTS, _DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS, _DESCRIPTION = "model.safetensors", "model.json"
 _FOLDER = re.compile(r"update-\d{6,18}", re.ASCII)
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,11 @@ def save_model(model: Model, directory: str | Path) -> None:
         raise CheckpointError(f"{directory}: cannot be made: {error.strerror}") from error
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     _save_weights(weights, directory)
+    write_description(model, directory)
+
+
+def write_description(model: Model, directory: Path) -> None:
+    """Write model.json beside the weights that a directory holds already."""
     _write_description(directory, model.config.model_dump(mode="json"))
 
 
@@ -79,7 +84,7 @@ def load_model(
         raise CheckpointError(
             f"{directory / _DESCRIPTION}: not a model configuration: {' '.join(str(error).split())}"
         ) from error
-    path = directory / _WEIGHTS
+    path = directory / WEIGHTS
     weights = _read_weights(path, device, description if verify else {})
     model = build_model(config, execution).to(device)
     _check_names(path, weights, model.state_dict())
@@ -114,19 +119,19 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
     """
     first, *others = members
     description = _read_description(first / _DESCRIPTION)
-    weights = _read_weights(first / _WEIGHTS, "cpu", description)
+    weights = _read_weights(first / WEIGHTS, "cpu", description)
     sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     for member in others:
         other = _read_description(member / _DESCRIPTION)
         if other["config"] != description["config"]:
             raise CheckpointError(f"{member} is another model than {first}: they have no mean")
-        found = _read_weights(member / _WEIGHTS, "cpu", other)
-        _check_names(member / _WEIGHTS, found, weights)
+        found = _read_weights(member / WEIGHTS, "cpu", other)
+        _check_names(member / WEIGHTS, found, weights)
         for name, tensor in found.items():
             if tensor.is_floating_point():
                 sums[name] += tensor.double()
             elif not torch.equal(tensor, sums[name]):
-                raise CheckpointError(f"{member / _WEIGHTS}: {name} differs from {first}'s and has no mean")
+                raise CheckpointError(f"{member / WEIGHTS}: {name} differs from {first}'s and has no mean")
     means = {
         name: (total / len(members)).to(weights[name].dtype) if total.is_floating_point() else total
         for name, total in sums.items()
@@ -140,7 +145,7 @@ def _read_weights(path: Path, device: torch.device | str, description: dict[str,
 
     They are the mapped file: its bytes are read once from the disk, to be hashed, and are then in the system's cache.
     """
-    expected = description.get("sha256", {}).get(_WEIGHTS)
+    expected = description.get("sha256", {}).get(WEIGHTS)
     try:
         if expected is not None and sha256_of(path) != expected:
             raise CheckpointError(
@@ -154,16 +159,16 @@ def _read_weights(path: Path, device: torch.device | str, description: dict[str,
 
 
 def _save_weights(weights: dict[str, torch.Tensor], directory: Path) -> None:
-    with naming(directory / _WEIGHTS):
-        save_file(weights, directory / _WEIGHTS)
+    with naming(directory / WEIGHTS):
+        save_file(weights, directory / WEIGHTS)
 
 
 def _write_description(directory: Path, config: dict[str, Any]) -> None:
-    hashes = {_WEIGHTS: sha256_of(directory / _WEIGHTS)}
+    hashes = {WEIGHTS: sha256_of(directory / WEIGHTS)}
     description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}
     with naming(directory / _DESCRIPTION):
         (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-    give_mode(directory / _WEIGHTS, directory / _DESCRIPTION)
+    give_mode(directory / WEIGHTS, directory / _DESCRIPTION)
 
 
 def _read_description(path: Path) -> dict[str, Any]:

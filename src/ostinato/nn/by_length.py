@@ -73,8 +73,10 @@ class BySentence:
         """
         if len(self.rounds) != rows.n_sentences:
             raise ValueError(f"rounds are given for {len(self.rounds)} sentences, and there are {rows.n_sentences}")
-        rounds_B = torch.tensor(self.rounds, device=states_ND.device)
-        return SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, int(n_rounds)))
+        rounds_B = torch.tensor(self.rounds, dtype=torch.long, device=states_ND.device)
+        started = SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, int(n_rounds)))
+        started.ends_early = False
+        return started
 
 
 class SentencesPass(HaltingPass):
@@ -84,7 +86,7 @@ class SentencesPass(HaltingPass):
         super().__init__(states_ND, rows, run)
         self._first_N, end_N = (rows.take(x_B[:, None].expand(-1, rows.n_columns)) for x_B in (first_B, end_B))
         self._end_N = end_N if self._keep_N is None else torch.where(self._keep_N, end_N, 0)
-        self._learns = torch.is_grad_enabled()
+        self._learns, self._is_alike = torch.is_grad_enabled(), run.execution.any_process is not None
 
     def active(self, index: int | Tensor, states_ND: Float[Tensor, "N D"]) -> Bool[Tensor, "N"] | None:
         """Those that have begun and not ended."""
@@ -109,8 +111,10 @@ class SentencesPass(HaltingPass):
         self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N D"]:
         """Others keep their states; those that wait keep the way of their gradient, also where rounds have none."""
+        # Processes that build the same graph keep that way also where none of their own sentences waits.
+        active_N = self._runs_N() if self._is_alike else self.active_N
         with torch.set_grad_enabled(self._learns):
-            return where_active(self.active_N, left_ND, states_ND)
+            return where_active(active_N, left_ND, states_ND)
 
     def aux_loss(self) -> None:
         """Depth costs nothing: there is nothing to learn."""

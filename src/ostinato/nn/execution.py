@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -30,14 +30,19 @@ class RoundsByLength:
 
 @dataclass(frozen=True, slots=True)
 class RoundsBySentence:
-    """Rounds of every sentence of a batch, in its order: all end together, those with fewer begin later."""
+    """Rounds of every sentence of a batch, in its order: all end together, those with fewer begin later.
+
+    Args:
+        least: of the whole batch at least so many, of which sentences of another process may have more than these.
+    """
 
     rounds: tuple[int, ...]
+    least: int = 1
 
     @property
     def most(self) -> int:
-        """Those of the sentence that has most."""
-        return max(self.rounds)
+        """Those that are run."""
+        return max((*self.rounds, self.least))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,9 @@ class Execution:
             every row is computed. The results are the same; nothing but them is returned: no trace, no costs. With
             compaction "never" and expert_backend "dense".
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
+        any_process: from whether some token here takes part in a round to whether one does in any process: where a
+            round may be the first that no token takes part in, it is asked, and all processes run the same rounds, with
+            no rows where they have none left. None: this process ends by itself.
 
     Raises:
         ConfigError: values that are not valid, all of them.
@@ -91,6 +99,7 @@ class Execution:
     dropout_draws: Draws = "auto"
     as_graph: bool = False
     recompute: bool = False
+    any_process: Callable[[bool], bool] | None = None
 
     def __post_init__(self) -> None:
         named = {

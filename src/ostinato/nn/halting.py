@@ -64,9 +64,11 @@ class HaltingPass(ABC):
         active_N: those that take part in the round; None: all.
         hides: those that take no part are not seen by others. seen_BS: the columns that are seen in the round, cached
             ones first; None: all real tokens.
+        ends_early: it depends on the tokens how many rounds there are; else every one is run, if there is a token.
     """
 
     hides = False
+    ends_early = True
     seen_BS: Bool[Tensor, "B S"] | None = None
     _n_active: int | None
     _counts: Sequence[int] | None
@@ -242,6 +244,8 @@ class NoHalting:
 
 class WholePass(HaltingPass):
     """One pass in which only padding has nothing to do; an accelerator computes it rather than being waited for."""
+
+    ends_early = False
 
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
         super().__init__(states_ND, rows, run)

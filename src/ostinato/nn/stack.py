@@ -116,10 +116,15 @@ class Stack:
         self.halting: HaltingRule = halting or NoHalting()
         self.readout: Callable[[Tensor], Tensor] | None = None
         """From the stack's output to logits, for tokens that stop by what is predicted; None: nothing is."""
-        self._own_rounds = self._rounds(plan)
+        self.surround(lambda sub_layer: sub_layer)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
+
+    def surround(self, around: Callable[[SubLayer], Runnable]) -> None:
+        """Run what `around` makes of every sub-layer: processes that hold parts of a parameter set gather it there."""
+        self._around = around
+        self._own_rounds = self._rounds(self.plan)
 
     @property
     def final_norm(self) -> nn.Module | None:
@@ -307,25 +312,34 @@ class Stack:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
-        halting = rule.start(states_ND, Rows.all(B, T), run, n_rounds if n_rounds is not None else len(rounds))
+        n_free = len(rounds) - (run.execution.gradient_rounds or len(rounds)) if ticks else 0
+        # Where early rounds have no gradient, rows that never run have none: no padding decides which weights do.
+        shown_ND = states_ND.detach() if n_free > 0 else states_ND
+        halting = rule.start(shown_ND, Rows.all(B, T), run, n_rounds if n_rounds is not None else len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
-        n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
-        if ticks and n_free > 0:
+        any_process = run.execution.any_process
+        if n_free > 0:
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         if n_rounds is not None:
             return self._repeat(segment, states_ND, injected_BTD, halting, run, signal)
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
-            if gathers and active_N is not None and _pays(halting, run.execution):
-                states_ND, halted = _gather_active(index, active_N, states_ND, halting, halted, run)
-            if halting.is_over and (gathers or run.cache is None):
+            # A process without a token keeps up with the others by masked rows: no layer is given an empty tensor.
+            lags = any_process and halting.is_over
+            if gathers and not lags and active_N is not None and _pays(halting, run.execution):
+                cut_ND = states_ND.detach() if index < n_free else states_ND
+                states_ND, halted = _gather_active(index, active_N, cut_ND, halting, halted, run)
+            is_over = halting.is_over
+            if any_process is not None:
+                is_over = halting.ends_early and not any_process(not is_over)
+            if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
                     _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
                 break
-            with torch.no_grad() if ticks and index < n_free else nullcontext():
+            with torch.no_grad() if index < n_free else nullcontext():
                 round_of = index, steps, times[index]
                 states_ND = self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal, halted)
             if ticks and "rounds" in run.request:
@@ -351,9 +365,9 @@ class Stack:
         """
         index, steps, time_D = round_of
         own, banks = segment.segment, self.banks
-        entered_ND = states_ND
+        entered_ND = states_ND if torch.is_grad_enabled() else states_ND.detach()  # a round may do nothing to them
         if own.inject is not None:
-            entered_ND = banks.injection[own.inject](states_ND, halting.rows.take(injected_BTD))
+            entered_ND = banks.injection[own.inject](entered_ND, halting.rows.take(injected_BTD))
         if (tick := self.signal.at_round(signal, index) if segment.ticks else None) is not None:
             entered_ND = entered_ND + halting.rows.take(tick)
         if own.vectors is not None:
@@ -516,7 +530,7 @@ class Stack:
 
     def _runnables(self, step: Step) -> Sequence[Runnable]:
         """Return what runs at a step, in order."""
-        sub_layers = tuple(self._sub_layer(step, use) for use in step.uses)
+        sub_layers: Any = tuple(self._around(self._sub_layer(step, use)) for use in step.uses)
         return (Parallel(sub_layers),) if step.is_parallel else sub_layers
 
     def _sub_layer(self, step: Step, use: Use) -> SubLayer:

@@ -25,6 +25,7 @@ FREE_TO_CHANGE = (
     "training.compaction",
     "training.keep_",  # last and best
     "training.loggers",
+    "training.parallel",
 )
 """Beginnings of the keys of settings that may differ where a run is resumed."""
 

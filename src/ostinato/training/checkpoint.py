@@ -3,9 +3,12 @@
     checkpoints/
       update-000500/   model.safetensors, model.json    the model (`ostinato.models.checkpoint`)
                        state.safetensors                the optimiser's tensors, torch's random states
+                       optimizer/                       where every process holds a part of the optimiser's tensors
+                                                        (training.parallel.kind: fsdp): a file of each
+                                                        (`ostinato.training.shards`)
                        state.json                       format version, progress, Python's and numpy's random states,
                                                         and those of the run's other processes; the SHA-256 of the
-                                                        other three files, and of all else that it holds
+                                                        other files, and of all else that it holds
       last.json        {"directory": "update-000500", "update": 500}    to resume from
       best.json        the same, for the best one
       average-best-5/  model.safetensors, model.json, average.json: a mean of others (`ostinato.evaluation.averaging`)
@@ -26,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ostinato.data.disk import (
-    new_folder,
     read_json_object,
     reading,
     remove_folder,
@@ -41,18 +43,19 @@ from ostinato.data.disk import (
     write_text,
 )
 from ostinato.errors import CheckpointError
-from ostinato.models import Model, load_model, save_model
+from ostinato.models import Model, load_model
 from ostinato.models.checkpoint import checkpoint_folders
 from ostinato.nn.execution import Execution
 from ostinato.system_errors import naming
-from ostinato.training.optim import load_optimizer_tensors, optimizer_tensors
+from ostinato.training.optim import OPTIMIZER, OPTIMIZER_PARTS, load_optimizer_tensors
+from ostinato.training.parallel import Parallel
+from ostinato.training.processes import SINGLE_PROCESS
 from ostinato.training.rng import RandomState, preserved_randomness
 from ostinato.training.state import Progress
 from ostinato.version import __version__
 
 FORMAT_VERSION = 1
 _TENSORS, _STATE = "state.safetensors", "state.json"
-_OPTIMIZER = "optimizer/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +98,19 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         progress: Progress,
         randoms: Sequence[RandomState] | None = None,
+        parallel: Parallel | None = None,
     ) -> Path:
         """Write a checkpoint of the present update and make it the last one; return its folder.
 
         Args:
-            randoms: random states of every process of the run; None: of this process, the only one.
+            randoms: random states of every process of the run, which rank 0 has; None: of this process, the only one.
+            parallel: how processes hold the model; where one alone does not have it all, every one calls this.
         """
         directory = self.directory(progress.update)
-        _write(directory, model, optimizer, progress, randoms)
-        self._write_pointer("last", progress.update)
-        self._after_save(progress)
+        _write(directory, parallel or Parallel(model, SINGLE_PROCESS), optimizer, progress, randoms)
+        if parallel is None or parallel.processes.is_main:
+            self._write_pointer("last", progress.update)
+            self._after_save(progress)
         return directory
 
     def save_progress(self, progress: Progress) -> None:
@@ -125,14 +131,15 @@ class Checkpoints:
         progress: Progress,
         report: dict[str, Any],
         randoms: Sequence[RandomState] | None = None,
+        parallel: Parallel | None = None,
     ) -> Path:
         """Write the state before an update that failed, and a report, to `failed-update-N`.
 
         Model and optimiser are as they were before the update; random states and place in the data are past its
-        batches.
+        batches. Args: see `save`.
         """
         directory = self.root / f"failed-update-{progress.update + 1}"
-        _write(directory, model, optimizer, progress, randoms, report)
+        _write(directory, parallel or Parallel(model, SINGLE_PROCESS), optimizer, progress, randoms, report)
         return directory
 
     def last_update(self) -> int | None:
@@ -148,13 +155,21 @@ class Checkpoints:
         Raises:
             CheckpointError: there is none, or it is damaged or of another format version.
         """
+        directory = self.last_directory()
+        progress, randoms = read_state(directory)
+        check_hashes(directory)
+        return SavedState(load_model(directory, device, execution), progress, randoms, _read_optimizer(directory))
+
+    def last_directory(self) -> Path:
+        """Return the folder of the last checkpoint.
+
+        Raises:
+            CheckpointError: there is none.
+        """
         update = self.last_update()
         if update is None:
             raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
-        directory = self.directory(update)
-        progress, randoms, optimizer = _read_state(directory)
-        _check_hashes(directory)
-        return SavedState(load_model(directory, device, execution), progress, randoms, optimizer)
+        return self.directory(update)
 
     def best_directory(self) -> Path:
         """Return the folder of the best checkpoint.
@@ -207,14 +222,27 @@ class Checkpoints:
 
 def _write(
     directory: Path,
-    model: Model,
+    parallel: Parallel,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     randoms: Sequence[RandomState] | None,
     report: dict[str, Any] | None = None,
 ) -> None:
     """Write a new folder with a model, the rest of its training state and the report of a failure."""
-    tensors = {f"{_OPTIMIZER}{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
+    with parallel.new_folder(directory) as folder:
+        tensors = {f"{OPTIMIZER}{name}": value for name, value in parallel.save(folder, optimizer).items()}
+        if parallel.processes.is_main:
+            _write_state(folder, tensors, progress, randoms, report)
+
+
+def _write_state(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    progress: Progress,
+    randoms: Sequence[RandomState] | None,
+    report: dict[str, Any] | None,
+) -> None:
+    """Write all of a training state that is not there yet; tensors: what is left of the optimiser's."""
     states = [RandomState.capture()] if randoms is None else randoms
     for rank, state in enumerate(states):
         tensors |= {f"{_random_prefix(rank)}{name}": value for name, value in state.torch.items()}
@@ -227,15 +255,14 @@ def _write(
         "random": first,
     }
     content |= {"random_of_others": others} if others else {}
-    with new_folder(directory) as folder:
-        save_model(model, folder)
-        with naming(folder / _TENSORS):
-            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
-        content["sha256"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-        with naming(folder / _STATE):
-            (folder / _STATE).write_text(_sealed(content), encoding="utf-8")
-        if report is not None:
-            write_json(folder / "failed.json", report)
+    with naming(folder / _TENSORS):
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / _TENSORS)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    content["sha256"] = {file.relative_to(folder).as_posix(): sha256_of(file) for file in files}
+    with naming(folder / _STATE):
+        (folder / _STATE).write_text(_sealed(content), encoding="utf-8")
+    if report is not None:
+        write_json(folder / "failed.json", report)
 
 
 def _sealed(content: dict[str, Any]) -> str:
@@ -249,7 +276,7 @@ def _content_hash(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(others).encode()).hexdigest()
 
 
-def _check_hashes(folder: Path) -> None:
+def check_hashes(folder: Path) -> None:
     """Refuse files of a training state that are not those that were written; earlier versions noted no hashes.
 
     Raises:
@@ -272,14 +299,15 @@ def _check_hashes(folder: Path) -> None:
         )
 
 
-def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Tensor]]:
-    """Return progress, every process's random states, and the optimiser's tensors."""
+def read_state(folder: Path) -> tuple[Progress, list[RandomState]]:
+    """Return progress and every process's random states.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
     path = folder / _STATE
     progress, content = _read_progress(folder), read_json_object(path)
-    try:
-        tensors = load_file(folder / _TENSORS)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder / _TENSORS}: cannot be read: {error}") from error
+    tensors = _read_tensors(folder / _TENSORS, "random")
     try:
         found = [content["random"], *content.get("random_of_others", ())]
         randoms = [
@@ -291,7 +319,26 @@ def _read_state(folder: Path) -> tuple[Progress, list[RandomState], dict[str, Te
                 state.restore()
     except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: not a training state: {error!r}") from error
-    return progress, randoms, _strip_prefix(_OPTIMIZER, tensors)
+    return progress, randoms
+
+
+def _read_optimizer(folder: Path) -> dict[str, Tensor]:
+    """Return the optimiser's whole tensors, whatever processes wrote them."""
+    tensors = _read_tensors(folder / _TENSORS, OPTIMIZER)
+    if (parts := folder / OPTIMIZER_PARTS).is_dir():
+        from ostinato.training.shards import read_whole  # takes seconds to import
+
+        tensors |= read_whole(parts)
+    return _strip_prefix(OPTIMIZER, tensors)
+
+
+def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a file whose names begin with something."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _read_progress(folder: Path) -> Progress:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import ExpertBackend, PlannedRoundsConfig
+from ostinato.config.training import ExpertBackend, PlannedRoundsConfig, TrainingConfig
 from ostinato.errors import ConfigError, Problem
+from ostinato.models import Model
 from ostinato.models.base import TokenModel
 from ostinato.models.build import without_memory
 from ostinato.nn.experts import ExpertAttention, Routed
 from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import check_scales
+from ostinato.training.parallel import why_not_ddp
 from ostinato.training.rounds import round_problems
 
 
@@ -21,7 +23,7 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
 
     Raises:
         ConfigError: every pattern that matches no parameter, a backend that does not work on this machine, a model that
-            cannot be compiled, or not on this machine.
+            cannot be compiled, or not on this machine, or not held by processes as asked for.
     """
     config, problems = recipe.training, pattern_problems(recipe)
     if config.expert_backend != "auto":
@@ -33,11 +35,26 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
     is_lowered = config.precision == "bfloat16"
     if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device, is_lowered)) is not None:
         problems.append(Problem("training.compile", True, reason))
+    if config.parallel.kind != "none":
+        problems += _parallel_problems(without_memory(recipe.model), config)
     if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last" or config.consistency.is_there:
         model = without_memory(recipe.model)
         problems += round_problems(model, config.rounds, config.round_loss.kind, config.consistency)
     if problems:
         raise ConfigError(problems)
+
+
+def _parallel_problems(model: Model, config: TrainingConfig) -> list[Problem]:
+    """Return why processes cannot hold a model as `training.parallel` says; kind none is for every model."""
+    key, kind = "training.parallel.kind", config.parallel.kind
+    if config.compile:
+        return [Problem(key, kind, "passes that are compiled (training.compile) know no hooks: must be none")]
+    if not model.stacks:
+        reason = "recurrent models pack sentences by length, and some process may have none: must be none"
+        return [Problem(key, kind, reason)]
+    if kind == "ddp" and (why := why_not_ddp(model, config)) is not None:
+        return [Problem(key, kind, f"{why}, and ddp is for updates that use the same parameters: must be none or fsdp")]
+    return []
 
 
 def pattern_problems(recipe: Recipe) -> list[Problem]:

@@ -71,7 +71,7 @@ def train(
     device = processes.device(recipe.training.device)
     check_training(recipe, device)
     keep_freed_memory()
-    run = RunDirectory(processes.broadcast(lambda: Path(directory)))
+    run = RunDirectory(Path(processes.broadcast(lambda: str(directory))))
     with closing(reporter), closing(run), cpu_threads(recipe.training.n_threads):
         with processes.main_process_first():
             # The others load what rank 0 has prepared, as a resumed run does, and stop where they find other data.

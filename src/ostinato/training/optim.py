@@ -23,6 +23,11 @@ from ostinato.nn.experts import ExpertAttention, ExpertMaps, SparseLayer
 from ostinato.nn.routing import HypersphereRouter
 from ostinato.training.freeze import check_patterns
 
+OPTIMIZER = "optimizer/"
+"""What names of tensors of an optimiser's state begin with in a checkpoint."""
+OPTIMIZER_PARTS = "optimizer"
+"""The folder of a checkpoint that holds parts of them."""
+
 
 def learning_rate(
     config: OptimizerConfig, schedule: ScheduleConfig, update: int, n_updates: int, d_model: int
@@ -59,13 +64,15 @@ def parameter_groups(
     """
     check_scales(model, scales)
     exempt = _exempt(model)
-    found: dict[tuple[float, bool], list[Tensor]] = {}
+    found: dict[tuple[float, bool, bool], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         scale = next((one.scale for one in scales if fnmatchcase(name, one.pattern)), 1.0)
         is_exempt = parameter.ndim < 2 or id(parameter) in exempt
-        found.setdefault((scale, is_exempt), []).append(parameter)
+        # Fused optimisers take no parts of divided tensors beside whole ones.
+        is_divided = own_part(parameter) is not parameter
+        found.setdefault((scale, is_exempt, is_divided), []).append(parameter)
     # The order of the groups is that of stored optimiser states: no scale first, then decaying before exempt.
     keys = sorted(found, key=lambda key: (key[0] != 1.0, key))
     return [{"params": found[key], "weight_decay": 0.0 if key[1] else weight_decay, "scale": key[0]} for key in keys]
@@ -97,6 +104,12 @@ def _exempt(model: nn.Module) -> set[int]:
             case HypersphereRouter():
                 found.add(id(module.experts_EC))
     return found
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return what this process has of a tensor: its part, where it is divided (`DTensor`), else all of it."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -143,7 +156,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         parameter = parameters.get(name)
         if parameter is None or (tensor.ndim and tensor.shape != parameter.shape):
             raise CheckpointError(f"the optimiser's state {key!r} fits no parameter of the model")
-        if not bool(tensor.isfinite().all()):
+        if not bool(own_part(tensor).isfinite().all()):
             raise CheckpointError(f"the optimiser's state {key!r} holds numbers that are not finite")
         # The fused optimisers read state and parameter side by side as they lie in memory.
         like = torch.empty_like(parameter, dtype=tensor.dtype) if tensor.ndim else torch.empty_like(tensor)

@@ -11,6 +11,7 @@ A launcher sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
 import threading
@@ -129,15 +130,20 @@ class Processes:
         return compute(lambda tensor: next(sums).view_as(tensor))
 
     def broadcast(self, compute: Callable[[], T]) -> T:
-        """Call `compute` in rank 0 alone and return its result in every process, however long that takes."""
+        """Call `compute` in rank 0 alone and return its result in every process, however long that takes.
+
+        Results travel as JSON: torch's own collectives of objects pickle them.
+        """
         if not self.is_distributed:
             return compute()
-        results: list[Any] = [compute() if self.is_main else None]
-        with _communicating():
-            dist.broadcast_object_list(
-                results, src=0, group=_control_group(dist.group.WORLD), device=torch.device("cpu")
-            )
-        return results[0]  # type: ignore[no-any-return]
+        result = compute() if self.is_main else None
+        content_N = _as_bytes(result) if self.is_main else torch.empty(0, dtype=torch.uint8)
+        length, group = torch.tensor([len(content_N)]), _control_group(dist.group.WORLD)
+        with communicating():
+            dist.broadcast(length, src=0, group=group)
+            content_N = content_N if self.is_main else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(content_N, src=0, group=group)
+        return result if self.is_main else _from_bytes(content_N)  # type: ignore[return-value]
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -154,20 +160,26 @@ class Processes:
         self.all_reduce_any(False)
 
     def gather(self, value: T) -> list[T]:
-        """Return every process's value in rank 0, by rank, and an empty list in the others."""
+        """Return every process's value, which JSON can hold, in rank 0, by rank, and an empty list in the others."""
         if not self.is_distributed:
             return [value]
-        values: list[Any] | None = [None] * self.world_size if self.is_main else None
-        with _communicating():
-            dist.gather_object(value, values, dst=0, group=_control_group(dist.group.WORLD))
-        return values or []
+        own_N, group = _as_bytes(value), _control_group(dist.group.WORLD)
+        lengths_P = torch.zeros(self.world_size, dtype=torch.long)
+        lengths_P[self.rank] = len(own_N)
+        with communicating():
+            dist.all_reduce(lengths_P, group=group)
+            # What is gathered is of one length.
+            padded_N = torch.nn.functional.pad(own_N, (0, int(lengths_P.max()) - len(own_N)))
+            found = [torch.empty_like(padded_N) for _ in range(self.world_size)] if self.is_main else None
+            dist.gather(padded_N, found, dst=0, group=group)
+        return [_from_bytes(one_N[:n]) for one_N, n in zip(found or (), lengths_P.tolist(), strict=False)]
 
     def all_reduce_any(self, value: bool) -> bool:
         """Return whether the value is True in any process."""
         if not self.is_distributed:
             return value
         count = torch.tensor(float(value))
-        with _communicating():
+        with communicating():
             dist.all_reduce(count, group=_control_group(dist.group.WORLD))
         return bool(count)
 
@@ -176,7 +188,7 @@ class Processes:
         if not self.is_distributed:
             return
         for tensor in model.state_dict().values():
-            with _communicating():
+            with communicating():
                 dist.broadcast(tensor, src=0)
 
 
@@ -232,7 +244,7 @@ def all_reduce(values: Tensor) -> None:
     Raises:
         TrainingError: another process cannot be reached.
     """
-    with _communicating():
+    with communicating():
         dist.all_reduce(values)
 
 
@@ -251,15 +263,30 @@ class _AllReduce(torch.autograd.Function):
 
 
 @contextmanager
-def _communicating() -> Iterator[None]:
-    """Turn the errors of a failed collective operation into a TrainingError that says what it means."""
+def communicating(*, computes: bool = False) -> Iterator[None]:
+    """Turn the errors of a failed collective operation into a TrainingError that says what it means.
+
+    Args:
+        computes: other work is done inside, too, whose errors stay what they are.
+    """
     try:
         yield
     except RuntimeError as error:
+        is_of_others = isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL"))
+        if computes and not is_of_others:
+            raise
         raise TrainingError(
             "the other processes of this run cannot be reached, so this one ends; one of them has probably failed, and "
             "says itself why (--debug shows what was seen here)"
         ) from error
+
+
+def _as_bytes(value: object) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(content_N: Tensor) -> Any:
+    return json.loads(content_N.numpy().tobytes())
 
 
 def _init_process_group() -> None:
@@ -271,7 +298,7 @@ def _init_process_group() -> None:
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # NCCL wants a GPU for each process; gloo also works between processes that share one.
     has_own_gpus = dist.is_nccl_available() and n_local <= torch.cuda.device_count()
-    with _communicating():
+    with communicating():
         dist.init_process_group("cpu:gloo,cuda:nccl" if has_own_gpus else "gloo")
     atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
 

@@ -56,6 +56,17 @@ class RandomState:
             tensors |= {f"cuda:{index}": state for index, state in enumerate(states)}
         return cls([version, list(words), gauss], numpy_state, tensors)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-able content."""
+        tensors = {device: state.tolist() for device, state in self.torch.items()}
+        return {"python": self.python, "numpy": self.numpy, "torch": tensors}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """Read what `to_dict` returned."""
+        tensors = {device: torch.tensor(state, dtype=torch.uint8) for device, state in content["torch"].items()}
+        return cls(content["python"], content["numpy"], tensors)
+
     def restore(self) -> None:
         """Put the states back, except those of GPUs that are not there."""
         version, words, gauss = self.python

@@ -103,11 +103,10 @@ def _generator(seed: int, update: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 2**31 + update)
 
 
-def rounds_of_stacks(model: Model, drawn: Drawn) -> Mapping[str, int | RoundsBySentence]:
-    """Return the rounds of every stack whose number of rounds can be changed; none where there is no sentence."""
-    if drawn is None or drawn == ():
+def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Mapping[str, int | RoundsBySentence]:
+    """Return the rounds of every stack whose number of rounds can be changed; None: the plans' own."""
+    if rounds is None:
         return {}
-    rounds = RoundsBySentence(drawn) if isinstance(drawn, tuple) else drawn
     return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -20,11 +20,12 @@ from ostinato.errors import TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import Model, build_model
 from ostinato.tasks.checks import FORCED_METRICS
-from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.checkpoint import Checkpoints, check_hashes, read_state
 from ostinato.training.depth import DepthWatch
 from ostinato.training.freeze import freeze
 from ostinato.training.initial import InitialReport, start_from
 from ostinato.training.optim import build_optimizer
+from ostinato.training.parallel import replicated
 from ostinato.training.prepare import Prepared
 from ostinato.training.processes import SINGLE_PROCESS, Interrupts, Processes
 from ostinato.training.records import Records
@@ -33,6 +34,9 @@ from ostinato.training.rng import RandomState, preserved_randomness, seed_everyt
 from ostinato.training.routing import CollapseWatch
 from ostinato.training.state import LossWindow, Progress
 from ostinato.training.update import Gradient, Updater, execution_of
+
+if TYPE_CHECKING:
+    from ostinato.training.sharding import Sharded
 
 _NOT_RECORDED = (
     "name",
@@ -86,7 +90,7 @@ class Session:
             self._start()
         else:
             self._resume()
-        self.updater = Updater(self.model, self.optimizer, self.config, processes, prepared.recipe.seed)
+        self.updater = Updater(self.model, self.optimizer, self.config, processes, prepared.recipe.seed, self.parallel)
         if processes.is_main:
             records.cut(self.progress.metrics_bytes, self.progress.metrics_sha256)
         self._last_evaluation = processes.broadcast(records.last_evaluation)
@@ -102,24 +106,43 @@ class Session:
     def _start(self) -> None:
         """Make a new model, the same in every process; from then on each process draws its own random numbers."""
         self.progress = Progress()
-        self.model: Model = build_model(self.prepared.recipe.model, execution_of(self.config)).to(self.device)
-        if self.config.init_from is not None:
-            self.initial = start_from(self.model, self.config)
-        self.processes.broadcast_weights(self.model)
-        self.optimizer = self._new_optimizer()
+        sharded = self._new_sharded()
+        model: Model | None = None
+        if sharded is None or self.processes.is_main:
+            model = build_model(self.prepared.recipe.model, execution_of(self.config))
+            if sharded is None:
+                model.to(self.device)
+            if self.config.init_from is not None:
+                self.initial = start_from(model, self.config)
+        if sharded is not None:
+            sharded.scatter(model)
+            self._hold(sharded.model, sharded)
+        elif model is not None:
+            self.processes.broadcast_weights(model)
+            self._hold(model)
         seed_rank(self.prepared.recipe.seed, self.processes.rank, 0)
 
     def _resume(self) -> None:
         """Load the last checkpoint: random states last, because building a model draws numbers."""
-        saved = self.checkpoints.load(self.device, execution_of(self.config))
-        self.progress, self.model = saved.progress, saved.model
+        if (sharded := self._new_sharded()) is not None:
+            directory = self.checkpoints.last_directory()
+            self.progress, randoms = read_state(directory)
+            if self.processes.is_main:
+                check_hashes(directory)
+            self.processes.barrier()
+            sharded.load(directory)
+            self._hold(sharded.model, sharded)
+            sharded.load_optimizer(directory, self.optimizer)
+        else:
+            saved = self.checkpoints.load(self.device, execution_of(self.config))
+            self.progress, randoms = saved.progress, saved.randoms
+            self._hold(saved.model)
+            saved.restore_optimizer(self.optimizer)
         self.progress.judge_patience(self.config.selection)
-        self.optimizer = self._new_optimizer()
-        saved.restore_optimizer(self.optimizer)
         self.prepared.batches.restore(self.progress.batches)
-        rank, world_size, n_saved = self.processes.rank, self.processes.world_size, len(saved.randoms)
+        rank, world_size, n_saved = self.processes.rank, self.processes.world_size, len(randoms)
         if rank < n_saved:
-            saved.randoms[rank].restore()
+            randoms[rank].restore()
         else:
             seed_rank(self.prepared.recipe.seed, rank, self.progress.update)
         if world_size != n_saved:
@@ -128,10 +151,23 @@ class Session:
             )
             self.reporter.on_warning(self.progress.update, message)
 
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        """Freeze what is not to be trained, and return an optimiser of the rest."""
-        freeze(self.model, self.config.freeze, self.config.freeze_except)
-        return build_optimizer(self.model, self.config.optimizer)
+    def _new_sharded(self) -> Sharded | None:
+        """Return a model without weights of which every process holds a part; None where each holds all of it."""
+        if self.config.parallel.kind != "fsdp" or not self.processes.is_distributed:
+            return None
+        from ostinato.training.sharding import Sharded  # takes seconds to import
+
+        with preserved_randomness(), torch.device("meta"):
+            model = build_model(self.prepared.recipe.model, execution_of(self.config))
+        freeze(model, self.config.freeze, self.config.freeze_except)
+        return Sharded(model, self.processes, self.config, self.device, keep_shared=self.config.parallel.keep_shared)
+
+    def _hold(self, model: Model, sharded: Sharded | None = None) -> None:
+        """Train a model from now on: freeze what is not to be trained, and make an optimiser of the rest."""
+        self.model = model
+        freeze(model, self.config.freeze, self.config.freeze_except)
+        self.optimizer = build_optimizer(model, self.config.optimizer)
+        self.parallel = sharded or replicated(model, self.processes, self.config.parallel)
 
     @property
     def seconds(self) -> float:
@@ -233,7 +269,8 @@ class Session:
         selection = self.config.selection
         try:
             with self._interrupts.at_once():
-                result = self.processes.broadcast(self._scores)
+                model = self.parallel.whole_model()
+                result = self.processes.broadcast(lambda: self._scores(model))
         except KeyboardInterrupt:
             if self.processes.is_distributed:  # the others wait for this evaluation, and cannot save
                 raise
@@ -257,13 +294,13 @@ class Session:
             self.records.add(record, timing)
         report(record | timing)
 
-    def _scores(self) -> dict[str, Any]:
+    def _scores(self, model: Model | None) -> dict[str, Any]:
         selection, recipe = self.config.selection, self.prepared.recipe
         if self._selection is None:  # Held, because reading the examples may cost more than scoring them.
             self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
         with preserved_randomness():
             return evaluate(
-                self.model,
+                model or self.model,
                 self._selection,
                 self.prepared.tokenizers,
                 data=recipe.data,
@@ -275,10 +312,16 @@ class Session:
     def _save(self) -> None:
         self.progress.batches = self.prepared.batches.state()
         self.progress.seconds = self.seconds
-        if randoms := self.processes.gather(RandomState.capture()):
+        randoms = self._randoms()
+        if self.processes.is_main:
             self.progress.metrics_bytes, self.progress.metrics_sha256 = self.records.flush()
-            directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms)
+        if self.processes.is_main or not self.parallel.saves_alone:
+            directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms, self.parallel)
             self.reporter.on_save(self.progress.update, directory)
+
+    def _randoms(self) -> list[RandomState]:
+        """Return in rank 0 the random states of all processes."""
+        return [RandomState.from_dict(state) for state in self.processes.gather(RandomState.capture().to_dict())]
 
     def _save_progress(self) -> None:
         """Write what an evaluation changed into the checkpoint that the run was resumed from."""
@@ -301,10 +344,13 @@ class Session:
                 for loss_sum, batch in losses
             ],
         }
-        randoms = self.processes.gather(RandomState.capture())
-        directory = self.processes.broadcast(
-            lambda: self.checkpoints.save_failed(self.model, self.optimizer, self.progress, report, randoms)
-        )
+        randoms = self._randoms()
+
+        def save() -> str:
+            state = self.model, self.optimizer, self.progress
+            return str(self.checkpoints.save_failed(*state, report, randoms, self.parallel))
+
+        directory = self.processes.broadcast(save) if self.parallel.saves_alone else save()
         suspects = [batch for loss_sum, batch in losses if not math.isfinite(loss_sum)] or batches
         indices = [index for batch in suspects for index in batch.indices]
         more = f", ... ({len(indices)} in all)" if len(indices) > _SHOWN_INDICES else ""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ostinato.budget.out_of_memory import noting_plan
 from ostinato.config.training import TrainingConfig
@@ -29,11 +28,11 @@ from ostinato.models.losses import (
     states_apart,
 )
 from ostinato.models.output import ModelOutput
-from ostinato.nn.execution import Execution
+from ostinato.nn.execution import Execution, RoundsBySentence
 from ostinato.training.depth import DepthObservation, observe_depth
-from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.losses import add_empty_routings, token_shares
 from ostinato.training.optim import learning_rate, set_learning_rate
+from ostinato.training.parallel import Parallel
 from ostinato.training.processes import SINGLE_PROCESS, Processes
 from ostinato.training.rounds import (
     draw_round_of_loss,
@@ -93,6 +92,7 @@ class Updater:
         config: its loss, clipping, precision, and schedule.
         processes: those that do every update together, each with its share of the rows.
         seed: of the run, from which `config.rounds`, `config.round_loss` and `config.consistency` draw.
+        parallel: how the processes hold the model; None: all of it in each.
     """
 
     def __init__(
@@ -102,8 +102,10 @@ class Updater:
         config: TrainingConfig,
         processes: Processes = SINGLE_PROCESS,
         seed: int = 1,
+        parallel: Parallel | None = None,
     ):
         self.seed = seed
+        self.parallel = parallel or Parallel(model, processes)
         self.model, self.optimizer, self.config, self.processes = model, optimizer, config, processes
         # Only training passes are compiled: evaluation and decoding have many more shapes.
         # Lengths are dynamic, and every batch is taken for a padded one: with a graph for each length, or for batches
@@ -130,13 +132,19 @@ class Updater:
         drawn = draw_rounds(self.config.rounds, self.seed, update, sum(batch.n_sentences for batch in batches))
         halts, first = update > self.config.halting.off_updates, 0
         for number, batch in enumerate(batches, 1):
-            own = drawn
+            own: int | RoundsBySentence | None = None if isinstance(drawn, tuple) else drawn
             if isinstance(drawn, tuple):
-                own = tuple(self.processes.share(drawn[first : first + batch.n_sentences]))
+                of_batch = drawn[first : first + batch.n_sentences]
+                own = self._rounds_by_sentence(of_batch)
                 first += batch.n_sentences
             rounds, gradient_rounds = rounds_of_stacks(self.model, own), self.config.rounds.gradient_rounds
             with (
-                self.model.execution(halting=halts, rounds=rounds, gradient_rounds=gradient_rounds),
+                self.model.execution(
+                    halting=halts,
+                    rounds=rounds,
+                    gradient_rounds=gradient_rounds,
+                    any_process=self.processes.all_reduce_any if self.parallel.runs_alike else None,
+                ),
                 self._noting_plan(batch),
             ):
                 found, observations = self._backward(batch, n_labels, update, observed and number == n)
@@ -145,9 +153,8 @@ class Updater:
         numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
         if depth is not None:
             numbers_V = torch.cat([numbers_V, depth.values_V])
-        if self.processes.is_distributed:
-            numbers_V = all_reduce_gradients(self.model.parameters(), numbers_V)
-        norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        numbers_V = self.parallel.add_up(numbers_V)
+        norm = self.parallel.norm()
         tensors = [norm[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
         # All numbers come to the host in one copy: the only time in an update that a process waits for its device.
         values = iter(torch.cat(tensors).tolist())
@@ -157,6 +164,13 @@ class Updater:
             for observation in observations
         )
         return Gradient(norm, total, losses, nlls, n_labels, routed, depths)
+
+    def _rounds_by_sentence(self, of_batch: Sequence[int]) -> RoundsBySentence | None:
+        """Return the rounds of this process's sentences of a batch; a hidden row has one."""
+        own = tuple(self.processes.share(of_batch))
+        if self.parallel.runs_alike:
+            return RoundsBySentence(own or (1,), least=max(of_batch))
+        return RoundsBySentence(own) if own else None
 
     def _noting_plan(self, batch: Batch) -> AbstractContextManager[None]:
         """Have errors of memory say what the plan counts for a batch; of several processes each has a share of it."""
@@ -176,7 +190,7 @@ class Updater:
         """
         config = self.config
         if config.clip_norm is not None and gradient.norm > config.clip_norm:
-            clip_grads_with_norm_(self.model.parameters(), config.clip_norm, gradient.norm_scalar)
+            self.parallel.clip(gradient.norm_scalar, config.clip_norm)
         d_model = self.model.config.d_model
         rate = learning_rate(config.optimizer, config.schedule, update, config.n_updates, d_model)
         set_learning_rate(self.optimizer, rate)
@@ -195,9 +209,11 @@ class Updater:
         config, model, processes = self.config, self.model, self.processes
         shard = processes.shard(whole)
         shares = token_shares(shard, whole, model) if processes.is_distributed else None
+        if not shard.n_sentences and self.parallel.runs_alike:
+            shard = whole.hidden_row()
         batch = shard.to(model.device)
         batch = batch.as_padded() if config.compile else batch
-        output, sums, apart = self._forward(batch, update)
+        output, sums, apart = self.parallel.run(lambda: self._forward(batch, update))
         loss = sums.loss / n_labels
         routings, temperatures = output.by_router(), model.balance_temperatures()
         if processes.is_distributed:
@@ -212,7 +228,7 @@ class Updater:
             share = 1.0 if shares is None else shares[list(model.stacks)[-1]]
             loss = loss + apart * (config.consistency.states * label_share * share)
         if loss.requires_grad:  # not where this process has no rows
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.parallel.backward(loss)
         if not observed:
             return sums, (None, None)
         rounds, now = rounds_of(model), model.router_temperatures()

@@ -8,11 +8,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from ostinato.budget import Assumptions, Budget, BudgetName, count_budget
+from ostinato.budget import (
+    Assumptions,
+    Budget,
+    BudgetName,
+    RankBytes,
+    count_budget,
+    count_bytes,
+    count_rank_bytes,
+    set_uses,
+)
 from ostinato.budget.compare import Match, match_figures
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import TrainingConfig
+from ostinato.config.training import FsdpConfig, TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError
 from ostinato.experiments.results import pass_lengths
@@ -99,6 +108,36 @@ def plan_recipes(
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
         found.append(PlannedRecipe(unique, sized, recipe.training, budget))
     return found
+
+
+def rank_bytes(planned: PlannedRecipe, n_ranks: int) -> RankBytes:
+    """Return what one of several processes holds where each has a part of every parameter, as one process holds it all.
+
+    The batch is that of the assumptions, of which a process has its share of the sentences.
+    """
+    from ostinato.models.build import parameter_shapes  # needs torch
+    from ostinato.training.freeze import matches
+
+    config, a = planned.training, planned.budget.assumptions
+    names = parameter_shapes(planned.model)
+    drawn = config.rounds.kind != "plan" or config.consistency.is_there
+    bytes_of_rank = count_bytes(
+        planned.model,
+        a.source_length,
+        a.target_length,
+        batch_size=-(-a.batch_size // n_ranks),
+        precision=a.precision,
+        n_steps=a.n_steps,
+        checkpoint_activations=a.checkpoint_activations,
+    )
+    return count_rank_bytes(
+        names,
+        set_uses(planned.model.plans().values(), is_drawn=drawn),
+        config.parallel if config.parallel.kind == "fsdp" else FsdpConfig(),
+        n_ranks,
+        activations=bytes_of_rank.activations,
+        frozen={name for name in names if matches(name, config.freeze) and not matches(name, config.freeze_except)},
+    )
 
 
 def _check_trainable(recipe: Recipe, access: DataAccess | None, *, with_start: bool) -> None:

@@ -1,0 +1,161 @@
+"""One of several processes that hold a model by `training.parallel`: what it does is named on its command line.
+
+parallel_worker.py FOLDER updates KIND[,CASE...] ...    the cases of `shared_updates` that the kind knows
+parallel_worker.py FOLDER train NAME KIND N_UPDATES     a run, begun or gone on with, without pickles
+parallel_worker.py FOLDER killed NAME KIND              a run whose last process is killed in an update
+parallel_worker.py FOLDER naive-rounds                  processes that do not agree on rounds
+parallel_worker.py FOLDER naive-experts                 processes that gather single experts
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import shared_updates
+import torch
+from process_worker import in_update
+from safetensors.torch import save_file
+from tiny_runs import tiny_recipe
+from torch import nn
+
+from ostinato.config.recipe import Recipe
+from ostinato.config.training import DdpConfig, FsdpConfig, ParallelConfig, PlainParallelConfig, TrainingConfig
+from ostinato.models import Seq2Seq
+from ostinato.training import train
+from ostinato.training.parallel import Call, Ddp, Parallel, why_not_ddp
+from ostinato.training.processes import Processes
+
+N_UPDATES = 5
+KILLED_IN = 6
+KINDS: dict[str, ParallelConfig] = {
+    "none": PlainParallelConfig(),
+    "ddp": DdpConfig(bucket_mib=1),
+    "kept": FsdpConfig(),
+    "by use": FsdpConfig(keep_shared=False),
+}
+
+
+def hold(kind: str, processes: Processes) -> Callable[[Seq2Seq, TrainingConfig], Parallel]:
+    """Return what makes processes hold a model by a kind."""
+    config = KINDS[kind]
+
+    def held(model: Seq2Seq, training: TrainingConfig) -> Parallel:
+        if isinstance(config, FsdpConfig):
+            from ostinato.training.sharding import Sharded
+
+            return Sharded(model, processes, training, model.device, keep_shared=config.keep_shared)
+        return Ddp(model, processes, config) if isinstance(config, DdpConfig) else Parallel(model, processes)
+
+    return held
+
+
+def do_updates(folder: Path, processes: Processes, kind: str, names: list[str]) -> None:
+    """Do cases, those that the kind is for, and note what was said and which sets were gathered in which order."""
+    report: dict[str, Any] = {}
+    for name in names or list(shared_updates.CASES):
+        recipe, batches = shared_updates.CASES[name](folder / f"data-{processes.rank}")
+        if kind == "ddp" and why_not_ddp(shared_updates.shared_model(recipe), recipe.training):
+            continue
+        found, said = shared_updates.updates((recipe, batches), processes, hold(kind, processes), N_UPDATES)
+        losses = processes.gather([one.losses for one in said])
+        if processes.is_main:
+            save_file(found, folder / f"{kind}-{name}.safetensors")
+            numbers = [{"nlls": one.nlls, "norm": one.norm, "n_labels": one.n_labels} for one in said]
+            report[name] = {"losses": losses, "said": numbers}
+    if processes.is_main:
+        (folder / f"{kind}.json").write_text(json.dumps(report))
+
+
+def run_recipe(folder: Path, kind: str, n_updates: int) -> Recipe:
+    """Return the recipe of a run without chance: experts, accumulation, and both halting rules, but for ddp."""
+    has_halting = kind != "ddp"
+    still = shared_updates.still(tiny_recipe(folder / "data", experts=True, halting=has_halting, n_updates=n_updates))
+    # Gradients that are nothing but rounding would else move their parameters as far as others do.
+    optimizer = still.training.optimizer.model_copy(update={"eps": 1e-2})
+    changed = {"parallel": KINDS[kind], "evaluate_every": 4, "save_every": 4, "optimizer": optimizer}
+    return still.model_copy(update={"training": still.training.model_copy(update=changed)})
+
+
+def forbid_pickles() -> None:
+    """Make whatever pickles, or reads pickles, an error."""
+    import torch._dynamo  # it is imported on the way, and defines a class of pickles
+
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        raise AssertionError("something is pickled")
+
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        setattr(pickle, name, refuse)
+    torch.save = torch.load = refuse
+    torch.distributed.distributed_c10d._pickler = torch.distributed.distributed_c10d._unpickler = refuse
+
+
+def do_run(folder: Path, processes: Processes, name: str, kind: str, n_updates: int) -> None:
+    forbid_pickles()
+    results = train(run_recipe(folder, kind, n_updates), folder / name, resume=True)
+    (folder / f"{name}-{processes.rank}.json").write_text(json.dumps(results))
+
+
+def do_killed(folder: Path, processes: Processes, name: str, kind: str) -> None:
+    """Kill the last process in an update whose gradients the others wait for."""
+    in_update(KILLED_IN, processes, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    train(run_recipe(folder, kind, 8), folder / name)
+
+
+def do_naive_rounds(folder: Path, processes: Processes) -> None:
+    """Let every process end the rounds of its own tokens by itself."""
+    Processes.all_reduce_any = lambda self, value: value  # type: ignore[method-assign]
+    case = shared_updates.CASES["halting"](folder / f"data-{processes.rank}")
+    shared_updates.updates(case, processes, hold("by use", processes), 1)
+    (folder / f"ended-{processes.rank}").touch()
+
+
+def do_naive_experts(folder: Path, processes: Processes) -> None:
+    """Gather every expert for its own call, which each process makes for another one; and a whole layer of experts."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    whole = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+    expected = whole[processes.rank](torch.ones(1, 4)).detach()
+    errors = {}
+    for kind in ("experts", "layer"):
+        torch.manual_seed(0)
+        layer = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+        call = Call(layer=layer)
+        for module in layer if kind == "experts" else [call]:
+            fully_shard(module)
+        found = call(partial(layer[processes.rank], torch.ones(1, 4))) if kind == "layer" else None
+        found = layer[processes.rank](torch.ones(1, 4)) if found is None else found
+        errors[kind] = float((found - expected).abs().max())
+    (folder / f"errors-{processes.rank}.json").write_text(json.dumps(errors))
+
+
+def main() -> None:
+    folder, what, *rest = Path(sys.argv[1]), *sys.argv[2:]
+    processes = Processes.from_environment()
+    if processes.is_main:
+        tiny_recipe(folder / "data")
+    processes.barrier()
+    match what:
+        case "updates":
+            for kind, *names in (one.split(",") for one in rest):
+                do_updates(folder, processes, kind, names)
+        case "train":
+            do_run(folder, processes, rest[0], rest[1], int(rest[2]))
+        case "killed":
+            do_killed(folder, processes, *rest)
+        case "naive-rounds":
+            do_naive_rounds(folder, processes)
+        case "naive-experts":
+            do_naive_experts(folder, processes)
+
+
+if __name__ == "__main__":
+    main()

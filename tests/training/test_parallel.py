@@ -1,0 +1,153 @@
+"""Processes that hold a model by `training.parallel` do what one process does, in updates, runs and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import launched
+import parallel_worker
+import pytest
+import shared_updates
+import torch
+from safetensors.torch import load_file
+from tiny_runs import last_checkpoint, weights
+
+from ostinato.training import train
+from ostinato.training.parallel import why_not_ddp
+from ostinato.training.processes import Processes
+
+WORKER = Path(__file__).parent / "parallel_worker.py"
+TOLERANCE = 1e-5
+SHARDED = ("kept", "by use")
+
+
+def _ended(folder: Path, *arguments: str, n: int = 2) -> Path:
+    for rank, (code, said) in enumerate(launched.launch(WORKER, str(folder), *arguments, n=n)):
+        assert code == 0, f"process {rank}: {said}"
+    return folder
+
+
+def _assert_updates(folder: Path, kind: str, name: str, here: Path) -> None:
+    """Compare a case with what one process does."""
+    found = load_file(folder / f"{kind}-{name}.safetensors")
+    report = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))[name]
+    expected, said = shared_updates.updates(shared_updates.CASES[name](here), n_updates=parallel_worker.N_UPDATES)
+    # A parameter without a gradient has none in several processes either.
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, k=key: f"{k}: {m}")
+    for one, gradient in zip(report["said"], said, strict=True):
+        assert one["n_labels"] == gradient.n_labels
+        assert one["nlls"] == pytest.approx(gradient.nlls, rel=TOLERANCE)
+    # Later norms are those of weights that differ in their last digits.
+    assert report["said"][0]["norm"] == pytest.approx(said[0].norm, rel=TOLERANCE)
+    for losses in report["losses"]:
+        for one, gradient in zip(losses, said, strict=True):
+            assert one == pytest.approx(gradient.losses, rel=TOLERANCE)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("kind", SHARDED)
+def test_gathered_sets_compute_what_whole_ones_do(tmp_path: Path, kind: str) -> None:
+    case = shared_updates.CASES["recomputed"](tmp_path)
+    found, _ = shared_updates.updates(case, Processes(), parallel_worker.hold(kind, Processes()))
+    expected, _ = shared_updates.updates(case)
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def _is_for_ddp(name: str, folder: Path) -> bool:
+    recipe, _ = shared_updates.CASES[name](folder)
+    return why_not_ddp(shared_updates.shared_model(recipe), recipe.training) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 4])
+def test_every_case_is_that_of_one_process(tmp_path: Path, n: int) -> None:
+    folder = _ended(tmp_path, "updates", "kept", "by use", "ddp", n=n)
+    of_ddp = [name for name in shared_updates.CASES if _is_for_ddp(name, tmp_path / "here")]
+    assert {"universal", "experts, switch"} <= set(of_ddp)
+    assert not {"halting", "injected", "consistent", "rounds by sentence"} & set(of_ddp)
+    for name in shared_updates.CASES:
+        for kind in SHARDED if name not in of_ddp else (*SHARDED, "ddp"):
+            _assert_updates(folder, kind, name, tmp_path / "here")
+
+
+def _assert_runs(found: Path, expected: Path) -> None:
+    """Compare the last weights of two runs."""
+    one, other = (load_file(last_checkpoint(run) / "model.safetensors") for run in (found, expected))
+    assert one.keys() == other.keys()
+    for name, tensor in other.items():
+        torch.testing.assert_close(one[name], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, k=name: f"{k}: {m}")
+
+
+@pytest.mark.slow
+def test_a_run_of_four_goes_on_with_two_and_one_without_a_pickle(tmp_path: Path) -> None:
+    for name in ("two", "one", "plain"):
+        _ended(tmp_path, "train", name, "kept", "4", n=4)
+        files = {path.name for path in (last_checkpoint(tmp_path / name) / "optimizer").iterdir()}
+        assert files == {f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in (1, 2, 3, 4)}
+    for name, kind, n in (("two", "by use", 2), ("one", "kept", 1), ("plain", "none", 2)):
+        _ended(tmp_path, "train", name, kind, "8", n=n)
+        results = json.loads((tmp_path / f"{name}-0.json").read_text(encoding="utf-8"))
+        assert (results["n_updates"], results["processes"]) == (8, n)
+        _assert_runs(tmp_path / name, _alone(tmp_path))
+
+
+def _alone(folder: Path) -> Path:
+    if not (folder / "alone").exists():
+        train(parallel_worker.run_recipe(folder, "none", 8), folder / "alone")
+    return folder / "alone"
+
+
+@pytest.mark.slow
+def test_a_run_of_one_goes_on_with_three_that_hold_parts(tmp_path: Path) -> None:
+    _ended(tmp_path, "train", "run", "none", "4", n=1)
+    _ended(tmp_path, "train", "run", "kept", "8", n=3)
+    _assert_runs(tmp_path / "run", _alone(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kept", "ddp"])
+def test_a_process_that_is_killed_ends_all_with_one_message_and_the_run_goes_on(tmp_path: Path, kind: str) -> None:
+    ended = launched.launch(WORKER, str(tmp_path), "killed", "run", kind, n=3)
+    assert ended[-1][0] == -9
+    for code, said in ended[:-1]:
+        assert code == 1
+        assert said.count("TrainingError: the other processes of this run cannot be reached") == 1
+    assert last_checkpoint(tmp_path / "run").name == "update-000004"
+    _ended(tmp_path, "train", "run", kind, "8", n=3)
+    _ended(tmp_path, "train", "undisturbed", kind, "8", n=3)
+    assert weights(tmp_path / "run") == weights(tmp_path / "undisturbed")
+    for name in ("metrics.jsonl", "recipe.yaml"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_agree_on_rounds_never_end_well(tmp_path: Path) -> None:
+    with suppress(subprocess.TimeoutExpired):  # they wait for each other for ever, or one gets what it did not ask for
+        ended = launched.launch(WORKER, str(tmp_path), "naive-rounds", limit=60)
+        assert any(code for code, _ in ended)
+    assert not all((tmp_path / f"ended-{rank}").exists() for rank in (0, 1))
+
+
+@pytest.mark.slow
+def test_experts_that_are_gathered_one_by_one_are_silently_wrong(tmp_path: Path) -> None:
+    _ended(tmp_path, "naive-experts")
+    for rank in (0, 1):
+        errors = json.loads((tmp_path / f"errors-{rank}.json").read_text(encoding="utf-8"))
+        assert errors["experts"] > 0.1
+        assert errors["layer"] < 1e-6
