@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,13 @@ from typing import Any
 
 import pytest
 from opened_runs import KINDS, OLD_RUNS
+from serving import serving
 
 from ostinato.data.example import Example
 from ostinato.viewer.chosen import ChosenRun
 from ostinato.viewer.live import Watch
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Limits
-from ostinato.viewer.serve import listen
 from ostinato.viewer.server import view_app, watch_app
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -37,29 +36,17 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 EVIL = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
 
 
-def serving(app: Any) -> Iterator[str]:
-    import uvicorn
-
-    with listen("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(10)
-
-
 @pytest.fixture(scope="module")
 def address(opened: dict[str, OpenRun]) -> Iterator[str]:
-    yield from serving(view_app(opened, Limits(examples=20)))
+    with serving(view_app(opened, Limits(examples=20))) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def watch_address() -> Iterator[str]:
     runs = [OLD_RUNS / "trained" / name for name in ("sparse", "dense")]
-    yield from serving(watch_app(Watch([ChosenRun(run.name, run) for run in runs]), Limits()))
+    with serving(watch_app(Watch([ChosenRun(run.name, run) for run in runs]), Limits())) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
