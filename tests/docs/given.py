@@ -14,7 +14,7 @@ from documents import ROOT, blocks
 from page_runs import Reader, cut
 
 Given = Callable[[Reader], Any]
-WORDS = [{"source": f"jump {i} times", "target": f"times {i} jump"} for i in range(6)]
+WORDS = [{"source": f"jump {i} times", "target": f"times {i} jump"} for i in range(24)]
 TEXTS = ["good morning to all", "guten Morgen allerseits"]
 
 
@@ -95,15 +95,18 @@ def of_hugging_face(reader: Reader) -> None:
     import tiny
 
     (reader.folder / "models").mkdir()
-    sub_layers = "self_attention: {n_heads: 2, bias: false, share: all}, ffn: {d_ff: 24, activation: swiglu, bias: false"
+    sub_layers = (
+        "self_attention: {n_heads: 2, bias: false, share: all}, ffn: {d_ff: 24, activation: swiglu, bias: false"
+    )
     decoder = f"model.decoder={{n_steps: 2, norm: {{kind: rms}}, {sub_layers}, share: all}}}}"
     runs.make_run("looped", reader.folder / "runs" / "mine", decoder)
     tiny.save("gpt2", reader.folder / "models" / "gpt2")
     (reader.folder / "text.txt").write_text("w7 w8 w9\nw10 w11\n", encoding="utf-8")
 
 
-def of_recipes(reader: Reader) -> None:
-    """Parallel texts, and a tokenizer of the library tokenizers."""
+def of_own_data(reader: Reader) -> None:
+    """Pairs, parallel and plain texts, and a tokenizer of the library tokenizers."""
+    own_files(reader)
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -132,12 +135,12 @@ def of_language(reader: Reader) -> None:
     for name in ("a", "b", "nli"):
         write_lines(reader.folder / f"{name}.jsonl", labelled)
     texts = ["data.train=train.txt", "data.dev=dev.txt", "training.evaluate_every=1", "training.save_every=1"]
-    pairs = ["data.train=train.jsonl", "data.dev=dev.jsonl", "data.test={gen: test.jsonl}", "training.keep_last=9"]
+    pairs = ["data.train=train.jsonl", "data.dev=dev.jsonl", "data.test={gen: test.jsonl}", "training.evaluate_every=1"]
+    pairs += ["training.save_every=1", "training.keep_last=9"]
     labels = [*(f"data.{split}=nli.jsonl" for split in ("train", "dev", "test")), "evaluation.by=[lang]"]
     for n in (1, 2, 4):
         train(reader, "lm/transformer", *texts, f"model.decoder.n_steps={n}", to=f"runs/depth-{n}")
-        kind = ["model.kind=language_model", "training.evaluate_every=1", "training.save_every=1"]
-        train(reader, "files/template", *pairs, *kind, to=f"runs/cogs-{n}")
+        train(reader, "lm/transformer", "task={kind: files}", *pairs, f"model.decoder.n_steps={n}", to=f"runs/cogs-{n}")
     for n in (1, 2, 3):
         train(reader, "classification/small", *labels, to=f"runs/nli-{n}")
 

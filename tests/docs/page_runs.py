@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from documents import ROOT, Block, page_blocks
 
 import ostinato
@@ -59,7 +60,6 @@ class Reader:
         monkeypatch.setenv("COLUMNS", "120")
         if UPSTREAM.is_dir():
             monkeypatch.setenv("OSTINATO_MIRROR", str(UPSTREAM))
-        cut_sweeps(monkeypatch)
         cut_recipe = lambda name, overrides=(): load_recipe(name, [*tiny(name), *overrides])  # noqa: E731
         monkeypatch.setattr(ostinato, "load_recipe", cut_recipe, raising=False)
         monkeypatch.setattr("ostinato.viewer.serve.serve", lambda app, bound, on_start: on_start())
@@ -83,7 +83,9 @@ class Reader:
 
     def execute(self, code: str, where: str) -> None:
         """Run Python."""
-        exec(compile(code, where, "exec"), self.names)
+        with self._patch.context() as patch:
+            cut_sweeps(patch)
+            exec(compile(code, where, "exec", dont_inherit=True), self.names)
 
     def line(self, words: list[str], where: object) -> None:
         """Run one line of shell."""
@@ -103,11 +105,11 @@ class Reader:
         """Run a command, which must end well; return what it printed."""
         self._patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         self._capsys.readouterr()
-        import time; began=time.time(); c0=time.process_time()
-        with pytest.raises(SystemExit) as ended:
+        with self._patch.context() as patch, pytest.raises(SystemExit) as ended:
+            if arguments[0] in ("sweep", "table", "plot"):
+                cut_sweeps(patch)
             main(arguments)
         out, err = self._capsys.readouterr()
-        open('/tmp/lines.txt','a').write(f"{time.time()-began:.1f} {time.process_time()-c0:.1f} {shlex.join(arguments)[:150]}\n")
         assert ended.value.code in (0, None), f"{where}: ostinato {shlex.join(arguments)}\n{err}"
         self.ran.append(Ran(arguments, out))
         return out
@@ -168,13 +170,13 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
 
 def _lengths(recipe: Recipe) -> Iterator[str]:
     yield from ("data.tokens_per_batch=256", f"training.n_updates={_UPDATES}", "training.n_threads=1")
-    yield from ("training.device=cpu", "training.selection.max_examples=4", "evaluation.max_examples=4")
+    yield from ("training.device=cpu", "training.selection.max_examples=4", "evaluation.max_examples=20")
     if getattr(recipe.model, "generates", True) and str(recipe.model.kind) != "encoder":
         yield from ("decoding.max_length=8", "decoding.max_length_ratio=0")
     if recipe.training.halting is not None and getattr(recipe.training.halting, "off_updates", 0):
         yield from ("training.halting.off_updates=1", "training.halting.warmup=1")
     kind = str(recipe.task.settings()["kind"])
-    small = {"n_train": 60, "n_eval": 8, "max_length": 8, "long_max_length": 12, "n_pairs": 400}
+    small = {"n_train": 60, "n_eval": 20, "max_length": 8, "long_max_length": 12, "n_pairs": 1000}
     known = TASKS[kind].config_type.model_fields if kind != "parity" else {}
     yield from (f"task.{key}={value}" for key, value in small.items() if key in known)
 
@@ -184,6 +186,9 @@ def cut(arguments: list[str]) -> list[str]:
     words = [re.sub(r"^training\.n_updates=\d+$", f"training.n_updates={_UPDATES}", word) for word in arguments]
     if words[0] == "train" and not words[1].startswith("runs/"):
         words[2:2] = tiny(words[1])
+    if any(word.startswith("training.keep_best=") for word in words):
+        words[2:2] = ["training.evaluate_every=1", "training.save_every=1"]
+        words = [re.sub(r"^training\.n_updates=\d+$", "training.n_updates=6", word) for word in words]
     if "--resume" in words:
         words = [re.sub(r"^training\.n_updates=\d+$", f"training.n_updates={_UPDATES + 1}", word) for word in words]
     if words[0] in ("view", "watch"):
@@ -206,8 +211,8 @@ def cut_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
         settings = read(name_or_path) | {"seeds": [1], "equal": None}
         for arm in settings["arms"]:
             arm.pop("seeds", None)
-            small = dict(one.split("=", 1) for one in tiny(str(arm.get("recipe") or settings["recipe"])))
-            arm["set"] = {**arm.get("set", {}), **small}
+            small = (one.split("=", 1) for one in tiny(str(arm.get("recipe") or settings["recipe"])))
+            arm["set"] = arm.get("set", {}) | {key: yaml.safe_load(value) for key, value in small}
         return settings
 
     monkeypatch.setattr(files, "read_sweep_settings", cut_settings)
