@@ -8,7 +8,7 @@ PYTEST ?=
 # of a test that runs models; by `make test-all` those of every layer.
 SHAPES := ostinato.nn,ostinato.models,ostinato.decoding
 
-.PHONY: demo test test-all check format docs clean
+.PHONY: demo newcomer test test-all check format docs clean
 
 $(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,10 @@ $(VENV)/dev: pyproject.toml
 
 demo: $(VENV)/demo
 	$(BIN)/ostinato demo
+
+# From a clean clone to a first own model: the commands of docs/get-started.md, timed.
+newcomer:
+	$(PYTHON) benchmarks/newcomer.py
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .

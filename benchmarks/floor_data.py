@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from ostinato.tasks.catalog import open_task
 
 ROLE = re.compile(r"\. (agent|theme|recipient) \( x _ \d+ , (?:x _ (\d+)|(\w+)) \)")
 for split in ("train", "dev", "test"):
-    with open(f"roles-{split}.conll", "w") as file:
+    with Path(f"roles-{split}.conll").open("w") as file:
         for example in open_task("cogs").examples(split):
             words = example.source.split()
             tags = dict.fromkeys(range(len(words)), "O")
@@ -19,7 +20,7 @@ for split in ("train", "dev", "test"):
                 tags[int(place) if place else words.index(name)] = f"B-{role}"
             if len(words) > 1:  # without the 143 primitives
                 file.write("".join(f"{word} {tags[i]}\n" for i, word in enumerate(words)) + "\n")
-    with open(f"where-{split}.jsonl", "w") as file:
+    with Path(f"where-{split}.jsonl").open("w") as file:
         for example in open_task("babi", ["number=1", "size=10k", "form=facts"]).examples(split):
             *facts, question = example.source.split("\t")
             place = example.columns["supporting"][-1]

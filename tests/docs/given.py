@@ -150,12 +150,11 @@ def of_view(reader: Reader) -> Iterator[None]:
     """A second run, and a server whose address the program knows."""
     for name in ("starlette", "uvicorn"):
         pytest.importorskip(name, reason="the page needs the extra [view]: pip install 'ostinato[view]'")
-    from serving import serving
-
     from ostinato.evaluation.loading import load
     from ostinato.viewer.opened import open_runs
     from ostinato.viewer.schema import Limits
     from ostinato.viewer.server import view_app
+    from serving import serving
 
     train(reader, "passivization/universal-sparse-halting", to="runs/passivization-seed-2")
     opened = open_runs({"sparse": load(ROOT / "tests" / "old_runs" / "trained" / "sparse", device="cpu")}, Limits())

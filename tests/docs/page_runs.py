@@ -5,8 +5,8 @@ Blocks of Python are executed one after the other, each with the names of those 
     ostinato ...                 runs in this process; trainings are cut to two updates of a tiny model (`cut`)
     echo '...' | ostinato ...    the same, reading what is echoed; `< FILE` reads a file
     python3 -c "..."             runs in this process
-    git, pip, make, python3 -m   install: `make newcomer` types those of docs/get-started.md; here extras and targets are
-                                 looked up
+    git, pip, make, python3 -m   install: here extras and targets are looked up; `make newcomer` types those of
+                                 docs/get-started.md
 
 A block whose first line is `# not run by the tests: REASON` is not run.
 """
@@ -105,10 +105,11 @@ class Reader:
         """Run a command, which must end well; return what it printed."""
         self._patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         self._capsys.readouterr()
-        with self._patch.context() as patch, pytest.raises(SystemExit) as ended:
+        with self._patch.context() as patch:
             if arguments[0] in ("sweep", "table", "plot"):
                 cut_sweeps(patch)
-            main(arguments)
+            with pytest.raises(SystemExit) as ended:
+                main(arguments)
         out, err = self._capsys.readouterr()
         assert ended.value.code in (0, None), f"{where}: ostinato {shlex.join(arguments)}\n{err}"
         self.ran.append(Ran(arguments, out))
@@ -182,7 +183,7 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
 
 
 def cut(arguments: list[str]) -> list[str]:
-    """Return a command that takes a second where it would take minutes; what the page sets itself stays, but updates."""
+    """Return a command that takes a second where it would take minutes; what the page sets stays, but for updates."""
     words = [re.sub(r"^training\.n_updates=\d+$", f"training.n_updates={_UPDATES}", word) for word in arguments]
     if words[0] == "train" and not words[1].startswith("runs/"):
         words[2:2] = tiny(words[1])

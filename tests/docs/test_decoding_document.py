@@ -1,57 +1,11 @@
 from __future__ import annotations
 
-import io
-import json
-from pathlib import Path
-
 import pytest
-from documents import ROOT, blocks, commands, rows
+from documents import ROOT, rows
 
-from ostinato.cli import main
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 
 DOCUMENT = ROOT / "docs" / "decoding.md"
-TINY = [
-    *("task.n_train=60", "task.n_eval=8", "task.max_length=8", "task.long_max_length=9", "model.d_model=16"),
-    *("model.encoder.ffn.d_ff=16", "model.decoder.ffn.d_ff=16", "training.n_updates=6", "training.evaluate_every=1"),
-    *("training.device=cpu", "training.n_threads=1", "training.selection.max_examples=4"),
-]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("decoding")
-    sources = ["3 1 4 1 5", "2 7", "9"]
-    (folder / "sources.txt").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
-    records = [{"id": i, "source": line, "begun": "5 1" if i else ""} for i, line in enumerate(sources)]
-    (folder / "sources.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
-    return folder
-
-
-def test_the_commands_and_the_code_of_the_document_work_from_top_to_bottom(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    seen = []
-    for command in commands(DOCUMENT):
-        arguments = list(command.arguments)
-        if arguments[0] == "train":
-            arguments[2:2] = TINY
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((command.stdin or "").encode())))
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        out, err = capsys.readouterr()
-        assert caught.value.code in (0, None), f"{command}\n{err}"
-        seen.append(arguments[0])
-        if arguments[0] == "generate":
-            inputs, lists = 1 if command.stdin else 3, 3 if "--n-best" in arguments else 1
-            assert inputs <= out.count("\n") <= inputs * lists, command
-        if "--prefix" in arguments:
-            assert all(line.startswith("5 1") for line in out.splitlines())
-    assert {*seen} == {"train", "generate", "evaluate"}
-    (code,) = blocks(DOCUMENT, "python")
-    exec(compile(code, str(DOCUMENT), "exec"), {})
-    assert capsys.readouterr().out.count("\n") == 3
 
 
 def test_the_table_of_settings_is_the_codes() -> None:

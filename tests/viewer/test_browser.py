@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from opened_runs import KINDS, OLD_RUNS
-from serving import serving
 
 from ostinato.data.example import Example
 from ostinato.viewer.chosen import ChosenRun
@@ -24,6 +23,7 @@ from ostinato.viewer.live import Watch
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Limits
 from ostinato.viewer.server import view_app, watch_app
+from serving import serving
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 HOW = "needs a browser: apt-get install chromium, and pip install playwright"
