@@ -2,9 +2,9 @@
 
     python benchmarks/newcomer.py [--keep DIR]
 
-Every block of shell runs as it stands, in one shell after the other's folder and environment; only the address of the
-repository is that of this checkout, of which what is committed is cloned. Prints minutes by block: the last number is how
-long it takes from nothing to two trained models, one's own data compared.
+All blocks of shell run as they stand, in one shell; only the address of the repository is that of this checkout, of
+which what is committed is cloned. Prints the minutes after every block: the last number is how long it takes from
+nothing to two models of one's own, trained, compared and looked into.
 """
 
 from __future__ import annotations
