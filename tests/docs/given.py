@@ -140,7 +140,14 @@ def of_language(reader: Reader) -> None:
     labels = [*(f"data.{split}=nli.jsonl" for split in ("train", "dev", "test")), "evaluation.by=[lang]"]
     for n in (1, 2, 4):
         train(reader, "lm/transformer", *texts, f"model.decoder.n_steps={n}", to=f"runs/depth-{n}")
-        train(reader, "lm/transformer", "task={kind: files}", *pairs, f"model.decoder.n_steps={n}", to=f"runs/cogs-{n}")
+        train(
+            reader,
+            "lm/transformer",
+            "task.model_kind=seq2seq",
+            *pairs,
+            f"model.decoder.n_steps={n}",
+            to=f"runs/cogs-{n}",
+        )
     for n in (1, 2, 3):
         train(reader, "classification/small", *labels, to=f"runs/nli-{n}")
 

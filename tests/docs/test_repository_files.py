@@ -19,7 +19,9 @@ def test_the_citation_names_this_version_and_licence() -> None:
     assert "CITATION.cff" in links(README)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
+)
 def test_every_issue_form_has_a_name_and_fields_with_labels(path: object) -> None:
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / str(path)).read_text(encoding="utf-8"))
     assert {"name", "description", "body"} <= form.keys()
