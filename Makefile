@@ -11,7 +11,7 @@ SHAPES := ostinato.nn,ostinato.models,ostinato.decoding
 # The device of `make test-gpu`; cpu shows that its tests run where there is no GPU.
 DEVICE ?= cuda
 
-.PHONY: demo test test-all test-gpu check format docs clean
+.PHONY: demo newcomer test test-all test-gpu check format docs clean
 
 $(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ $(VENV)/dev: pyproject.toml
 
 demo: $(VENV)/demo
 	$(BIN)/ostinato demo
+
+# From a clean clone to a first own model: the commands of docs/get-started.md, timed.
+newcomer:
+	$(PYTHON) benchmarks/newcomer.py
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .

@@ -4,7 +4,8 @@
     python benchmarks/speed_document.py --check
 
 A table stands between <!-- begin NAME --> and <!-- end NAME -->, where NAME.jsonl is what a study
-wrote; without one it says that nothing was measured yet.
+wrote; without one it says that nothing was measured yet. Tables of details stay with the studies, which print them
+from the same rows (`--read`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 STUDIES = {"train-step": "update_report", "decode": "decode_report", "startup": "startup"}
 """What judges and shows the rows of a file."""
 NOT_MEASURED = "Not measured yet."
+DETAILS = ("Where the time of", "Time / time of the matmul limit", "New tokens/s")
+"""Tables that begin so are left out."""
 _TABLE = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
 
 
@@ -31,7 +34,14 @@ def tables(name: str, results: Path) -> str:
         return NOT_MEASURED
     study = importlib.import_module(STUDIES[name])
     runs = read_runs([path])
-    return str(study.report(runs, study.verdicts(runs))).strip()
+    return _without_details(str(study.report(runs, study.verdicts(runs))).strip())
+
+
+def _without_details(text: str) -> str:
+    """Return a report without the tables of details: a paragraph that announces one, and the next, which is it."""
+    parts = text.split("\n\n")
+    kept = [not part.startswith(DETAILS) for part in parts]
+    return "\n\n".join(part for part, here, before in zip(parts, kept, [True, *kept], strict=False) if here and before)
 
 
 def filled(text: str, results: Path) -> str:

@@ -180,7 +180,8 @@ class Made:
                 yield f"## {title}"
                 yield "\n".join(wrapped(self.text(point), "- ") for point in points)
         yield "## Commands"
-        yield "```sh\n" + "\n".join(page.commands) + "\n```"
+        not_run = "# not run by the tests: minutes to hours"
+        yield "\n".join(["```sh", not_run, *page.commands, "```"])
         files = ", ".join(f"[{name}]({name})" for name in page.rows)
         yield wrapped(f"Rows: {files}. Made from [pages/{self.name}.yaml](pages/{self.name}.yaml) by `make.py`.")
 

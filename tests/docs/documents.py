@@ -18,6 +18,24 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
+class Block(NamedTuple):
+    """A fenced block of a page; `line` is where it begins."""
+
+    page: Path
+    line: int
+    language: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def why_not_run(self) -> str | None:
+        """Return the reason that the block gives in its first line, None where it is to be run."""
+        found = re.match(r"# not run by the tests: (.+)", self.body)
+        return found[1] if found else None
+
+
 class Command(NamedTuple):
     """One `ostinato` call of a document; `stdin` is what an `echo` before it writes."""
 
@@ -31,6 +49,16 @@ class Command(NamedTuple):
 def blocks(path: Path, language: str) -> list[str]:
     """Return the fenced blocks of one language."""
     return [body for name, body in _FENCE.findall(path.read_text(encoding="utf-8")) if name == language]
+
+
+def page_blocks(path: Path) -> list[Block]:
+    """Return all fenced blocks, those that stand in lists too, in order."""
+    text = path.read_text(encoding="utf-8")
+    found = re.finditer(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [
+        Block(path, text.count("\n", 0, one.start()) + 1, one[2], re.sub(rf"^{one[1]}", "", one[3], flags=re.MULTILINE))
+        for one in found
+    ]
 
 
 def shell_lines(path: Path) -> list[str]:

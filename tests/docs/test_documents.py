@@ -7,7 +7,21 @@ from pathlib import Path
 
 import pytest
 import typer
-from documents import DOCUMENTS, README, ROOT, Command, anchors, blocks, commands, links, prose, rows, shell_lines
+from documents import (
+    DOCUMENTS,
+    README,
+    ROOT,
+    Block,
+    Command,
+    anchors,
+    blocks,
+    commands,
+    links,
+    page_blocks,
+    prose,
+    rows,
+    shell_lines,
+)
 
 from ostinato import __version__
 from ostinato.cli.app import app
@@ -137,15 +151,24 @@ def test_the_sizes_of_the_generated_scan_splits_are_the_documents(split: str) ->
     assert row[1:4] == [f"{sum(1 for _ in task.examples(name)):,}" for name in ("train", "dev", "test")]
 
 
-@pytest.mark.parametrize("number", range(len(blocks(RECIPES_DOCUMENT, "yaml"))))
-def test_every_recipe_of_the_documents_loads(number: int, tmp_path: Path) -> None:
+RECIPES = [block for path in DOCUMENTS for block in page_blocks(path) if re.match(r"base:", block.body)]
+
+
+@pytest.mark.parametrize("block", RECIPES, ids=str)
+def test_every_recipe_of_the_documents_loads(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(blocks(RECIPES_DOCUMENT, "yaml")[number], encoding="utf-8")
-    given = ["data.train=a.jsonl", "data.dev=b.jsonl"] if "???" in path.read_text(encoding="utf-8") else []
+    path.write_text(block.body, encoding="utf-8")
+    given = ["data.train=a.jsonl", "data.dev=b.jsonl"] if "???" in block.body else []
     assert load_recipe(path, given).name == "mine"
     if given:
         with pytest.raises(ConfigError, match=r"data\.train is '\?\?\?'.*\n.*data\.dev is '\?\?\?'"):
             load_recipe(path)
+
+
+@pytest.mark.parametrize("path", [*(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_every_page_begins_with_what_a_reader_can_do_after_it(path: Path) -> None:
+    _, first = path.read_text(encoding="utf-8").split("\n\n", 2)[:2]
+    assert first.startswith("After this page you")
 
 
 def test_the_table_of_sharing_schemes_is_the_codes() -> None:

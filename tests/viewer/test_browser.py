@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,8 @@ from ostinato.viewer.chosen import ChosenRun
 from ostinato.viewer.live import Watch
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Limits
-from ostinato.viewer.serve import listen
 from ostinato.viewer.server import view_app, watch_app
+from serving import serving
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 HOW = "needs a browser: apt-get install chromium, and pip install playwright"
@@ -37,29 +36,17 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 EVIL = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
 
 
-def serving(app: Any) -> Iterator[str]:
-    import uvicorn
-
-    with listen("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(10)
-
-
 @pytest.fixture(scope="module")
 def address(opened: dict[str, OpenRun]) -> Iterator[str]:
-    yield from serving(view_app(opened, Limits(examples=20)))
+    with serving(view_app(opened, Limits(examples=20))) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def watch_address() -> Iterator[str]:
     runs = [OLD_RUNS / "trained" / name for name in ("sparse", "dense")]
-    yield from serving(watch_app(Watch([ChosenRun(run.name, run) for run in runs]), Limits()))
+    with serving(watch_app(Watch([ChosenRun(run.name, run) for run in runs]), Limits())) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -266,21 +253,32 @@ CONTRAST = """() => {
     const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
     const linear = (x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
     const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+    const behind = (own) => {
+        let back = own;
+        while (back && parse(getComputedStyle(back).backgroundColor)[3] === 0) back = back.parentElement;
+        return light(parse(getComputedStyle(back ?? document.body).backgroundColor));
+    };
+    const ratio = (colour, own) => {
+        const [a, b] = [light(parse(colour)), behind(own)];
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    };
     const wrong = [];
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
         const own = walker.currentNode.parentElement, text = walker.currentNode.data;
-        if (!text.trim() || own.closest("script, noscript, svg") || !own.checkVisibility()) continue;
-        let back = own;
-        while (back && parse(getComputedStyle(back).backgroundColor)[3] === 0) back = back.parentElement;
-        const a = light(parse(getComputedStyle(own).color));
-        const b = light(parse(getComputedStyle(back ?? document.body).backgroundColor));
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (ratio < 4.5) wrong.push([text, ratio, own.className]);
+        if (!text.trim() || own.closest("script, noscript") || !own.checkVisibility()) continue;
+        const drawing = own.closest("svg"), style = getComputedStyle(own);
+        const found = ratio(drawing ? style.fill : style.color, drawing ?? own);
+        if (found < 4.5) wrong.push([text, found, own.getAttribute("class")]);
+    }
+    for (const line of document.querySelectorAll("svg polyline, svg circle, svg line:not(.grid)")) {
+        const style = getComputedStyle(line), colour = style.fill === "none" ? style.stroke : style.fill;
+        const found = ratio(line.tagName === "line" ? style.stroke : colour, line.closest("svg"));
+        if (found < 3) wrong.push([line.outerHTML.slice(0, 80), found, colour]);
     }
     return wrong;
 }"""
-"""Texts whose contrast is below that of WCAG's level AA."""
+"""Texts whose contrast is below that of WCAG's level AA, 4.5 to 1, and parts of drawings below 3 to 1."""
 NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex], [role]")]
     .filter((e) => e.role !== "status")
     .filter((e) => e.checkVisibility() && !e.getAttribute("aria-label") && !e.labels?.length)
@@ -294,7 +292,10 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, select, textar
 def test_the_page_is_legible_at_both_widths_in_both_themes(browser: Any, address: str, scheme: Any, width: int) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
-    opened_page(page, address, "run=sparse&run=dense&split=test&index=0")
+    opened_page(page, address, "run=sparse&run=dense&split=test&index=0&along=rounds&n=4")
+    page.click("#draw-curve")
+    page.wait_for_selector("body[data-curves='1']", timeout=60_000)
+    assert page.locator("#curve svg text").count() > 8
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate(CONTRAST) == []
@@ -336,6 +337,28 @@ def test_everything_is_reached_by_the_keyboard(page: Any, address: str) -> None:
     page.keyboard.press("Enter")
     finished(page, 2)
     assert "index=1" in page.url
+
+
+def test_a_screen_reader_is_told_of_every_part(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0&along=threshold&n=4")
+    page.click("#draw-curve")
+    page.wait_for_selector("body[data-curves='1']", timeout=60_000)
+    tree = page.locator("body").aria_snapshot()
+    for name in ("Output", "Cost", "Rounds by token", "Surprise by token", "Attention", "Experts", "Plan"):
+        assert f'heading "{name}" [level=2]' in tree, name
+    for part in ('img "Accuracy against cost', "- status", "- slider ", "- table ", "- columnheader ", "- rowheader "):
+        assert part in tree, part
+    for role in ("button", "slider", "combobox", "textbox", "spinbutton", "img", "region"):
+        nameless = [line.strip() for line in tree.splitlines() if line.strip().rstrip(":") == f"- {role}"]
+        assert nameless == [], role
+
+
+def test_watched_runs_are_legible_in_the_dark(page: Any, watch_address: str) -> None:
+    page.emulate_media(color_scheme="dark")
+    page.goto(watch_address)
+    page.wait_for_selector("body[data-asked='2']", timeout=20_000)
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate(CONTRAST) == []
 
 
 def test_runs_are_watched_over_each_other(page: Any, watch_address: str) -> None:

@@ -51,21 +51,34 @@ export function heat(element, share) {
   return paint(element, from.map((c, i) => c + (to[i] - c) * part));
 }
 
-// The same number always has the same colour; hues are far apart for neighbours.
-export function kindOf(element, number, strength = 1) {
-  const hue = (number * 137.5 + 205) % 360;
-  const light = document.documentElement.dataset.theme === "dark" ? 0.62 : 0.72;
-  const chroma = 0.55 * strength;
+// Neighbouring numbers have hues far apart.
+const hueOf = (number) => (number * 137.5 + 205) % 360;
+const isDark = () => document.documentElement.dataset.theme === "dark";
+
+function fromHsl(hue, saturation, light) {
   const f = (n) => {
     const k = (n + hue / 30) % 12;
-    return 255 * (light - chroma * Math.min(light, 1 - light) * Math.max(-1, Math.min(k - 3, 9 - k, 1)));
+    return 255 * (light - saturation * Math.min(light, 1 - light) * Math.max(-1, Math.min(k - 3, 9 - k, 1)));
   };
-  return paint(element, [f(0), f(8), f(4)]);
+  return [f(0), f(8), f(4)];
 }
 
+// The same number always has the same colour.
+export function kindOf(element, number, strength = 1) {
+  return paint(element, fromHsl(hueOf(number), 0.55 * strength, isDark() ? 0.62 : 0.72));
+}
+
+// A colour of a line, which stands out from the panel by 4.5 to 1: yellow and green have to be darker than red and blue.
 export function lineColour(number) {
-  const hue = (number * 137.5 + 205) % 360;
-  return `hsl(${hue.toFixed(0)} 65% ${document.documentElement.dataset.theme === "dark" ? 65 : 38}%)`;
+  const behind = luminance(channels(themed("panel")));
+  const step = isDark() ? 0.03 : -0.03;
+  let light = isDark() ? 0.65 : 0.38;
+  for (;;) {
+    const rgb = fromHsl(hueOf(number), 0.65, light);
+    const own = luminance(rgb);
+    if ((Math.max(own, behind) + 0.05) / (Math.min(own, behind) + 0.05) >= 4.5) return `rgb(${rgb.map(Math.round).join(",")})`;
+    light += step;
+  }
 }
 
 // A table that scrolls for itself, its caption above it.

@@ -1,4 +1,4 @@
-"""The example of a tokenizer of another library works as the document of recipes shows it."""
+"""The example of a tokenizer of another library works as the document of own data shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ostinato.cli import main
 
-DOCUMENT = ROOT / "docs" / "recipes.md"
+DOCUMENT = ROOT / "docs" / "own-data.md"
 SMALL = [
     *("model.d_model=8", "model.encoder.n_steps=1", "model.decoder.n_steps=1", "training.n_updates=2"),
     *("training.schedule.warmup=1", "training.evaluate_every=2", "training.save_every=2", "training.device=cpu"),
