@@ -128,6 +128,7 @@ class Stack:
         embedded_BTE: Float[Tensor, "B T E"],
         *,
         keep_BT: Bool[Tensor, "B T"] | None = None,
+        ids_BT: Int[Tensor, "B T"] | None = None,
         positions_BT: Int[Tensor, "B T"] | None = None,
         prefix_lengths_B: Int[Tensor, "B"] | None = None,
         memory_BSD: Float[Tensor, "B S D"] | None = None,
@@ -140,6 +141,7 @@ class Stack:
 
         Args:
             embedded_BTE: embeddings. keep_BT: real tokens; None where all are.
+            ids_BT: the tokens, where the plan names tables of values.
             positions_BT: positions in the sentence; None: the column.
             prefix_lengths_B: first real tokens that see each other in both directions.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
@@ -157,6 +159,7 @@ class Stack:
             positions_BT,
             positions_BT,
             keep_BT,
+            ids_BT,
             memory_BSD,
             Visibility(keep_BS=memory_keep_BS),
             execution=execution,
@@ -167,12 +170,20 @@ class Stack:
         with summing() if learns and not torch.compiler.is_compiling() else nullcontext():
             return self._loop(embedded_BTE, run, self.program(n_rounds, execution))
 
-    def step(self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, program: Program | None = None) -> StackOutput:
+    def step(
+        self,
+        embedded_BTE: Float[Tensor, "B T E"],
+        cache: Cache,
+        program: Program | None = None,
+        *,
+        ids_BT: Int[Tensor, "B T"] | None = None,
+    ) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
 
         `cache.keep_BS` already covers the new columns; the first ones hold all of `cache.prefix_lengths_B`.
 
         Args:
+            ids_BT: tokens of the new columns, where the plan names tables of values.
             program: what runs in place of the stack's own sub-layers and halting rule.
         """
         execution = cache.execution or DEFAULT_EXECUTION
@@ -186,6 +197,7 @@ class Stack:
             key_positions[:, start:],
             key_positions,
             None if cache.keep_BS is None else cache.keep_BS[:, start:],
+            ids_BT,
             cache.memory_BSD,
             Visibility(keep_BS=cache.memory_keep_BS),
             cache,
@@ -304,7 +316,7 @@ class Stack:
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         n_free = 0 if run.execution.gradient_rounds is None else len(rounds) - run.execution.gradient_rounds
-        if ticks and n_free > 0:
+        if ticks and (n_free > 0 or run.execution.gradient_repeats is not None):
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         for index, steps in enumerate(rounds[first:], first):

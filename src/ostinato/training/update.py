@@ -39,6 +39,7 @@ from ostinato.training.rounds import (
     draw_round_of_loss,
     draw_rounds,
     draw_shorter,
+    gradient_of_rounds,
     rounds_of_stacks,
     shorter_execution,
 )
@@ -128,9 +129,9 @@ class Updater:
             if isinstance(drawn, tuple):
                 own = tuple(self.processes.share(drawn[first : first + batch.n_sentences]))
                 first += batch.n_sentences
-            rounds, gradient_rounds = rounds_of_stacks(self.model, own), self.config.rounds.gradient_rounds
+            rounds = rounds_of_stacks(self.model, own)
             with (
-                self.model.execution(halting=halts, rounds=rounds, gradient_rounds=gradient_rounds),
+                self.model.execution(halting=halts, rounds=rounds, **gradient_of_rounds(self.config.rounds)),
                 self._noting_plan(batch),
             ):
                 found, observations = self._backward(batch, n_labels, update, observed and number == n)
