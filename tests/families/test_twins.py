@@ -54,8 +54,8 @@ def attend(
     """Attention, of decoders causal.
 
     Args:
-        change: what is done to queries and keys. valued: what is done to values, given x. earlier: keys and values of earlier rounds, which it sees, too, and
-            adds its own to.
+        change: what is done to queries and keys. valued: what is done to values, given x.
+        earlier: keys and values of earlier rounds, which it sees, too, and adds its own to.
     """
     B, T, _ = x.shape
     name = f"banks.self_attention.{stack}_{i}"
@@ -99,7 +99,7 @@ def norm_of(w: Weights, name: str, i: int, eps: float) -> Callable[[Tensor], Ten
 
 
 def parcae(w: Weights, ids: Tensor, rounds: int) -> Tensor:
-    """e = N_p(P(E)), u = a h + b (B e), h = C(u); N_f(Q(W_C h)), every other layer with values by token; section 2.4."""
+    """e = N_p(P(E)), u = a h + b (B e), h = C(u); N_f(Q(W_C h)), values by token in every other layer; 2.4."""
     eps = 1e-5
 
     def valued(v_BHTK: Tensor, n: Tensor, i: int) -> Tensor:

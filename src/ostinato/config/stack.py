@@ -86,8 +86,8 @@ class NormConfig(NormalisationConfig):
 
 
 class ValueEmbeddingsConfig(Config):
-    """What tokens add to the values of self-attention: v + g E_v[token], g = 2 sigmoid(W x[:C]), a number for every head
-    of keys (Parcae): see `ostinato.nn.token_values`."""
+    """What tokens add to the values of self-attention: v + g E_v[token], g = 2 sigmoid(W x[:C]), a number for every
+    head of keys (Parcae): see `ostinato.nn.token_values`."""
 
     share: Literal["individual", "all"] | list[Annotated[int, Field(ge=0)] | None] = "individual"
     """Which steps read which table: a table for each, one for all, or a list with one entry a step (null: none)."""

@@ -164,9 +164,9 @@ class _RoundsConfig(Config):
     gradient_rounds: Size | None = None
     """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
     gradient_repeats: Annotated[list[Number], Field(min_length=1)] | None = None
-    """In loops of several states, how many of a state's `repeats` in a round the gradient goes through, its last ones: a
-    number for each of the last rounds, of which the first one holds for all rounds before them, too (HRM-Text: [1, 2]).
-    None: all."""
+    """In loops of several states, how many of a state's `repeats` in a round the gradient goes through, its last ones:
+    a number for each of the last rounds, of which the first one holds for all rounds before them, too (HRM-Text:
+    [1, 2]). None: all."""
 
 
 class PlannedRoundsConfig(_RoundsConfig):
