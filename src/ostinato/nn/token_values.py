@@ -25,7 +25,7 @@ class TokenValues(nn.Module):
 
     def __init__(self, n_rows: int, n_heads: int, d_head: int, gate_width: int) -> None:
         super().__init__()
-        self.n_heads, self.gate_width = n_heads, gate_width
+        self.n_heads, self.d_head, self.gate_width = n_heads, d_head, gate_width
         self.table_VJ = nn.Parameter(torch.empty(n_rows, n_heads * d_head))
         self.gate = Linear(gate_width, n_heads, bias=False)
         nn.init.zeros_(self.gate.weight)
@@ -43,6 +43,6 @@ class TokenValues(nn.Module):
             read_ND: x.
         """
         gates_NH = 2 * torch.sigmoid(self.gate(read_ND[:, : self.gate_width]))
-        added_NHK = rows_NJ.view(len(rows_NJ), self.n_heads, -1) * gates_NH[..., None]
+        added_NHK = rows_NJ.view(len(rows_NJ), self.n_heads, self.d_head) * gates_NH[..., None]
         k_NJ, v_NJ = kv_NJ.chunk(2, dim=-1)
         return torch.cat([k_NJ, v_NJ + added_NHK.flatten(1).to(v_NJ.dtype)], dim=-1)
