@@ -19,9 +19,10 @@ from ostinato.kernels import MOST_ROWS
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.compiled import KeyValuesInPlace
 from ostinato.nn.context import Pass, Round
+from ostinato.nn.program import Program
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
-from ostinato.nn.stack import Program, Stack
+from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import StackOutput
 

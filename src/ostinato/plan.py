@@ -62,6 +62,7 @@ class Use:
         position: name of the table in the bank of relative positions; None where the sub-layer uses none.
         delta: name of what is added to its maps in their bank; None: they are the weights alone.
         modulation: name of what gives a scale of what f reads and a gate of its output, in their bank; None: neither.
+        values: name of the table of what tokens add to their values, in its bank; None: nothing.
     """
 
     kind: Kind
@@ -73,6 +74,7 @@ class Use:
     scores: str | None = None
     delta: str | None = None
     modulation: str | None = None
+    values: str | None = None
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -118,12 +120,14 @@ class Phase:
     Args:
         n_steps: of the round's steps, those that come next. state: s, 0-based.
         adds: other states; the number of states stands for what entered the segment. norm: its name; None: none.
+        left: how often the round still changes the state, this time included.
     """
 
     n_steps: int
     state: int
     adds: tuple[int, ...]
     norm: str | None = None
+    left: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ class SubLayerPlan:
             has no norm of them.
         position: "stack": one table for the whole stack. "weights": one per parameter set. A number for every step: a
             table for each number. None, there or as a step's number: no table.
+        values: for every step the number of its table of values, or None.
     """
 
     kind: Kind
@@ -207,6 +212,7 @@ class SubLayerPlan:
     position: Literal["stack", "weights"] | tuple[int | None, ...] | None = None
     placement: Placement = "post"
     has_scores: bool = True
+    values: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +398,9 @@ def build_plan(
                 norms = {plain: f"{sub.kind}_{norm}"} | {place: f"{sub.kind}_{norm}_{place}" for place in named}
                 if sub.placement == "scores" and not sub.has_scores:
                     norms = {}
-                uses.append(Use(sub.kind, weights, position=position, **norms))
+                table = None if sub.values is None else sub.values[index]
+                values = None if table is None else f"{stack}_{table}"
+                uses.append(Use(sub.kind, weights, position=position, values=values, **norms))
         laid.append([tuple(uses)])
     if not has_first_norm and (group := next((group for group in laid if group[0]), None)) is not None:
         first, *others = group[0]
@@ -439,7 +447,7 @@ def _phases(name: str, states: Sequence[PhasePlan], groups: Sequence[_Group]) ->
         groups_of_state = list(islice(rest, own.n_steps))
         norm = f"state_{name}_{state}" if own.has_norm else None
         n_steps = sum(len(group) for group in groups_of_state)
-        phases += [Phase(n_steps, state, own.adds, norm)] * own.repeats
+        phases += [Phase(n_steps, state, own.adds, norm, left) for left in range(own.repeats, 0, -1)]
         repeated += groups_of_state * own.repeats
     return tuple(phases), repeated
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ostinato.config.load import check_recipe
-from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.model import EncoderConfig, LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 
 
@@ -38,6 +38,16 @@ TWO = [{"kind": "rotary"}, {"kind": "none", "reach": 4}]
             {"relative": {"kind": "by_step", "settings": TWO, "pattern": [0, 2]}},
             "settings has 2: numbers must be",
         ),
+        (
+            {"value_embeddings": {"share": [None, 0]}},
+            "value_embeddings.share is [None, 0]: the list has 2 entries but there are 4 steps",
+        ),
+        ({"value_embeddings": {"share": [None] * 4}}, "no step reads a table: leave out value_embeddings"),
+        (
+            {"self_attention": {"share": "none"}, "value_embeddings": {"share": "all"}},
+            "value_embeddings.share is 'all': a step without self-attention",
+        ),
+        ({"value_embeddings": {"gate_width": 64}}, "gate_width is 64: must be at most model.d_model = 16"),
         ({"relative": {"kind": "by_step", "settings": TWO, "pattern": [0]}}, "no step has settings [1] of settings"),
         (
             {"relative": {"kind": "by_step", "settings": TWO, "pattern": [0, 1, 0, 1, 0]}},
@@ -68,6 +78,12 @@ def test_an_order_of_what_is_not_there_is_an_error_in_a_recipe(settings: dict[st
     (line,) = [line for line in str(caught.value).splitlines() if "qk_norm_at" in line]
     assert line.startswith(f"model.decoder.{key} is 'after': has no effect")
     assert reason in line
+
+
+def test_facts_have_no_tables_of_values() -> None:
+    facts = {"embedder": {"kind": "facts"}, "head": {"kind": "classification", "pooling": "mean"}}
+    with pytest.raises(ConfigError, match="belong to single tokens, and a position is a fact of several"):
+        EncoderConfig.model_validate({"d_model": 64, **facts, "encoder": {"value_embeddings": {}}})
 
 
 def test_a_pattern_is_repeated_over_the_steps_and_a_step_without_positions_names_none() -> None:

@@ -59,7 +59,9 @@ PAGE: dict[str, Any] = {
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(FOLDER), str(ROOT / "benchmarks")])  # as for a script, which adds the benchmarks
+    monkeypatch.setattr(
+        sys, "path", [*sys.path, str(FOLDER), str(ROOT / "benchmarks")]
+    )  # as for a script, which adds the benchmarks
     spec = importlib.util.spec_from_file_location("result_pages", FOLDER / "make.py")
     assert spec
     assert spec.loader

@@ -114,9 +114,14 @@ def moeut(d: int, heads: int, experts: int, of_heads: int, width: int, layers: i
     return 2 * 8000 * d + 8000 + layers * (attention + experts * (2 * d * 128 + d) + 4 * d) + 2 * d
 
 
+# No total is published: one table read and written, three of values, six layers, a map at both ends of the loop.
+PARCAE_LAYERS = 6 * (attention(768, 768, bias=False) + feed_forward(768, 3072, bias=False)) + 3 * 32 * 6
+PARCAE = 4 * 32_768 * 768 + PARCAE_LAYERS + 2 * 768**2 + 2 * 768 + 14 * 768
+
 LOOPED = {
     "looped/ouro-1.4b": (OURO, 1_434_652_673),
     "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
+    "looped/parcae-140m": (PARCAE, 144_323_136),
     "looped/cotformer": (COTFORMER, 208_707_840),
     "looped/mor-360m": (MOR, 165_177_600),
     "looped/loopformer-3x8": (LOOPFORMER, 278_073_344),

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ostinato.config.model import ModelConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import Model, build_model
+from ostinato.nn.execution import Execution
 from ostinato.tasks.recipes import load_recipe
 
 Weights = dict[str, Tensor]
@@ -46,13 +48,14 @@ def attend(
     n_keys: int,
     change: Callable[[Tensor], Tensor] = lambda x: x,
     stack: str = "decoder",
+    valued: Callable[[Tensor, Tensor], Tensor] = lambda v, x: v,
     earlier: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """Attention, of decoders causal.
 
     Args:
-        change: what is done to queries and keys. earlier: keys and values of earlier rounds, which it sees, too, and
-            adds its own to.
+        change: what is done to queries and keys. valued: what is done to values, given x.
+        earlier: keys and values of earlier rounds, which it sees, too, and adds its own to.
     """
     B, T, _ = x.shape
     name = f"banks.self_attention.{stack}_{i}"
@@ -63,7 +66,7 @@ def attend(
         qkv = qkv + w[f"{name}.qkv.bias"]
     q, k, v = qkv.split([n_heads * K, n_keys * K, n_keys * K], -1)
     q, k, v = (y.view(B, T, -1, K).transpose(1, 2) for y in (q, k, v))
-    q, k = change(q), change(k)
+    q, k, v = change(q), change(k), valued(v, x)
     k, v = (y.repeat_interleave(n_heads // n_keys, 1) for y in (k, v))
     later = torch.ones(T, T).triu(1).bool()
     if earlier is not None:
@@ -96,12 +99,20 @@ def norm_of(w: Weights, name: str, i: int, eps: float) -> Callable[[Tensor], Ten
 
 
 def parcae(w: Weights, ids: Tensor, rounds: int) -> Tensor:
-    """e = N_p(P(E)), u = a h + b (B e), h = C(u); N_f(Q(W_C h)), without value embeddings; section 2.4."""
+    """e = N_p(P(E)), u = a h + b (B e), h = C(u); N_f(Q(W_C h)), values by token in every other layer; 2.4."""
     eps = 1e-5
 
+    def valued(v_BHTK: Tensor, n: Tensor, i: int) -> Tensor:
+        if not i % 2:
+            return v_BHTK
+        table, gate = (w[f"banks.values.decoder_{i // 2}.{name}"] for name in ("table_VJ", "gate.weight"))
+        rows_BHTK = F.embedding(ids, table).unflatten(-1, (2, -1)).transpose(1, 2)
+        return v_BHTK + 2 * torch.sigmoid(n @ gate.T).transpose(1, 2)[..., None] * rows_BHTK
+
     def layer(x: Tensor, i: int) -> Tensor:
-        both = lambda y: rms(turned(y, 50_000.0, pairs=True), None, eps)  # noqa: E731
-        x = x + attend(norm_of(w, "self_attention", i, eps)(x), w, i, 2, 2, both)
+        both = lambda y: rms(turned(y, 50_000.0, pairs=True), None, 1.1920929e-7)  # noqa: E731
+        of_tokens = lambda v, n: valued(v, n, i)  # noqa: E731
+        x = x + attend(norm_of(w, "self_attention", i, eps)(x), w, i, 2, 2, both, valued=of_tokens)
         return x + feed(norm_of(w, "ffn", i, eps)(x), w, i, "relu2")
 
     x = F.embedding(ids, w["target_weight"])
@@ -252,8 +263,12 @@ def hrm_text(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     return high @ w["output_weight"].T
 
 
-def hrm(w: Weights, ids: Tensor, rounds: int) -> Tensor:
-    """Twice z_L = F(z_L + z_H + x), then z_H = G(z_H + z_L), one layer each, norms behind the sums; section 2.12."""
+def hrm(w: Weights, ids: Tensor, rounds: int, *, is_cut: bool = False) -> Tensor:
+    """Twice z_L = F(z_L + z_H + x), then z_H = G(z_H + z_L), one layer each, norms behind the sums; section 2.12.
+
+    Args:
+        is_cut: as published, the gradient goes through the last F and G only.
+    """
 
     def layer(x: Tensor, i: int) -> Tensor:
         turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731
@@ -262,8 +277,10 @@ def hrm(w: Weights, ids: Tensor, rounds: int) -> Tensor:
 
     x = math.sqrt(32) * F.embedding(ids, w["target_weight"])
     low, high = (w[f"banks.start.encoder_0.{i}.vector_D"].expand_as(x) for i in (0, 1))
-    for _ in range(rounds):
-        for _ in range(2):
+    for r in range(rounds):
+        for repeat in range(2):
+            if is_cut and (r, repeat) == (rounds - 1, 1):
+                low, high = low.detach(), high.detach()
             low = layer(low + high + x, 0)
         high = layer(high + low, 1)
     return high @ w["head.weight"].T + w["head.bias"]
@@ -348,12 +365,18 @@ def named(
     record_property("check", request.node.get_closest_marker("check").args[0])
     settings = [f"model.decoder.segments={segments}"] if segments else []
     settings += [f"model.n_labels={V}"] if recipe == "looped/hrm-toy" else []
-    model = build_model(load_recipe(recipe, ["model.dropout=0.0", f"model.vocab_size={V}", *settings]).model)
+    config = load_recipe(recipe, ["model.dropout=0.0", f"model.vocab_size={V}", *settings]).model
+    return random_model(config), twin
+
+
+def random_model(config: ModelConfig) -> Model:
+    """Return a model in float64 with weights that hide nothing, in evaluation mode."""
+    model = build_model(config)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.double().parameters():
             parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
-    return model.eval(), twin
+    return model.eval()
 
 
 @pytest.fixture
@@ -378,11 +401,35 @@ def test_logits_are_those_of_the_equations(named: Any, ids: Tensor, rounds: int)
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_all_gradients_are_those_of_the_equations(named: Any, ids: Tensor, rounds: int) -> None:
     model, twin = named
-    parameters = weights(model)
-    expected = torch.autograd.grad(
-        twin(parameters, ids, rounds).square().sum(), list(parameters.values()), allow_unused=True
+    assert_same_gradients(model, model(ids, n_steps=rounds).logits_BTV, twin(weights(model), ids, rounds))
+
+
+@pytest.mark.parametrize("compaction", ["auto", "never"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_the_gradient_of_hrm_goes_through_its_last_two_calls(
+    ids: Tensor, rounds: int, recompute: bool, compaction: Any
+) -> None:
+    recipe = load_recipe("looped/hrm-toy", ["model.dropout=0.0", f"model.vocab_size={V}", f"model.n_labels={V}"])
+    model = random_model(recipe.model).train()
+    training = recipe.training.rounds
+    assert training.gradient_rounds is not None
+    assert training.gradient_repeats is not None
+    cut = Execution(
+        gradient_rounds=training.gradient_rounds,
+        gradient_repeats=tuple(training.gradient_repeats),
+        recompute=recompute,
+        compaction=compaction,
     )
-    model(ids, n_steps=rounds).logits_BTV.square().sum().backward()
+    logits = model(ids, n_steps=rounds, execution=cut).logits_BTV
+    assert_same_gradients(model, logits, hrm(weights(model), ids, rounds, is_cut=True))
+
+
+def assert_same_gradients(model: Model, logits: Tensor, expected_logits: Tensor) -> None:
+    """Compare the gradients of the sum of squares of all logits."""
+    parameters = weights(model)
+    expected = torch.autograd.grad(expected_logits.square().sum(), list(parameters.values()), allow_unused=True)
+    logits.square().sum().backward()
     for (name, parameter), wanted in zip(parameters.items(), expected, strict=True):
         wanted = torch.zeros_like(parameter) if wanted is None else wanted
         scale = float(wanted.abs().max()) or 1.0

@@ -77,7 +77,8 @@ def _larger(config: Config, dropout: float, inner_dropout: float) -> Config:
             return value
         grown = {key: grow(inner) for key, inner in value.items()}
         grown |= {key: 8 * grown[key] for key in ("d_model", "d_embedding", "d_ff", "d_head") if grown.get(key)}
-        return grown | ({"dropout": inner_dropout} if {"share", "n_layers"} & grown.keys() else {})
+        drops = {"share", "n_layers"} & grown.keys() and "gate_width" not in grown
+        return grown | ({"dropout": inner_dropout} if drops else {})
 
     return type(config).model_validate(grow(config.model_dump()) | {"dropout": dropout})
 

@@ -66,7 +66,7 @@ from reference.experts import (
     weighted,
 )
 from reference.halting import Whole, start
-from reference.weights import Heads, read_affine, read_heads
+from reference.weights import Heads, of_token, read_affine, read_heads
 
 States = list[Tensor]
 Column = tuple[Tensor, Tensor] | None
@@ -85,12 +85,13 @@ def twin_with_depths(model: Model, sentence: Sentence, n_steps: int | None = Non
     """Return the logits, and how deep every token of every stack went."""
     if isinstance(model, Seq2Seq):
         assert sentence.source is not None
-        encoder, decoder = _Twin(model, "encoder", is_causal=False), _Twin(model, "decoder", is_causal=True)
+        encoder = _Twin(model, "encoder", sentence.source, is_causal=False)
+        decoder = _Twin(model, "decoder", sentence.target, is_causal=True)
         memory, deep = encoder.run(_embed(model, model.source_embedding, sentence.source), n_steps)
         states, depths = decoder.run(_embed(model, model.target_embedding, sentence.target), n_steps, memory)
         return _logits(model, states), {"encoder": deep, "decoder": depths}
     n_prefix = sentence.n_prefix if model.config.mask == "prefix" else None
-    stack = _Twin(model, "decoder", is_causal=True, n_prefix=n_prefix)
+    stack = _Twin(model, "decoder", sentence.target, is_causal=True, n_prefix=n_prefix)
     states, depths = stack.run(_embed(model, model.target_embedding, sentence.target), n_steps)
     return _logits(model, states), {"decoder": depths}
 
@@ -143,8 +144,11 @@ def _table(value: int, width: int, layout: str = "interleaved") -> Tensor:
 class _Twin:
     """One stack."""
 
-    def __init__(self, model: Model, name: str, *, is_causal: bool, n_prefix: int | None = None) -> None:
+    def __init__(
+        self, model: Model, name: str, ids: Sequence[int], *, is_causal: bool, n_prefix: int | None = None
+    ) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
+        self._ids = ids
         self._read_by_others: dict[int, tuple[list[Column], Use]] = {}
         self._made_by: list[Use] = []
         self._time: Tensor | None = None
@@ -469,7 +473,8 @@ class _Twin:
                 maker = makers[s // T]
                 key = read_affine(maker.qk, first + of_keys * K, first + (of_keys + 1) * K)
                 scores.append(self._score(use, head, query(inputs[t]), key(keyed), t, s % T))
-                values.append(value_of_head(sub, maker, of_keys, keyed, valued))
+                own = value_of_head(sub, maker, of_keys, keyed, valued)
+                values.append(own + self._of_token(use, of_keys, keyed, s, T))
             parts = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             read.append(sum(parts[1:], parts[0]))
         return output_of_heads(sub, module, inputs[t], read)
@@ -508,12 +513,26 @@ class _Twin:
             for s, (keyed, _) in shown.items():
                 k = of[s].key[head](keyed)
                 scores.append(self._score(use, head, q, k, t, s % T))
-            values = [of[s].value[head](valued) for s, (_, valued) in shown.items()]
+            n_groups = self._n_groups(use)
+            values = [
+                of[s].value[head](valued) + self._of_token(use, head // n_groups, keyed, s, T)
+                for s, (keyed, valued) in shown.items()
+            ]
             weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
             mixed.append(sum(weighted_values[1:], weighted_values[0]))
         read = torch.cat(mixed)
         gate = self._weights(use).output_gate
         return heads.out(read if gate is None else read * torch.sigmoid(read_affine(gate)(inputs[t])))
+
+    def _n_groups(self, use: Use) -> int:
+        sub = self._config.settings_of(use)
+        assert isinstance(sub, AttentionConfig)
+        return sub.n_heads // (sub.n_kv_heads or sub.n_heads)
+
+    def _of_token(self, use: Use, head: int, keyed: Tensor, s: int, T: int) -> Tensor | float:
+        """What the token of a column adds to its value of one head of keys."""
+        table = self._made_by[s // T].values if use.kind == "self_attention" else None
+        return 0.0 if table is None else of_token(self._model.banks.values[table], head, keyed, self._ids[s % T])
 
     def _n_seen(self, t: int) -> int:
         """Number of first tokens that token t of a causal stack sees: up to itself; from the prefix, all of that."""
@@ -545,7 +564,8 @@ class _Twin:
         return score
 
     def _normed_heads(self, use: Use, q_K: Tensor, k_K: Tensor) -> tuple[Tensor, Tensor]:
-        module, eps = getattr(self._model.banks, use.kind)[use.weights], self._config.norm.eps
+        module, sub = getattr(self._model.banks, use.kind)[use.weights], self._config.settings_of(use)
+        eps = self._config.norm.eps if sub.qk_norm_eps is None else sub.qk_norm_eps  # type: ignore[union-attr]
         ones = torch.ones_like(q_K)
         weights = (ones if norm.weight is None else norm.weight for norm in (module.q_norm, module.k_norm))
         q_weight, k_weight = weights

@@ -53,3 +53,14 @@ def read_heads(module: nn.Module, n_heads: int, n_kv_heads: int, d_head: int) ->
         blocks.append([maps[h // (n_heads // n)] for h in range(n_heads)])
         first += n * d_head
     return Heads(*blocks, out=read_affine(module.out), d_head=d_head)  # type: ignore[arg-type]
+
+
+def of_token(module: nn.Module, head: int, keyed_D: Tensor, token: int) -> Tensor:
+    """Return what a token adds to its value of one head of keys: 2 sigmoid(w x[:C]) times its row of the head."""
+    table_VJ, gate_HC = module.table_VJ, module.gate.weight  # type: ignore[union-attr]
+    assert isinstance(table_VJ, Tensor)
+    assert isinstance(gate_HC, Tensor)
+    n_heads, width = gate_HC.shape
+    d_head = table_VJ.shape[1] // n_heads
+    row_K = table_VJ[token, head * d_head : (head + 1) * d_head]
+    return 2 * (gate_HC[head] * keyed_D[:width]).sum().sigmoid() * row_K

@@ -53,6 +53,7 @@ from ostinato.budget.sizes import (
     planned_uses,
     plans,
     transform_weights,
+    value_gate_size,
     vocabulary,
 )
 from ostinato.budget.sub_layer_activations import (
@@ -171,6 +172,11 @@ def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:
     for planned in uses:
         # In order, so that a set is used whole by its first use if by any.
         sets.setdefault((planned.use.kind, planned.use.weights), planned)
+        if value_gate_size(planned) and (values := f"values {planned.use.values}") not in tables:
+            tables.add(values)
+            width = keys_width(planned.stack_config.self_attention, d_model)
+            found[f"{planned.stack}.self_attention"] += FLOAT * run.tokens(planned.stack) * width
+            found["copies"] += 0 if run.is_recomputed else run.copy_of(value_gate_size(planned))
         if planned.use.position is not None and planned.use.position not in tables:
             tables.add(planned.use.position)
             found[f"{planned.stack}.self_attention"] += _table_bytes(run, planned)

@@ -6,6 +6,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     self-attention projections     2 D I T + 2 D J T, J = n_kv_heads d_head (I unless given); an output gate D I T
     scores and values              2 I T S       (S = T; causal attention counts as full T^2)
                                    in a segment with keys: all, round r reads r sets of keys: 2 r I T S
+    values by token                C H_kv T for the gate, C = gate_width; where keys and values are made
     window positions               I (2 W + 1) T (scores of the queries with the table; gathering is free)
     cross-attention, per use       2 D I T for queries and output, 2 I T S for scores and values
     cross-attention, per set       2 D J S for keys and values: steps that share a set share them

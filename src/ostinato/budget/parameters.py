@@ -32,6 +32,7 @@ from ostinato.budget.sizes import (
     embedding_map_weights,
     gate_weights,
     keys_values_size,
+    keys_width,
     n_outputs,
     norm_size,
     planned_uses,
@@ -39,6 +40,7 @@ from ostinato.budget.sizes import (
     set_weights,
     table_size,
     transform_weights,
+    value_gate_size,
     value_router_weights,
     vocabulary,
 )
@@ -63,7 +65,8 @@ class ParameterCount:
             (``shared.ffn`` for sets of a bank that serves two stacks), ``decoder.sparse_layer`` (its norms included),
             each with its ``.router`` as a part beside it; ``norms``, ``positions``, ``embeddings``, ``output`` where
             the output projection is a matrix of its own, and of an encoder-only model the ``head`` and the masks of
-            ``facts``. ``embeddings`` has learned positions, token types and the map from d_embedding, too; ``output``
+            ``facts``. ``embeddings`` has learned positions, token types, tables of values and the map from d_embedding,
+            too; ``output``
             the bias and the transform before it. Parts without parameters are left out.
     """
 
@@ -150,6 +153,8 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         if modulation := modulation_size(planned, d_model):
             by = "modulation", planned.use.modulation or ""
             yield planned.stack, _whole(by, f"{planned.stack}.modulation", modulation)
+        if gate := value_gate_size(planned):
+            yield planned.stack, _whole(("values", planned.use.values or ""), f"{planned.stack}.value_gates", gate)
         if planned.use.position is not None and isinstance(planned.sub, AttentionConfig):
             table = table_size(planned.relative, planned.sub, d_model)
             yield planned.stack, _whole(("position", planned.use.position), "positions", table)
@@ -211,7 +216,7 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
 def _embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[dict[str, int], int, int]:
     """Return what embeddings and output projection store, by part, and how much of it is active and executed."""
     width, rows = config.embedding_width, vocabulary(config, "target", vocab_size)
-    added, active, executed = _beside_embeddings(config)
+    added, active, executed = _beside_embeddings(config, vocab_size)
     target, outputs = rows * width, n_outputs(config)
     if outputs is not None:
         head = outputs * (config.d_model + 1)
@@ -232,20 +237,23 @@ def _embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[dict[str, 
     return stored, active, source_row + width + target + others + executed
 
 
-def _beside_embeddings(config: ModelConfig) -> tuple[int, int, int]:
+def _beside_embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[int, int, int]:
     """Return what stands beside the matrices of embeddings: stored, active and executed.
 
-    Of tables of positions and of token types a token takes one row, of the map to the states' width all.
+    Of tables of positions, of token types and of values a token takes one row, of the map to the states' width all.
     """
     width, stored, active, executed = config.embedding_width, 0, 0, 0
     if isinstance(config, EncoderConfig) and config.n_token_types:
         stored, active, executed = config.n_token_types * width, width, width
     for name, stack in config.stacks().items():
-        rows = stack.positions.n_rows if isinstance(stack.positions, LearnedConfig) else 0
+        rows, side = stack.positions.n_rows if isinstance(stack.positions, LearnedConfig) else 0, config.side_of(name)
         mapped = embedding_map_weights(config).size
-        row = (width if rows else 0) + mapped
-        stored, executed = stored + rows * width + mapped, executed + row
-        active += row if config.side_of(name) == "target" else 0
+        tables = {use.values for use in stack.plan(name).uses() if use.values is not None}
+        values = len(tables) * keys_width(stack.self_attention, config.d_model)
+        of_values = values * vocabulary(config, side, vocab_size) if values else 0
+        row = (width if rows else 0) + mapped + values
+        stored, executed = stored + rows * width + mapped + of_values, executed + row
+        active += row if side == "target" else 0
     return stored, active, executed
 
 
@@ -255,7 +263,7 @@ def _part_order(config: ModelConfig) -> Iterator[str]:
         parts = [*(kind for kind, _ in stack.sub_layers()), "sparse_layer"]
         own = [part for kind in parts for part in (kind, f"{kind}.router")]
         names += own
-        yield from (f"{name}.{part}" for part in (*own, "loop", "deltas", "modulation", "halting"))
+        yield from (f"{name}.{part}" for part in (*own, "value_gates", "loop", "deltas", "modulation", "halting"))
     yield from (f"{SHARED}.{part}" for part in dict.fromkeys(names))
     yield from (one.part for one in recurrent_parts(config))
     yield from ("norms", "positions", "embeddings", "facts", "output", "head")

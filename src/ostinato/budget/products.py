@@ -36,6 +36,7 @@ from ostinato.budget.sizes import (
     router_weights,
     set_weights,
     transform_weights,
+    value_gate_size,
     value_router_weights,
     vocabulary,
 )
@@ -49,7 +50,7 @@ SCORES, WINDOW, ROUTER, HEAD, EMBEDDINGS = "scores", "positions", "router", "hea
 EXITS, DELTAS = "exits", "deltas"
 
 
-Reused = tuple[bool, str, str | None, str | None, str | None, int | None]
+Reused = tuple[bool, str, str | None, str | None, str | None, str | None, int | None]
 """See `Product`."""
 
 
@@ -61,8 +62,8 @@ class Product:
         part: what they are shown under. side: whose tokens it is made for. round: 0-based, of its stack.
         macs: whatever is seen. per_key: for every token of the side `seen` besides.
         of_every_token: made for halted tokens, too.
-        reused: of keys and values what they are made with: whether in the loop, weights, norm, delta, modulation, and
-            the round where its time changes that; made once for a halted token.
+        reused: of keys and values what they are made with: whether in the loop, weights, norm, delta, modulation, table
+            of values, and the round where its time changes that; made once for a halted token.
     """
 
     part: str
@@ -235,10 +236,10 @@ def _attention(
         return
     if not planned.borrows_keys:
         use, index_of_time = planned.use, index if planned.is_timed else None
-        made_by = planned.is_looped, use.weights, use.before_keys, use.delta, use.modulation, index_of_time
+        made_by = planned.is_looped, use.weights, use.before_keys, use.delta, use.modulation, use.values, index_of_time
         # Whom a router leaves out is not seen either.
         reused = None if isinstance(planned.stack_config.halting, SelectConfig) else made_by
-        yield Product(f"{part}.projections", side, index, keys_values, reused=reused)
+        yield Product(f"{part}.projections", side, index, keys_values + value_gate_size(planned), reused=reused)
         if scores := value_router_weights(attention, d_model).products:
             of_router = None if reused is None else (reused[0], f"{use.weights} router", *reused[2:])
             yield Product(f"{part}.{ROUTER}", side, index, scores, reused=of_router)

@@ -20,6 +20,7 @@ With D = d_model, I = n_heads d_head, F = d_ff, E experts, b = 1 with biases, el
     router   linear              E D
              mlp                 D^2 + D + E D
              hypersphere         d_e D + E d_e + 1, without projection E D + 1 (the 1 is the temperature)
+    values by token              a table V J, one a number in `value_embeddings.share`, and a gate C H_kv each
     gate of halting              stick_breaking D^2 + D + 2 D (+ 1 with an initial bias), act and exit D + 1
     relative positions           window I (2 W + 1), buckets n_buckets n_heads, a table
 
@@ -281,6 +282,15 @@ def choosing_heads(sub: RoutedConfig) -> int:
     return sub.n_heads if isinstance(sub, HeadExpertAttentionConfig) else 1
 
 
+def value_gate_size(planned: PlannedUse) -> int:
+    """Return the parameters of the gate of a table of values, and its products of a token; 0 where there is none."""
+    tables, attention = planned.stack_config.value_embeddings, planned.sub
+    if planned.use.values is None or planned.borrows_keys or tables is None:
+        return 0
+    assert isinstance(attention, AttentionConfig)  # other sub-layers have no values
+    return tables.gate_width * attention.n_key_heads
+
+
 def norm_size(norm: NormalisationConfig, width: int) -> int:
     """Return the parameters of one norm: weight and bias, or the weight only, or none."""
     return width * (norm.weight + norm.has_bias)
@@ -319,7 +329,7 @@ def vocabulary(config: ModelConfig, side: str, vocab_size: int | None) -> int:
     Raises:
         ConfigError: neither is given; the message names the key.
     """
-    key = f"{side}_vocab_size" if config.has_two_sides else "vocab_size"
+    key = config.vocabulary_key(side)
     rows: int | None = getattr(config, key)
     rows = vocab_size if rows is None else rows
     if rows is None or rows < 1:

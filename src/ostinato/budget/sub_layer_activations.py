@@ -13,6 +13,8 @@ bfloat16 autocast, where what is marked * stays at 4), per use:
     positions       window: scaled queries N I, table B I (2 W + 1), scores N H (2 W + 1), distances 8 T S.
                     rotary: turned q and k and a second output 3 N I. buckets: distances 8 T S once a stack.
                     A causal stack that adds a bias saves its mask, T S; with prefixes every sentence's, B T S
+    values by token the gate twice 2 N H_kv, and keys and values side by side 2 N J; under autocast a copy of what the
+                    gate reads N C. Once a table its rows N J *
     keys: all       round r puts r sets of keys and values side by side, 2 r N I, and weights and masks are r times as
                     many; a causal stack saves its mask
     chosen tokens   where a router may have left some out of a round, every sentence's mask, B T S
@@ -66,6 +68,7 @@ from ostinato.budget.sizes import (
     keys_width,
     n_choices,
     set_weights,
+    value_gate_size,
 )
 from ostinato.config.experts import (
     ExpertAttentionConfig,
@@ -149,7 +152,7 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         {
             f"{stack}.norms": n_norms * norm_bytes(planned.stack_config.norm, run.tokens(stack), config.d_model),
             f"{stack}.dropout": run.tokens(stack) * config.d_model if config.dropout else 0,
-            "copies": run.copy_of(per_use + (per_set if run.is_recomputed else 0)),
+            "copies": run.copy_of(per_use + (per_set + value_gate_size(planned) if run.is_recomputed else 0)),
             planned.part: own,
             f"{stack}.modulation": modulation_bytes(planned, tokens, config.d_model, reads_twice=is_twice),
             f"{stack}.deltas": delta_bytes(planned, tokens, config.d_model, run.width, reads_twice=is_twice)
@@ -314,6 +317,11 @@ def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfi
         kept["angles"] = width * (n + 1) * length * (relative.n_turned(attention.head_width(d_model)) or 0)
     if has_norm and not norm_is_first:
         q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
+    if value_gate_size(planned):
+        saved += _token_values(run, planned, attention)
+        if v.name == "packed":  # keys are copied to their values
+            kept_keys = _Numbers("keys and values", 2 * keys)
+            k, v = kept_keys if k is v else k, kept_keys
     if n_sets > 1:  # those of several rounds, side by side
         k, v = _Numbers("sets of keys", n_sets * keys), _Numbers("sets of values", n_sets * keys)
     match relative:
@@ -360,6 +368,13 @@ class _Numbers(NamedTuple):
 
     name: str
     n: int
+
+
+def _token_values(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
+    """Return what the gate of a table of values saves: itself, doubled, and autocast's copy of what it reads."""
+    tokens, config = run.tokens(planned.stack), planned.stack_config.value_embeddings
+    assert config is not None  # there is a gate
+    return tokens * (2 * run.width * attention.n_key_heads + (HALF * config.gate_width if run.is_mixed else 0))
 
 
 def _mask(run: TrainingPass, stack: str, reach: int | None) -> int:

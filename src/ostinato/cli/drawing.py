@@ -147,6 +147,9 @@ def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
             (routed if has_experts else dense).append(f"{kind} {_experts(sub, _width(sub, d_model))}")
     if dense:
         yield ", ".join(dense)
+    if (tables := stack.value_tables()) is not None:
+        marks = " ".join(_ABSENT if table is None else str(table) for table in tables)
+        yield f"values of tokens by step, from tables {marks}"
     yield from routed
     if (layer := stack.sparse_layer) is not None:
         width = f"{layer.n_layers} feed-forwards of {layer.activation} x {layer.d_ff:,}"

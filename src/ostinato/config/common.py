@@ -102,6 +102,10 @@ class CommonModelConfig(Config):
         """Tokens of the longest fact, where a position holds the tokens of a fact; None: it holds one token."""
         return None
 
+    def vocabulary_key(self, side: str) -> str:
+        """Return the setting that holds the rows of one side's vocabulary."""
+        return f"{side}_vocab_size" if self.has_two_sides else "vocab_size"
+
     def side_of(self, reader: str) -> Literal["source", "target"]:
         """Return whose tokens a reader (see `readers`) reads."""
         return "source" if self.has_two_sides and reader == "encoder" else "target"

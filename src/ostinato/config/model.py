@@ -79,7 +79,7 @@ class _StackedConfig(CommonModelConfig):
                 mine = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
                 if sub.share_norm:
                     mine |= {f"norm.{name}": value for name, value in stack.norm.shape().items()}
-                if isinstance(sub, AttentionConfig) and sub.qk_norm != "none":
+                if isinstance(sub, AttentionConfig) and sub.qk_norm != "none" and sub.qk_norm_eps is None:
                     mine["norm.eps"] = stack.norm.eps
                 if kind == "self_attention" and isinstance(stack.relative, WindowConfig):
                     mine["relative.window"] = stack.relative.window
@@ -220,6 +220,9 @@ class EncoderConfig(_StackedConfig):
         if isinstance(self.embedder, FactsConfig) and getattr(self.head, "pooling", "first") != "mean":
             reason = f"has no begin symbol and no words: needs {path}head={{kind: classification, pooling: mean}}"
             yield Problem(f"{path}embedder.kind", self.embedder.kind, reason)
+        if isinstance(self.embedder, FactsConfig) and self.encoder.value_embeddings is not None:
+            reason = "belong to single tokens, and a position is a fact of several: remove them"
+            yield Problem(f"{path}encoder.value_embeddings", "set", reason)
         if isinstance(self.embedder, FactsConfig) and self.n_token_types:
             yield Problem(f"{path}n_token_types", self.n_token_types, "facts have no token types: needs 0")
         if self.n_labels is not None and self.head.kind in ("masked", "span"):

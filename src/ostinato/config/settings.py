@@ -34,7 +34,8 @@ _NAMES_BY_UNIT = {
     "tokens_per_batch window "
     "decoding.top_k task.bucket task.long_lengths task.long_min_length task.long_max_length",
     "tokens per source token": "max_length_ratio min_length_ratio",
-    "units": "delta_rank d_embedding d_ff d_head d_model d_router shared_d_ff",
+    "units": "delta_rank d_embedding d_ff d_head d_model d_router gate_width shared_d_ff",
+    "changes": "gradient_repeats",
     "rows": "n_token_types offset source_vocab_size target_vocab_size vocab_size",
     "updates": "evaluate_every log_every n_updates off_updates ramp save_every warmup",
     "steps": "after n_steps steps_per_round",

@@ -30,7 +30,7 @@ from ostinato.config.positions import (
 )
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig, SubLayerConfig
 from ostinato.errors import Inert, Problem
-from ostinato.plan import Kind, Placement, Plan, SubLayerPlan, Use, build_plan
+from ostinato.plan import Kind, Placement, Plan, SubLayerPlan, Use, assign, build_plan
 
 _SPARSE = "_sparse"
 """Ending of the name of a sparse layer's parameter set."""
@@ -85,6 +85,16 @@ class NormConfig(NormalisationConfig):
             yield Inert(f"{path}final_weight", True, reason)
 
 
+class ValueEmbeddingsConfig(Config):
+    """What tokens add to the values of self-attention: v + g E_v[token], g = 2 sigmoid(W x[:C]), a number for every
+    head of keys (Parcae): see `ostinato.nn.token_values`."""
+
+    share: Literal["individual", "all"] | list[Annotated[int, Field(ge=0)] | None] = "individual"
+    """Which steps read which table: a table for each, one for all, or a list with one entry a step (null: none)."""
+    gate_width: Number = 32
+    """C: numbers of what keys are made of that the gate reads."""
+
+
 class StackConfig(Config):
     """A stack of steps: self-attention, then feed-forward, at every step where its plan has them."""
 
@@ -98,6 +108,8 @@ class StackConfig(Config):
     """Self-attention of every step."""
     ffn: FeedForwardConfig = DenseFeedForwardConfig()
     """Feed-forward of every step."""
+    value_embeddings: ValueEmbeddingsConfig | None = None
+    """Tables of what tokens add to the values of self-attention."""
     sparse_layer: SparseLayerConfig | None = None
     """A layer of experts between two steps."""
     norm: NormConfig = NormConfig()
@@ -129,6 +141,7 @@ class StackConfig(Config):
                 bank=sub.bank or name,
                 share_norm=sub.share_norm,
                 position=positions if kind == "self_attention" else None,
+                values=self.value_tables() if kind == "self_attention" else None,
                 placement=self.norm.placement,
                 has_scores=sub.has_scores,
             )
@@ -145,6 +158,10 @@ class StackConfig(Config):
             extra=sparse,
             has_first_norm=self.norm.first,
         )
+
+    def value_tables(self) -> tuple[int | None, ...] | None:
+        """Return for every step the number of its table of values."""
+        return None if self.value_embeddings is None else assign(self.value_embeddings.share, self.n_steps)
 
     def _dense_kinds(self) -> tuple[Kind, ...]:
         """Return the kinds of sub-layer to whose maps a round may add something."""
@@ -217,6 +234,7 @@ class StackConfig(Config):
             if isinstance(sub, AttentionConfig) and sub.qk_norm_at == "after" and sub.qk_norm != "none" and not turns:
                 reason = f"has no effect without rotary positions ({path}relative) in {kind}: remove it"
                 yield Inert(f"{path}{kind}.qk_norm_at", sub.qk_norm_at, reason)
+        yield from self._value_problems(path)
         if isinstance(self.relative, ByStepConfig) and len(self.relative.pattern) > self.n_steps:
             reason = f"has more numbers than {path}n_steps = {self.n_steps}"
             yield Problem(f"{path}relative.pattern", self.relative.pattern, reason)
@@ -229,6 +247,22 @@ class StackConfig(Config):
         if self.sparse_layer is not None and self.sparse_layer.after > self.n_steps:
             reason = f"must be at most {path}n_steps = {self.n_steps}"
             yield Problem(f"{path}sparse_layer.after", self.sparse_layer.after, reason)
+
+    def _value_problems(self, path: str) -> Iterator[Problem]:
+        if self.value_embeddings is None:
+            return
+        key, share = f"{path}value_embeddings.share", self.value_embeddings.share
+        try:
+            tables = assign(share, self.n_steps)
+            attention = self.self_attention.sets(self.n_steps)
+        except ValueError as error:
+            yield Problem(key, share, f"{error} ({path}n_steps is {self.n_steps})")
+            return
+        if all(table is None for table in tables):
+            yield Problem(key, share, f"no step reads a table: leave out {path}value_embeddings")
+        if any(table is not None and one is None for table, one in zip(tables, attention, strict=True)):
+            reason = f"a step without self-attention ({path}self_attention.share) has no values: must be null there"
+            yield Problem(key, share, reason)
 
     def _segment_problems(self, path: str) -> Iterator[Problem]:
         segments = self.segments
@@ -282,6 +316,9 @@ class StackConfig(Config):
                 yield Problem(f"{path}{kind}.n_heads", sub.n_heads, reason)
             elif kind == "self_attention":
                 yield from self._rotary_problems(f"{path}{kind}.d_head", sub.head_width(d_model))
+        if self.value_embeddings is not None and self.value_embeddings.gate_width > d_model:
+            reason = f"must be at most model.d_model = {d_model}"
+            yield Problem(f"{path}value_embeddings.gate_width", self.value_embeddings.gate_width, reason)
         name, width = "d_model", d_model
         if self.positions.kind == "sinusoidal" and embedding_width != d_model:
             name, width = "d_embedding", embedding_width

@@ -73,10 +73,13 @@ class AttentionConfig(SubLayerConfig):
     scale: Positive | None = None
     """Factor of q k^T; default 1 / sqrt(d_head) (T5: 1)."""
     qk_norm: Literal["none", "rms", "rms_plain"] = "none"
-    """RMS norm of the queries and keys of every head, with the eps of the stack's norms. rms: with learned weights, one
+    """RMS norm of the queries and keys of every head. rms: with learned weights, one
     for each component of a head, one set for queries and one for keys (Qwen3). rms_plain: without."""
     qk_norm_at: Literal["before", "after"] = "before"
     """Whether rotary positions turn what is normed (before, Qwen3) or are turned first."""
+    qk_norm_eps: Positive | None = None
+    """Added to their mean square; default the eps of the stack's norms (Parcae's public code leaves it to torch: the
+    machine's, 1.2e-7 in float32)."""
     bias: bool | Literal["qkv", "qk"] = True
     """Biases in the four projections (fairseq: yes, tensor2tensor and T5: no), in those of queries, keys and values
     only, or in those of queries and keys only."""
@@ -100,12 +103,13 @@ class AttentionConfig(SubLayerConfig):
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Heads of keys and values that do not serve equally many heads, and an order of what is not there."""
+        """Heads of keys and values that do not serve equally many heads, and settings of a norm that is not there."""
         yield from super().problems(path)
         if self.n_heads % self.n_key_heads:
             yield Problem(f"{path}n_kv_heads", self.n_kv_heads, f"must divide {path}n_heads = {self.n_heads}")
-        if self.qk_norm == "none" and self.qk_norm_at != "before":
-            yield Inert(f"{path}qk_norm_at", self.qk_norm_at, f"has no effect with {path}qk_norm=none: remove it")
+        for name, unset in (("qk_norm_at", "before"), ("qk_norm_eps", None)):
+            if self.qk_norm == "none" and (value := getattr(self, name)) != unset:
+                yield Inert(f"{path}{name}", value, f"has no effect with {path}qk_norm=none: remove it")
 
 
 class DenseFeedForwardConfig(SubLayerConfig):

@@ -158,25 +158,32 @@ class DepthCostConfig(Config):
         return self.off_updates + self.warmup
 
 
-class PlannedRoundsConfig(Config):
+class _RoundsConfig(Config):
+    """What the gradient goes through, whatever the rounds are."""
+
+    gradient_rounds: Size | None = None
+    """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
+    gradient_repeats: Annotated[list[Number], Field(min_length=1)] | None = None
+    """In loops of several states, how many of a state's `repeats` in a round the gradient goes through, its last ones:
+    a number for each of the last rounds, of which the first one holds for all rounds before them, too (HRM-Text:
+    [1, 2]). None: all."""
+
+
+class PlannedRoundsConfig(_RoundsConfig):
     """Every update runs as many rounds as the plan has."""
 
     kind: Literal["plan"] = "plan"
     per: ClassVar[Literal["update"]] = "update"
     """What has a number of its own: nothing else is drawn."""
-    gradient_rounds: Size | None = None
-    """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
 
 
-class _DrawnRoundsConfig(Config):
+class _DrawnRoundsConfig(_RoundsConfig):
     """What distributions of rounds have in common. The draw depends on the seed of the run and the update only, and on
     the row of the update's batches where every sentence has its own."""
 
     per: Literal["update", "sentence"] = "update"
     """What has a number of its own: the update, or every sentence. All sentences of a batch then end together, those
     with fewer rounds begin later (Parcae)."""
-    gradient_rounds: Size | None = None
-    """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
     ramp: Count = 0
     """First updates, over which the number grows in a line from 1 (Retrofitted Recurrence)."""
 

@@ -65,6 +65,8 @@ def _problems(name: str, stack: StackConfig, plan: Plan) -> Iterator[Problem]:
         yield Problem(f"{path}halting.kind", stack.halting.kind, "a plain model has no halting: must be none")
     if stack.positions.kind == "coordinates":
         yield Problem(f"{path}positions.kind", "coordinates", "are added in every round, which a plain model does not")
+    if stack.value_embeddings is not None:
+        yield Problem(f"{path}value_embeddings", "set", "a plain model adds nothing to values: remove them")
     for number, segment in enumerate(plan.segments):
         has = [one for one in _OF_SEGMENTS if getattr(segment, one) is not None]
         has += ["states"] * bool(segment.phases) + ["keys"] * (segment.keys != "own")

@@ -91,6 +91,7 @@ class Encoder(Transformer):
         encoder = self.stacks["encoder"](
             self._states(tokens, token_types),
             keep_BT=keep_or_none(tokens),
+            ids_BT=tokens.ids_BT,
             positions_BT=tokens.positions_BT,
             texts_BT=tokens.texts_BT,
             n_rounds=n_steps,

@@ -103,6 +103,7 @@ from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter
 from ostinato.nn.select import Routers, Select
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
+from ostinato.nn.token_values import TokenValues
 from ostinato.plan import Use
 
 
@@ -158,7 +159,9 @@ def build_sub_layer(
 
 def _of_attention(c: AttentionConfig, eps: float) -> dict[str, Any]:
     """Return what attention has with experts or without."""
-    norm = QkNorm(eps, c.qk_norm == "rms", c.qk_norm_at == "after") if c.qk_norm != "none" else None
+    norm: QkNorm | None = None
+    if c.qk_norm != "none":
+        norm = QkNorm(c.qk_norm_eps or eps, c.qk_norm == "rms", c.qk_norm_at == "after")
     return {"dropout": c.dropout, "n_kv_heads": c.n_kv_heads, "scale": c.scale, "qk_norm": norm}
 
 
@@ -306,6 +309,15 @@ def _build_state(config: StateConfig, d_model: int) -> nn.Module:
         case NoiseStateConfig() as c:
             return NoiseState(d_model, c.std, c.seed)
     return ZeroState()
+
+
+def build_token_values(stack: StackConfig, n_rows: int, d_model: int, init: Init) -> TokenValues:
+    """Return a table of what so many tokens add to the values of a stack's self-attention."""
+    attention, config = stack.self_attention, stack.value_embeddings
+    assert config is not None  # the plan names a table
+    values = TokenValues(n_rows, attention.n_key_heads, attention.head_width(d_model), config.gate_width)
+    init_embedding(values.table_VJ, init)
+    return values
 
 
 def build_deltas(module: Attention | FeedForward, rank: int, init: Init) -> Deltas:

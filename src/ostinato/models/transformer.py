@@ -27,6 +27,7 @@ from ostinato.models.parts import (
     build_start,
     build_sub_layer,
     build_time,
+    build_token_values,
 )
 from ostinato.nn.by_round import RoundVectors
 from ostinato.nn.cache import Cache
@@ -101,7 +102,8 @@ class Transformer(TokenModel):
         _extend_keep(cache, ids_BT, keep_BT)
         if cache.execution is None:
             cache.execution = self.current_execution
-        return compiled_step(self.stacks["decoder"], self.embed(ids_BT, self.target_embedding), cache).states_BTD
+        embedded_BTE = self.embed(ids_BT, self.target_embedding)
+        return compiled_step(self.stacks["decoder"], embedded_BTE, cache, ids_BT).states_BTD
 
     def _fill_banks(self, plan: Plan, stack: StackConfig) -> None:
         """Make every parameter set the plan names that is not there yet (another stack may have made it)."""
@@ -119,6 +121,9 @@ class Transformer(TokenModel):
                     self.banks.norm[name] = build_norm_of(stack.norm, config.d_model)
             if use.position is not None and use.position not in self.banks.relative:
                 self.banks.relative[use.position] = build_relation(stack, use, config.d_model)
+            if use.values is not None and use.values not in self.banks.values:
+                n_rows = self.vocabulary_size(config.vocabulary_key(config.side_of(plan.stack)))
+                self.banks.values[use.values] = build_token_values(stack, n_rows, config.d_model, config.init)
         for segment, settings_of_segment in zip(plan.segments, stack.segments, strict=False):
             self._fill_segment(segment, settings_of_segment, stack.norm)
             self._fill_rounds(segment, settings_of_segment)
@@ -201,6 +206,7 @@ class Seq2Seq(Transformer):
         decoder = self.stacks["decoder"](
             self.embed(target_tokens.ids_BT, self.target_embedding),
             keep_BT=keep_or_none(target_tokens),
+            ids_BT=target_tokens.ids_BT,
             positions_BT=target_tokens.positions_BT,
             memory_BSD=encoder.states_BTD,
             memory_keep_BS=keep_or_none(source),
@@ -229,6 +235,7 @@ class Seq2Seq(Transformer):
         return self.stacks["encoder"](
             self.embed(source.ids_BT, self.source_embedding),
             keep_BT=keep_or_none(source),
+            ids_BT=source.ids_BT,
             positions_BT=source.positions_BT,
             n_rounds=n_steps,
             request=request,
@@ -280,6 +287,7 @@ class LanguageModel(Transformer):
         decoder = self.stacks["decoder"](
             self.embed(target.ids_BT, self.target_embedding),
             keep_BT=keep_or_none(target),
+            ids_BT=target.ids_BT,
             positions_BT=target.positions_BT,
             texts_BT=target.texts_BT,
             prefix_lengths_B=self._prefix_lengths(batch),

@@ -1,6 +1,7 @@
 """Banks: the parameter sets a plan refers to by name, owned by the model.
 
-One bank per kind of sub-layer, one for norms, one for tables of relative positions; by stack one for halting units, for
+One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for tables of
+values; by stack one for halting units, for
 tables of learned positions, and for maps from embeddings to states; by stack and segment one each for what loops have
 beside their steps, and one each for what rounds have of their own (`ostinato.nn.by_round`). A set may serve many steps
 and more than one stack; it is one object, so it is counted, optimised and stored once.
@@ -21,6 +22,7 @@ class Banks(nn.Module):
         self.ffn = nn.ModuleDict()
         self.norm = nn.ModuleDict()
         self.relative = nn.ModuleDict()
+        self.values = nn.ModuleDict()
         self.halting = nn.ModuleDict()
         self.start = nn.ModuleDict()
         self.injection = nn.ModuleDict()

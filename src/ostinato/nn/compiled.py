@@ -38,9 +38,10 @@ from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.keys_in_place import KeyValuesInPlace, Moves
 from ostinato.nn.links import can_read, link_of
+from ostinato.nn.program import LoopProgram, Program
 from ostinato.nn.self_attention import SelfAttention
-from ostinato.nn.shapes import Bool, Float, Tensor
-from ostinato.nn.stack import LoopProgram, Program, Stack
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import StackOutput
 
@@ -48,18 +49,20 @@ _TIMES_OF_EXPERTS = 8
 """Times as many rows, where all sub-layers are of experts: plain code sorts and gathers them."""
 
 
-def compiled_step(stack: Stack, embedded_BTE: Float[Tensor, "B T E"], cache: Cache) -> StackOutput:
+def compiled_step(
+    stack: Stack, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T"] | None = None
+) -> StackOutput:
     """Run new columns after the cached ones, by compiled kernels where they can. Plain twin: `stack.step`."""
     keeps_all = (cache.execution or DEFAULT_EXECUTION).cached_rounds is None
     packing = compiled_packing(embedded_BTE) if keeps_all and not stack.banks.training else None
     if packing is None:
-        return stack.step(embedded_BTE, cache)
+        return stack.step(embedded_BTE, cache, ids_BT=ids_BT)
     # A prepared call says what it reads before it is made: every thread needs its own.
     key = stack, get_ident()
     if key not in packing.compiled:
         packing.compiled[key] = CompiledStack(stack)
     compiled: CompiledStack = packing.compiled[key]
-    return compiled.step(embedded_BTE, cache)
+    return compiled.step(embedded_BTE, cache, ids_BT)
 
 
 class CompiledStack:
@@ -69,7 +72,9 @@ class CompiledStack:
         self._stack = stack
         self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
 
-    def step(self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache) -> StackOutput:
+    def step(
+        self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T"] | None = None
+    ) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
         plain, compiled = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
@@ -79,7 +84,8 @@ class CompiledStack:
                 for sub_layer in chain.from_iterable(chain.from_iterable(segment.rounds)):
                     if isinstance(sub_layer, SelfAttention) and can_read(sub_layer):
                         cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
-        return self._stack.step(embedded_BTE, cache, compiled if embedded_BTE.shape[1] == 1 else plain)
+        program = compiled if embedded_BTE.shape[1] == 1 else plain
+        return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
     def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
         """Return what the stack runs, and what stands for it where one column is new."""

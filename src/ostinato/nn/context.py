@@ -15,9 +15,9 @@ from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
 
-KeysOf = tuple[int, str, str | None, str | None, str | None, int | None]
-"""What makes keys and values of a state: the segment and the weights; the norm, the delta and the modulation where
-there are some; the round, where its time changes the modulation."""
+KeysOf = tuple[int, str, str | None, str | None, str | None, str | None, int | None]
+"""What makes keys and values of a state: the segment and the weights; the norm, the delta, the modulation and the table
+of values where there are some; the round, where its time changes the modulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,12 @@ class Pass:
         visibility: of all new columns as queries. memory_visibility: of what cross-attention looks at.
         positions: of the new columns. key_positions: of all visible columns (cached ones first).
         keep_BT: real tokens among the new columns; None where all are.
+        ids_BT: their tokens, which tables of values are read by; None: not known.
         memory_BSD: what cross-attention looks at. cache: of a cached pass.
         execution: how to run. recomputes: steps are run again in the backward pass. request: captures to return.
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
+        values: rows of the tables of values `[B, T, H_kv K]` of all new columns, by table.
         keys: keys and values by head of all columns, by the step that made them for others, too.
         halted_keys: places, keys and values `[L, 2 H K]` of the groups of `Round.halted`, by what made them.
         predict: from states that leave a round to logits, given for rules that stop by what is predicted.
@@ -67,6 +69,7 @@ class Pass:
     positions: Int[Tensor, "#B T"]
     key_positions: Int[Tensor, "#B S"]
     keep_BT: Bool[Tensor, "B T"] | None = None
+    ids_BT: Int[Tensor, "B T"] | None = None
     memory_BSD: Tensor | None = None
     memory_visibility: Visibility = field(default_factory=Visibility)
     cache: Cache | None = None
@@ -75,6 +78,7 @@ class Pass:
     request: Collection[str] = ()
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)
     halted_keys: dict[KeysOf, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     predict: Callable[[Tensor], Tensor] | None = None

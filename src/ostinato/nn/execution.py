@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
 from ostinato.kernels import Backend, BackendChoice, Draws
+from ostinato.nn.shapes import Tensor
 
 Compaction = Literal["auto", "always", "never"]
 ExitScope = Literal["token", "sequence"]
@@ -68,6 +70,9 @@ class Execution:
             1 / R each.
         gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
             None: all.
+        gradient_repeats: of loops of several states, how many of the times that a round changes a state the gradient
+            goes through, the last ones: a number for each of the last rounds, of which the first one holds for all
+            rounds before them, too. None: all. HRM-Text: (1, 2); HRM: (1,) of the last round alone.
         cached_rounds: in cached decoding, of how many rounds of a loop keys and values are kept: round r writes where
             round r mod that many does, so that a token sees of the tokens of earlier steps what the last of those
             rounds left. 1: all rounds read the last one's (Ouro, at decoding). An approximation, unless it is as many
@@ -94,6 +99,7 @@ class Execution:
     rounds: Mapping[str, int | RoundsByLength | RoundsBySentence] = field(default_factory=dict)
     paths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     gradient_rounds: int | None = None
+    gradient_repeats: tuple[int, ...] | None = None
     cached_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
@@ -128,10 +134,17 @@ class Execution:
         for name in ("gradient_rounds", "cached_rounds"):
             if (n := getattr(self, name)) is not None and n < 1:
                 problems.append(Problem(name, n, "must be at least 1"))
+        if self.gradient_repeats is not None and (not self.gradient_repeats or min(self.gradient_repeats) < 1):
+            problems.append(Problem("gradient_repeats", self.gradient_repeats, "must be numbers of at least 1"))
         if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:
             problems.append(Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]"))
         if problems:
             raise ConfigError(problems)
+
+    def repeats_with_gradient(self, index: int | Tensor, n_rounds: int) -> float:
+        """Return how often round `index` (0-based) of so many changes a state with a gradient, at its end."""
+        given = self.gradient_repeats
+        return math.inf if given is None else given[max(int(index) - n_rounds, -len(given))]
 
     def rounds_of(self, stack: str) -> int | RoundsByLength | RoundsBySentence | None:
         """Return the rounds of a stack; None: the plan's."""

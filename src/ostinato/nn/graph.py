@@ -7,7 +7,7 @@ their number is an input, and the loop ends earlier where all tokens have halted
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ostinato.nn.cache import Cache, ColumnWindow
+from ostinato.nn.context import Pass, Round
+from ostinato.nn.halting import HaltingPass
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.nn.sub_layer import Runnable
 
 Carried = tuple[Tensor, ...]
 
@@ -215,3 +218,71 @@ class RoundsMemory:
             return
         for slot, past, room in zip(self._slots, self.past, rooms, strict=True):
             self._cache.of_rounds[slot] = torch.cat([past, room], dim=4) if slot[1] == "keys" else room
+
+
+def repeat_rounds(
+    one_round: Callable[[int | Tensor, Tensor, HaltingPass, Pass], Tensor],
+    fills: Sequence[Runnable],
+    first_steps: Sequence[int],
+    n_rounds: Int[Tensor, ""],
+    states_ND: Float[Tensor, "N E"],
+    halting: HaltingPass,
+    run: Pass,
+    *,
+    can_end: bool,
+) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
+    """Run a loop of a number of rounds that a tensor holds; return what leaves it, and who took part.
+
+    What rounds cache that were left out, they cache in a second loop: later tokens may go deeper, and look back.
+
+    Args:
+        one_round: the states after a round, given its number and those before it.
+        fills: the sub-layers of a round. first_steps: the first step of every round.
+        can_end: the loop ends earlier where all tokens have halted.
+    """
+    memory = RoundsMemory(run.cache)
+    sized = [one for one in (run.keep_BT, run.positions, *memory.past) if one is not None]
+
+    def alone(index: int | Tensor, made: list[Tensor]) -> AbstractContextManager[Pass]:
+        fresh = replace(run, keys={}, halted_keys={}, routings=[], captures={})
+        return memory.round(fresh, index, first_steps[0 if isinstance(index, int) else 1], made)
+
+    halting.active(0, states_ND)
+    made: list[Tensor] = []
+    with alone(0, made) as own:
+        states_ND = one_round(0, states_ND, halting, own)
+    next_index = torch.ones((), dtype=torch.long, device=states_ND.device)
+    halting.active(next_index, states_ND)
+    names = tuple(halting.carried())
+
+    def goes_on(index: Tensor, states_ND: Tensor, *carried: Tensor) -> Tensor:
+        more = index < n_rounds
+        active_N = dict(zip(names, carried, strict=False)).get("active_N")
+        return more if active_N is None or not can_end else more & active_N.any()
+
+    def body(index: Tensor, states_ND: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+        here = halting.standing_at(dict(zip(names, carried, strict=False)))
+        made: list[Tensor] = []
+        with alone(index, made) as own:
+            states_ND = one_round(index, states_ND, here, own)
+        here.active(index + 1, states_ND)
+        rooms = memory.write(carried[len(names) :], index, made)
+        return index + 1, states_ND, *here.carried().values(), *rooms
+
+    start = next_index, states_ND, *halting.carried().values(), *memory.start(made)
+    index, states_ND, *carried = repeat_while(goes_on, body, start, sized)
+    halting, rooms = halting.standing_at(dict(zip(names, carried, strict=False))), carried[len(names) :]
+    if can_end and rooms:
+
+        def fill(index: Tensor, *rooms: Tensor) -> tuple[Tensor, ...]:
+            left, made = halting.standing_at({}), list[Tensor]()
+            with alone(index, made) as own:
+                weight_N, visible = left.enter(index, states_ND, states_ND)
+                here = Round.of(own, index, left.rows, weight_N, visible, ())
+                for sub_layer in fills:
+                    sub_layer.fill_cache(states_ND, own, here)
+            return index + 1, *memory.write(rooms, index, made)
+
+        _, *rooms = repeat_while(lambda index, *rooms: index < n_rounds, fill, (index, *rooms), sized)
+    memory.finish(rooms)
+    return halting.output(states_ND), halting

@@ -47,8 +47,8 @@ def link_of(sub_layer: SubLayer) -> AttentionLink | FeedForwardLink | None:
     """Return a sub-layer as a part of a call; None where its own code must run."""
     module, use = sub_layer.module, sub_layer.use
     route, norm = _route_of(module), sub_layer.norm(use.before or use.after)
-    # Kernels know one norm, of what is read or of the sum, and nothing that rounds have of their own beside it.
-    if use.delta is not None or use.modulation is not None:
+    # Kernels know one norm, of what is read or of the sum, and nothing that rounds or tokens add beside it.
+    if use.delta is not None or use.modulation is not None or use.values is not None:
         return None
     if use.output is not None or use.scores is not None or len(use.norms) > 1 or not _knows_norm(norm):
         return None

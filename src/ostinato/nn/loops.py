@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
@@ -122,12 +123,14 @@ def run_round(
     here = replace(here, visible=None, halted=())
     n, first = segment.n_states, 0
     states = list(states_NE.chunk(n if segment.inject is None else n + 1, dim=-1))
+    n_learn = run.execution.repeats_with_gradient(here.index, segment.n_rounds)
     for phase in segment.phases:
-        state_ND = states[phase.state]
-        for other in phase.adds:
-            state_ND = state_ND + states[other]
-        state_ND = run_steps(steps[first : first + phase.n_steps], state_ND, run, here)
-        states[phase.state] = state_ND if phase.norm is None else norms[phase.norm](state_ND)
+        with torch.no_grad() if phase.left > n_learn else nullcontext():
+            state_ND = states[phase.state]
+            for other in phase.adds:
+                state_ND = state_ND + states[other]
+            state_ND = run_steps(steps[first : first + phase.n_steps], state_ND, run, here)
+            states[phase.state] = state_ND if phase.norm is None else norms[phase.norm](state_ND)
         first += phase.n_steps
     return torch.cat(states[:n], dim=-1)
 

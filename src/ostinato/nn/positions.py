@@ -195,3 +195,8 @@ class Coordinates(PositionSignal):
             number = torch.as_tensor(index, device=prepared.device) + 1
             return prepared + _sinusoids(number, self.d_model, self.in_halves)
         return prepared + _table(_room(index + 2), self.d_model, prepared.device)[index + 1]
+
+
+def prefix_columns(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:
+    """Return the columns of the prefix; padding among them is hidden by the keep mask."""
+    return None if lengths_B is None else positions < lengths_B[:, None]

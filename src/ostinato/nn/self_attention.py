@@ -20,7 +20,7 @@ from ostinato.nn.cache import KeyValues
 from ostinato.nn.context import HaltedRows, Keys, KeysOf, Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
-from ostinato.nn.rows import lay_rows
+from ostinato.nn.rows import lay_rows, take_rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.sub_layer import SubLayer, capture_weights, router_name
 from ostinato.plan import Step, Use
@@ -58,7 +58,7 @@ class SelfAttention(SubLayer):
         """Return what makes keys and values in a round."""
         use = self.use
         by_time = int(here.index) if here.time_D is not None and use.modulation is not None else None
-        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, by_time
+        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, use.values, by_time
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -85,6 +85,7 @@ class SelfAttention(SubLayer):
             valued_ND = None if scored_ND is read_ND else read_ND
             to = self.route_values(module, scored_ND, scored_ND.shape[0], run, here)
             q_NI, kv_NJ = module.queries_keys_values(scored_ND, decision, valued_ND, *to)
+            kv_NJ = self.with_tokens(kv_NJ, scored_ND, here.rows.index_N, run)
         else:
             visible_ND = states_ND if here.visible is None else here.visible(states_ND)
             q_NI, kv_NJ = module.queries(scored_ND, decision), self.keys_values(module, visible_ND, new, run, here)
@@ -152,7 +153,30 @@ class SelfAttention(SubLayer):
         norm = self.norm(self.use.scores)
         scored_ND = read_ND if norm is None else norm(read_ND)
         to = self.route_values(attention, scored_ND, n, run, here)
-        return attention.keys_values(scored_ND, None if norm is None else read_ND, *to)  # type: ignore[no-any-return]
+        kv_NJ = attention.keys_values(scored_ND, None if norm is None else read_ND, *to)
+        index_N = here.rows.index_N
+        if new:
+            index_N = torch.cat([here.rows.places(visible_ND.device)[:n], *(rows.places_L for rows in new)])
+        return self.with_tokens(kv_NJ, scored_ND, index_N, run)
+
+    def with_tokens(
+        self, kv_NJ: Float[Tensor, "N J"], read_ND: Float[Tensor, "N D"], index_N: Tensor | None, run: Pass
+    ) -> Float[Tensor, "N J"]:
+        """Return keys and values with what the tokens themselves add to their values.
+
+        Args:
+            index_N: place b T + t of every row; None: they are all columns.
+        """
+        if self.use.values is None:
+            return kv_NJ
+        rows_NJ = take_rows(self._rows_of_tokens(self.use.values, run).flatten(0, 1), index_N)
+        return self._banks.values[self.use.values](kv_NJ, rows_NJ, read_ND)  # type: ignore[no-any-return]
+
+    def _rows_of_tokens(self, name: str, run: Pass) -> Float[Tensor, "B T J"]:
+        """Return the rows of a table of values of all new columns, taken once a pass for all rounds."""
+        if name not in run.values:
+            run.values[name] = self._banks.values[name].rows(run.ids_BT)  # type: ignore[operator]
+        return run.values[name]
 
     def route_values(
         self, attention: Any, scored_ND: Tensor, n: int, run: Pass, here: Round
@@ -235,7 +259,9 @@ class SelfAttention(SubLayer):
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:
-        """Make a bias that depends on positions only."""
+        """Make a bias that depends on positions only, and take the rows of a table of values."""
+        if self.use.values is not None and self.makes_keys:
+            self._rows_of_tokens(self.use.values, run)
         relation = self.relation
         if relation is not None and relation.needs_bias and not relation.depends_on_queries:
             self._static_bias(relation, run)

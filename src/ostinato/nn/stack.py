@@ -22,13 +22,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import drop, places_where, summing
+from ostinato.kernels import drop, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
@@ -38,12 +38,14 @@ from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
-from ostinato.nn.graph import RoundsMemory, repeat_while
+from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather
+from ostinato.nn.graph import repeat_rounds
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.loops import run_round, state_that_leaves
-from ostinato.nn.positions import PositionSignal, positions_from_keep
-from ostinato.nn.rows import Rows, kept_and_halted
+from ostinato.nn.positions import PositionSignal, positions_from_keep, prefix_columns
+from ostinato.nn.program import LoopProgram, Program, Rounds
+from ostinato.nn.rows import Rows
 from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
@@ -51,37 +53,6 @@ from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan, Segment, Step, Use
-
-_LEAST_GAIN = 1 / 16
-"""Part of the rows that must have nothing to do before they are gathered away."""
-
-
-Rounds = Sequence[Sequence[Sequence[Runnable]]]
-"""The sub-layers of every step of every round."""
-
-
-class LoopProgram(NamedTuple):
-    """What one segment runs: sub-layers, who takes part in their rounds, whether those tick, and what else it has
-    (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them.
-    `n_rounds`: of a graph, how often the loop runs: the first of two rounds once, then the second again and again."""
-
-    rounds: Rounds
-    rule: HaltingRule
-    ticks: bool = True
-    segment: Segment = Segment(())
-    path: Sequence[float] = ()
-    n_rounds: Tensor | None = None
-
-    @property
-    def acts_between_rounds(self) -> bool:
-        """Whether something other than steps and signals is run in every round."""
-        own = self.segment
-        between = (own.inject, own.vectors, own.time, own.round_norm)
-        return any(name is not None for name in between) or bool(own.phases)
-
-
-Program = Sequence[LoopProgram]
-"""What a stack runs: its segments. The rounds of one of them tick."""
 
 
 class Stack:
@@ -136,6 +107,7 @@ class Stack:
         embedded_BTE: Float[Tensor, "B T E"],
         *,
         keep_BT: Bool[Tensor, "B T"] | None = None,
+        ids_BT: Int[Tensor, "B T"] | None = None,
         positions_BT: Int[Tensor, "B T"] | None = None,
         texts_BT: Int[Tensor, "B T"] | None = None,
         prefix_lengths_B: Int[Tensor, "B"] | None = None,
@@ -149,6 +121,7 @@ class Stack:
 
         Args:
             embedded_BTE: embeddings. keep_BT: real tokens; None where all are.
+            ids_BT: the tokens, where the plan names tables of values.
             positions_BT: positions in the sentence; None: the column.
             texts_BT: number of every column's text, where rows hold several that see nothing of each other.
             prefix_lengths_B: first real tokens that see each other in both directions.
@@ -164,10 +137,13 @@ class Stack:
             positions_BT = torch.arange(embedded_BTE.shape[1], device=embedded_BTE.device)[None]
         learns = self.banks.training and torch.is_grad_enabled()
         run = Pass(
-            Visibility(self.is_causal, keep_BT, prefix_BS=_prefix(positions_BT, prefix_lengths_B), texts_BS=texts_BT),
+            Visibility(
+                self.is_causal, keep_BT, prefix_BS=prefix_columns(positions_BT, prefix_lengths_B), texts_BS=texts_BT
+            ),
             positions_BT,
             positions_BT,
             keep_BT,
+            ids_BT,
             memory_BSD,
             Visibility(keep_BS=memory_keep_BS),
             execution=execution,
@@ -178,12 +154,20 @@ class Stack:
         with summing() if learns and not torch.compiler.is_compiling() else nullcontext():
             return self._loop(embedded_BTE, run, self.program(n_rounds, execution))
 
-    def step(self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, program: Program | None = None) -> StackOutput:
+    def step(
+        self,
+        embedded_BTE: Float[Tensor, "B T E"],
+        cache: Cache,
+        program: Program | None = None,
+        *,
+        ids_BT: Int[Tensor, "B T"] | None = None,
+    ) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
 
         `cache.keep_BS` already covers the new columns; the first ones hold all of `cache.prefix_lengths_B`.
 
         Args:
+            ids_BT: tokens of the new columns, where the plan names tables of values.
             program: what runs in place of the stack's own sub-layers and halting rule.
         """
         execution = cache.execution or DEFAULT_EXECUTION
@@ -193,10 +177,11 @@ class Stack:
         else:
             key_positions = positions_from_keep(cache.keep_BS)
         run = Pass(
-            Visibility(self.is_causal, cache.keep_BS, start, _prefix(key_positions, cache.prefix_lengths_B)),
+            Visibility(self.is_causal, cache.keep_BS, start, prefix_columns(key_positions, cache.prefix_lengths_B)),
             key_positions[:, start:],
             key_positions,
             None if cache.keep_BS is None else cache.keep_BS[:, start:],
+            ids_BT,
             cache.memory_BSD,
             Visibility(keep_BS=cache.memory_keep_BS),
             cache,
@@ -319,25 +304,35 @@ class Stack:
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         any_process = run.execution.any_process
-        if n_free > 0:
+        if n_free > 0 or (ticks and run.execution.gradient_repeats is not None):
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         if n_rounds is not None:
-            return self._repeat(segment, states_ND, injected_BTD, halting, run, signal)
+            # Only a token that is frozen, and of which no neighbour is read, looks the same in all rounds to come.
+            is_frozen = rule.freezes and not self._mixes_columns and not own.phases
+            can_end = not isinstance(rule, NoHalting) and (run.cache is None or is_frozen)
+            first_steps = [steps[0].index for steps in own.rounds()]
+
+            def one_round(index: int | Tensor, states_ND: Tensor, halting: HaltingPass, run: Pass) -> Tensor:
+                round_of = index, rounds[0 if isinstance(index, int) else 1], None
+                return self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal)
+
+            fills = list(chain.from_iterable(rounds[1]))
+            return repeat_rounds(one_round, fills, first_steps, n_rounds, states_ND, halting, run, can_end=can_end)
         for index, steps in enumerate(rounds[first:], first):
             active_N = halting.active(index, states_ND)
             # A process without a token keeps up with the others by masked rows: no layer is given an empty tensor.
             lags = any_process and halting.is_over
-            if gathers and not lags and active_N is not None and _pays(halting, run.execution):
+            if gathers and not lags and active_N is not None and pays_to_gather(halting, run.execution):
                 cut_ND = states_ND.detach() if index < n_free else states_ND
-                states_ND, halted = _gather_active(index, active_N, cut_ND, halting, halted, run)
+                states_ND, halted = gather_active(index, active_N, cut_ND, halting, halted, run)
             is_over = halting.is_over
             if any_process is not None:
                 is_over = halting.ends_early and not any_process(not is_over)
             if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
-                    _fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
+                    fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
                 break
             with torch.no_grad() if index < n_free else nullcontext():
                 round_of = index, steps, times[index]
@@ -378,74 +373,6 @@ class Stack:
         if own.round_norm is not None:
             left_ND = banks.norm[own.round_norm](left_ND)
         return halting.leave(index, states_ND, left_ND)
-
-    def _repeat(
-        self,
-        segment: LoopProgram,
-        states_ND: Tensor,
-        injected_BTD: Tensor,
-        halting: HaltingPass,
-        run: Pass,
-        signal: Any,
-    ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
-        """Run a loop of a number of rounds that a tensor holds; it ends earlier where all tokens have halted.
-
-        What its rounds cache after that, they cache in a second loop: later tokens may go deeper, and look back.
-        """
-        rounds, n_rounds = segment.rounds, segment.n_rounds
-        assert n_rounds is not None  # not user input
-        memory, first_steps = RoundsMemory(run.cache), [steps[0].index for steps in segment.segment.rounds()]
-        sized = [one for one in (run.keep_BT, run.positions, *memory.past) if one is not None]
-        # Only a token that is frozen, and of which no neighbour is read, looks the same in all rounds to come.
-        can_end = not isinstance(segment.rule, NoHalting) and (
-            run.cache is None or (segment.rule.freezes and not self._mixes_columns and not segment.segment.phases)
-        )
-
-        def one_round(index: int | Tensor, states_ND: Tensor, halting: HaltingPass, made: list[Tensor]) -> Tensor:
-            alone = replace(run, keys={}, halted_keys={}, routings=[], captures={})
-            number = 0 if isinstance(index, int) else 1
-            with memory.round(alone, index, first_steps[number], made) as alone:
-                round_of = index, rounds[number], None
-                return self._round(segment, round_of, states_ND, injected_BTD, halting, alone, signal)
-
-        halting.active(0, states_ND)
-        made: list[Tensor] = []
-        states_ND = one_round(0, states_ND, halting, made)
-        next_index = torch.ones((), dtype=torch.long, device=states_ND.device)
-        halting.active(next_index, states_ND)
-        names = tuple(halting.carried())
-
-        def goes_on(index: Tensor, states_ND: Tensor, *carried: Tensor) -> Tensor:
-            more = index < n_rounds
-            active_N = dict(zip(names, carried, strict=False)).get("active_N")
-            return more if active_N is None or not can_end else more & active_N.any()
-
-        def body(index: Tensor, states_ND: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-            here = halting.standing_at(dict(zip(names, carried, strict=False)))
-            made: list[Tensor] = []
-            states_ND = one_round(index, states_ND, here, made)
-            here.active(index + 1, states_ND)
-            rooms = memory.write(carried[len(names) :], index, made)
-            return index + 1, states_ND, *here.carried().values(), *rooms
-
-        start = next_index, states_ND, *halting.carried().values(), *memory.start(made)
-        index, states_ND, *carried = repeat_while(goes_on, body, start, sized)
-        halting, rooms = halting.standing_at(dict(zip(names, carried, strict=False))), carried[len(names) :]
-        if can_end and rooms:
-
-            def fill(index: Tensor, *rooms: Tensor) -> tuple[Tensor, ...]:
-                alone = replace(run, keys={}, halted_keys={}, routings=[], captures={})
-                own, made = halting.standing_at({}), list[Tensor]()
-                with memory.round(alone, index, first_steps[1], made) as alone:
-                    weight_N, visible = own.enter(index, states_ND, states_ND)
-                    here = Round.of(alone, index, own.rows, weight_N, visible, ())
-                    for sub_layer in chain.from_iterable(rounds[1]):
-                        sub_layer.fill_cache(states_ND, alone, here)
-                return index + 1, *memory.write(rooms, index, made)
-
-            _, *rooms = repeat_while(lambda index, *rooms: index < n_rounds, fill, (index, *rooms), sized)
-        memory.finish(rooms)
-        return halting.output(states_ND), halting
 
     def exits(self, execution: Execution) -> bool:
         """Return whether tokens of this stack stop by the execution's criterion: some need predictions, and the tokens
@@ -556,59 +483,3 @@ class Stack:
 def _whole(rule: HaltingRule) -> HaltingRule:
     """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
     return rule.whole() if isinstance(rule, Select) else NoHalting()
-
-
-def _pays(halting: HaltingPass, execution: Execution) -> bool:
-    """Return whether the rows that take part are few enough to gather them."""
-    n = len(halting.rows)
-    return halting.n_active < n if execution.compaction == "always" else halting.n_active <= (1 - _LEAST_GAIN) * n
-
-
-def _gather_active(
-    index: int,
-    active_N: Tensor,
-    states_ND: Tensor,
-    halting: HaltingPass,
-    halted: tuple[HaltedRows, ...],
-    run: Pass,
-) -> tuple[Tensor, tuple[HaltedRows, ...]]:
-    """Gather away the rows that take no part in a round; return the states of the others, and all that are away and may
-    still be looked at."""
-    kept_M, halted_L = kept_and_halted(active_N, halting.n_active)
-    rows = halting.rows
-    visible_LD = halting.narrow(kept_M, halted_L, states_ND)
-    places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
-    # Before the first round it is padding, at which no token looks.
-    if not index or halting.hides:
-        return states_ND.index_select(0, kept_M), halted
-    if run.cache is None and (sentences_U := halting.rows.sentences_U) is not None:
-        # Of a sentence that is done no token looks any more; where there is a cache, later columns do.
-        looked_L = torch.isin(places_L.div(rows.n_columns, rounding_mode="floor"), sentences_U)
-        left = halting.rows.counts()
-        n_looked = sum(before - after for before, after in zip(rows.counts(), left, strict=True) if after)
-        chosen_L = places_where(looked_L, n_looked)
-        places_L, visible_LD = places_L.index_select(0, chosen_L), visible_LD.index_select(0, chosen_L)
-    new = (HaltedRows(places_L, visible_LD),) if len(places_L) else ()
-    return states_ND.index_select(0, kept_M), halted + new
-
-
-def _fill_caches(
-    rounds: Rounds,
-    times: Sequence[Tensor | None],
-    first: int,
-    run: Pass,
-    states_0D: Tensor,
-    rows: Rows,
-    halted: tuple[HaltedRows, ...],
-) -> None:
-    """Fill the caches of rounds in which no token takes part: later ones may go deeper, and look back at them."""
-    for index, (steps, time_D) in enumerate(zip(rounds, times, strict=True), first):
-        here = Round.of(run, index, rows, None, None, halted, time_D=time_D)
-        for step in steps:
-            for sub_layer in step:
-                sub_layer.fill_cache(states_0D, run, here)
-
-
-def _prefix(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:
-    """Return the columns of the prefix; padding among them is hidden by the keep mask."""
-    return None if lengths_B is None else positions < lengths_B[:, None]

@@ -31,11 +31,11 @@ from ostinato.nn.execution import Execution, RoundsBySentence
 from ostinato.nn.graph import WINDOWS, GivenKeyValues, GivenWindow, GraphCache, Slot
 from ostinato.nn.loops import POSITIONS_OF_A_GRAPH, NoiseState
 from ostinato.nn.positions import positions_from_keep
+from ostinato.nn.program import Rounds
 from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConvSubLayer
 from ostinato.nn.shapes import Tensor
-from ostinato.nn.stack import Rounds
 from ostinato.nn.sub_layer import Parallel, SubLayer
 
 Tensors = dict[str, Tensor]

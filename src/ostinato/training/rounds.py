@@ -99,6 +99,15 @@ def shorter_execution(model: Model, paths: Mapping[str, tuple[float, ...]]) -> d
     return {"rounds": given | {name: len(paths[name]) for name in paths if name not in timed}, "paths": timed}
 
 
+def gradient_of_rounds(config: RoundsConfig) -> dict[str, Any]:
+    """Return which rounds the gradient goes through, and which changes of states in them, as a model is told it."""
+    repeats = config.gradient_repeats
+    return {
+        "gradient_rounds": config.gradient_rounds,
+        "gradient_repeats": None if repeats is None else tuple(repeats),
+    }
+
+
 def _generator(seed: int, update: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 2**31 + update)
 
@@ -120,6 +129,9 @@ def round_problems(model: Model, rounds: RoundsConfig, loss: str, consistency: C
     if (rounds.kind != "plan" or rounds.gradient_rounds is not None) and not rounds_of_stacks(model, 1):
         reason = "no stack of this model has rounds that share all weights"
         found.append(Problem("training.rounds.kind", rounds.kind, reason))
+    if rounds.gradient_repeats is not None and not any(stack.plan.loop.phases for stack in model.stacks.values()):
+        reason = "no loop of this model has several states (segments.N.states): remove it"
+        found.append(Problem("training.rounds.gradient_repeats", rounds.gradient_repeats, reason))
     if rounds.per == "sentence":
         found += _problems_of_sentences(model, loss)
     if loss == "last":

@@ -38,6 +38,7 @@ from ostinato.training.rounds import (
     draw_round_of_loss,
     draw_rounds,
     draw_shorter,
+    gradient_of_rounds,
     rounds_of_stacks,
     shorter_execution,
 )
@@ -137,12 +138,12 @@ class Updater:
                 of_batch = drawn[first : first + batch.n_sentences]
                 own = self._rounds_by_sentence(of_batch)
                 first += batch.n_sentences
-            rounds, gradient_rounds = rounds_of_stacks(self.model, own), self.config.rounds.gradient_rounds
+            rounds = rounds_of_stacks(self.model, own)
             with (
                 self.model.execution(
                     halting=halts,
                     rounds=rounds,
-                    gradient_rounds=gradient_rounds,
+                    **gradient_of_rounds(self.config.rounds),
                     any_process=self.processes.all_reduce_any if self.parallel.runs_alike else None,
                 ),
                 self._noting_plan(batch),

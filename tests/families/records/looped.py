@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from family import LEFT, PLAIN, RIGHT, Family, Variant
 from torch import Tensor
 
 from ostinato.data.batch import Batch
-from ostinato.interop.names.looped import hrm_text, huginn, loopformer, ouro, trm
+from ostinato.interop.names.looped import hrm_text, huginn, loopformer, ouro, parcae, trm
 from ostinato.models import Model
 from ostinato.nn.execution import Execution
 
@@ -34,12 +36,12 @@ def exits_at(threshold: float) -> Variant:
 
 def learns_from(n: int, last: int, name: str) -> Variant:
     """Return a call whose gradient goes through the last rounds only."""
+    return cut_at(name, n, gradient_rounds=last)
 
-    def run(model: Model, batch: Batch) -> Tensor:
-        execution = Execution(gradient_rounds=last)
-        return model(batch, n_steps=n, execution=execution).logits_BTV  # type: ignore[no-any-return]
 
-    return Variant(name, run=run, checks=("gradients",))
+def cut_at(name: str, n: int | None = None, **gradient: Any) -> Variant:
+    """Return a call whose gradient does not go through all of the rounds."""
+    return Variant(name, call={"n_steps": n, "execution": Execution(**gradient)}, checks=("gradients",))
 
 
 def along(name: str, *path: float) -> Variant:
@@ -51,6 +53,8 @@ def along(name: str, *path: float) -> Variant:
 # The reference starts from zeros, which its configuration cannot say: its call can.
 CORE = "{n_steps: 2, repeats: 4, state: {kind: zeros}, inject: {kind: linear}, end_norm: final}"
 ZEROS = f"model.decoder.segments=[{{n_steps: 1}}, {CORE}, {{n_steps: 1}}]"
+DECAYING = "{n_steps: 2, repeats: 8, state: {kind: zeros}, inject: {kind: decay}, end_map: true}"
+DECAYING_FROM_ZEROS = f"model.decoder.segments=[{{n_steps: 2, end_norm: own}}, {DECAYING}, {{n_steps: 2}}]"
 
 FAMILIES = [
     Family(
@@ -94,6 +98,18 @@ FAMILIES = [
         float32=5e-5,
     ),
     Family(
+        "parcae",
+        "looped/parcae-toy",
+        parcae,
+        variants=(
+            *(rounds(n, f"rounds_{n}", float32=1.6e-5) for n in (2, 4, 8)),
+            learns_from(4, 4, "rounds_4_all"),
+            learns_from(4, 2, "rounds_2_2"),
+        ),
+        # Its eps of queries and keys is torch's, as above.
+        settings=(DECAYING_FROM_ZEROS, "model.decoder.self_attention.qk_norm_eps=2.220446049250313e-16"),
+    ),
+    Family(
         "hrm-text",
         "looped/hrm-text-toy",
         hrm_text,
@@ -101,7 +117,8 @@ FAMILIES = [
             Variant("plain"),
             LEFT,
             RIGHT,
-            # As published the gradient of a round goes through some of its low phases only, which no setting says.
+            # As published: through the last low phase of the first round, and the last two of the second.
+            cut_at("plain", gradient_repeats=(1, 2)),
             Variant("full_gradient", checks=("gradients",)),
         ),
     ),

@@ -8,7 +8,7 @@ from functools import partial
 from ostinato.config.model import EncoderConfig, LanguageModelConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.interop.names.parts import attention_rules, both
-from ostinato.interop.weights import Part, Reshaped, Rule, Table, rules_of_layers
+from ostinato.interop.weights import Part, Reshaped, Rule, Scaled, Table, rules_of_layers
 
 
 def ouro(config: LanguageModelConfig) -> Table:
@@ -72,6 +72,45 @@ def huginn(config: LanguageModelConfig) -> Table:
         Rule("banks.injection.decoder_1.input.weight", Part(adapter, rows=(d_model, 2 * d_model), dim=1)),
     ]
     return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"}, ignored=("freqs_cis",))
+
+
+def parcae(config: LanguageModelConfig) -> Table:
+    """Return the names of Parcae: prelude, core and coda, tables of values in some layers, a decay by channel.
+
+    The one half of its 0.5 ReLU(z)^2 is in the second map.
+    """
+    stack = config.decoder
+    layers = [
+        f"transformer.{part}.{i}"
+        for part, segment in zip(("prelude", "core_block", "coda"), stack.segments, strict=True)
+        for i in range(segment.n_steps)
+    ]
+    tables, rules = stack.value_tables() or (None,) * stack.n_steps, list[Rule]()
+    for number, (layer, table) in enumerate(zip(layers, tables, strict=True)):
+        attention, ffn = f"banks.self_attention.decoder_{number}", f"banks.ffn.decoder_{number}"
+        names = ("c_q", "c_k", "c_v", "c_proj")
+        rules += attention_rules(stack.self_attention, config.d_model, attention, f"{layer}.attn", names)
+        rules += [
+            Rule(f"{ffn}.up.weight", f"{layer}.mlp.fc.weight"),
+            Rule(f"{ffn}.down.weight", Part(f"{layer}.mlp.proj.weight", (Scaled(0.5),))),
+            Rule(f"banks.norm.self_attention_decoder_{number}.weight", f"{layer}.norm_1.weight"),
+            Rule(f"banks.norm.ffn_decoder_{number}.weight", f"{layer}.norm_2.weight"),
+        ]
+        if table is not None:
+            rules += [
+                Rule(f"banks.values.decoder_{table}.table_VJ", f"value_embeds.{number}.weight"),
+                Rule(f"banks.values.decoder_{table}.gate.weight", f"{layer}.attn.ve_gate.weight"),
+            ]
+    rules += [
+        Rule("target_weight", "transformer.wte.weight"),
+        Rule("banks.norm.end_decoder_0.weight", "transformer.ln_prelude.weight"),
+        Rule("banks.injection.decoder_1.rate_D", "transformer.adapter.A_log"),
+        Rule("banks.injection.decoder_1.step_D", "transformer.adapter.dt_bias"),
+        Rule("banks.injection.decoder_1.input.weight", "transformer.adapter.B"),
+        Rule("banks.end_map.decoder_1.weight", "transformer.C.weight"),
+        Rule("banks.norm.final_decoder.weight", "transformer.ln_f.weight"),
+    ]
+    return Table(rules, tied={"lm_head.weight": "transformer.wte.weight"})
 
 
 def loopformer(config: LanguageModelConfig) -> Table:

@@ -1,0 +1,69 @@
+"""Rows of tokens that have halted: gathered away before a round, and the caches of rounds that no token runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ostinato.kernels import places_where
+from ostinato.nn.context import HaltedRows, Pass, Round
+from ostinato.nn.execution import Execution
+from ostinato.nn.halting import HaltingPass
+from ostinato.nn.rows import Rows, kept_and_halted
+from ostinato.nn.shapes import Tensor
+from ostinato.nn.sub_layer import Runnable
+
+_LEAST_GAIN = 1 / 16
+"""Part of the rows that must have nothing to do before they are gathered away."""
+
+
+def pays_to_gather(halting: HaltingPass, execution: Execution) -> bool:
+    """Return whether the rows that take part are few enough to gather them."""
+    n = len(halting.rows)
+    return halting.n_active < n if execution.compaction == "always" else halting.n_active <= (1 - _LEAST_GAIN) * n
+
+
+def gather_active(
+    index: int,
+    active_N: Tensor,
+    states_ND: Tensor,
+    halting: HaltingPass,
+    halted: tuple[HaltedRows, ...],
+    run: Pass,
+) -> tuple[Tensor, tuple[HaltedRows, ...]]:
+    """Gather away the rows that take no part in a round; return the states of the others, and all that are away and may
+    still be looked at."""
+    kept_M, halted_L = kept_and_halted(active_N, halting.n_active)
+    rows = halting.rows
+    visible_LD = halting.narrow(kept_M, halted_L, states_ND)
+    places_L = halted_L if rows.index_N is None else rows.index_N[halted_L]
+    # Before the first round it is padding, at which no token looks.
+    if not index or halting.hides:
+        return states_ND.index_select(0, kept_M), halted
+    if run.cache is None and (sentences_U := halting.rows.sentences_U) is not None:
+        # Of a sentence that is done no token looks any more; where there is a cache, later columns do.
+        looked_L = torch.isin(places_L.div(rows.n_columns, rounding_mode="floor"), sentences_U)
+        left = halting.rows.counts()
+        n_looked = sum(before - after for before, after in zip(rows.counts(), left, strict=True) if after)
+        chosen_L = places_where(looked_L, n_looked)
+        places_L, visible_LD = places_L.index_select(0, chosen_L), visible_LD.index_select(0, chosen_L)
+    new = (HaltedRows(places_L, visible_LD),) if len(places_L) else ()
+    return states_ND.index_select(0, kept_M), halted + new
+
+
+def fill_caches(
+    rounds: Sequence[Sequence[Sequence[Runnable]]],
+    times: Sequence[Tensor | None],
+    first: int,
+    run: Pass,
+    states_0D: Tensor,
+    rows: Rows,
+    halted: tuple[HaltedRows, ...],
+) -> None:
+    """Fill the caches of rounds in which no token takes part: later ones may go deeper, and look back at them."""
+    for index, (steps, time_D) in enumerate(zip(rounds, times, strict=True), first):
+        here = Round.of(run, index, rows, None, None, halted, time_D=time_D)
+        for step in steps:
+            for sub_layer in step:
+                sub_layer.fill_cache(states_0D, run, here)
