@@ -117,6 +117,8 @@ def test_a_command_says_that_a_path_is_a_device_a_folder_or_a_fifo_or_not_there(
         assert str(path) in outcome.err
         if kind is None:
             expected = ("no such", "there is no", "no recipe", "no sweep", "no claim", "no file")
+        elif kind == "a folder" and command == "data.train":
+            expected = ("the folder holds no files",)
         elif kind == "a folder" and not reads_files:
             expected = ("folder", "is not the directory of a run", "not finished")
         else:

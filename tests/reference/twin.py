@@ -396,6 +396,9 @@ class _Twin:
         segment = plan.segments[at.segment]
         n = len(next(segment.rounds())) if segment.is_repeated else len(plan.steps)
         places = [(step.index - segment.steps[0].index) % n for step in (at, first[0])]
+        if segment.phases and segment.phases[0].state == 0:  # a round runs the steps of its first state several times
+            n_own, n_times = segment.phases[0].n_steps, segment.phases[0].left
+            places = [place % n_own if place < n_own * n_times else place for place in places]
         is_same_step = at.segment == first[0].segment and places[0] == places[1]
         return is_same_step and (use.kind, use.weights) == (first[1].kind, first[1].weights)
 

@@ -21,7 +21,7 @@ from ostinato.evaluation.loading import load
 from ostinato.models import Seq2Seq, losses
 from ostinato.nn.layers import Linear
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training import Reporter, session, train, update
+from ostinato.training import Reporter, parallel, session, train
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
@@ -210,7 +210,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_what_was_there(
 def test_a_non_finite_gradient_of_a_finite_loss_stops_the_run_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(update, "get_total_norm", lambda gradients: torch.tensor(float("inf")))
+    monkeypatch.setattr(parallel, "get_total_norm", lambda gradients: torch.tensor(float("inf")))
     with pytest.raises(TrainingError, match=r"update 1: the loss is \d.* norm of its gradient inf"):
         train(tiny_recipe(tmp_path), tmp_path / "run")
 

@@ -36,6 +36,7 @@ _NAMES_BY_UNIT = {
     "tokens per source token": "max_length_ratio min_length_ratio",
     "units": "delta_rank d_embedding d_ff d_head d_model d_router gate_width shared_d_ff",
     "changes": "gradient_repeats",
+    "MiB": "bucket_mib",
     "rows": "n_token_types offset source_vocab_size target_vocab_size vocab_size",
     "updates": "evaluate_every log_every n_updates off_updates ramp save_every warmup",
     "steps": "after n_steps steps_per_round",
