@@ -47,7 +47,15 @@ def test_the_parts_of_our_time_are_named_and_shown(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script("decode_peers").importlib.util, "find_spec", lambda name: None)
-    study, out = script("decode"), tmp_path / "decode"
+    study, out, others = script("decode"), tmp_path / "decode", set[str]()
+
+    def noted(operation: str, *given: object) -> str:
+        part: str = script("decode_profile").purpose(operation, *given)
+        if part == "other operations":
+            others.add(operation)
+        return part
+
+    monkeypatch.setattr(study, "purpose", noted)
     given = ["--quick", "--threads", "1", "--studies", "peers", "--profile", "--without", "matmul limit"]
     study.main([*given, "--out", str(out)])
     rows = [json.loads(line) for line in out.with_suffix(".jsonl").read_text().splitlines()]
@@ -57,7 +65,10 @@ def test_the_parts_of_our_time_are_named_and_shown(
         kernels = {"sub-layers in one call"} if library() is not None else {"attention", "norms", "caches"}
         assert {"products", "scores and choices"} | kernels <= set(shares)
         assert sum(shares.values()) == pytest.approx(1.0)
-        assert shares.get("other operations", 0.0) < 0.1
+    # What is left over is made room, changes of type and small arithmetic of masks; how long it takes is the machine's.
+    known = ("mm", "linear", "attention", "softmax", "norm", "index", "gather", "topk", "sort", "cat", "relu", "gelu")
+    assert others
+    assert [name for name in others if any(part in name for part in known)] == []
     assert "Where the time of ours goes" in out.with_suffix(".md").read_text()
 
 
