@@ -73,7 +73,7 @@ from ostinato.config.positions import (
     SinusoidalConfig,
     WindowConfig,
 )
-from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig, ValueEmbeddingsConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
 from ostinato.config.sub_layers import (
     Activation,
     AttentionConfig,
@@ -269,7 +269,6 @@ class _Stacks:
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
             "ffn": ffn,
-            "value_embeddings": None,
             "sparse_layer": None if self._fully_shared else draw(_sparse_layers(n_steps)),
             "halting": halting,
         }
@@ -281,9 +280,6 @@ class _Stacks:
             nothing = {"delta_rank": 0, "modulation": NoModulationConfig()}
             segments = [one.model_copy(update=nothing) for one in segments]
         settings["segments"] = segments
-        if not draw(st.integers(0, 3)):
-            of_steps = settings["self_attention"].sets(n_steps)
-            settings["value_embeddings"] = draw(_value_tables(of_steps, self._fully_shared))
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
             return DecoderConfig(cross_attention=cross, **settings)
@@ -439,7 +435,6 @@ def _attentions(
 def _options_of_attention(draw: st.DrawFn, heads: int, is_rotary: bool, kind: str) -> dict[str, Any]:
     own: dict[str, Any] = {"n_kv_heads": draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))}
     own |= {"scale": draw(st.sampled_from([None, 1.0])), "qk_norm": draw(st.sampled_from(QK_NORMS))}
-    own |= {"qk_norm_eps": draw(st.sampled_from([None, 1e-2])) if own["qk_norm"] != "none" else None}
     if own["qk_norm"] != "none" and is_rotary:
         own["qk_norm_at"] = draw(st.sampled_from(["before", "after"]))
     own["bias"] = draw(st.sampled_from([True, False, "qkv", "qk"] if kind == "dense" else [True, False, "qkv"]))
@@ -479,15 +474,6 @@ def _experts(draw: st.DrawFn, *, least: int = 1) -> dict[str, Any]:
 
 
 _SWITCHES = ("project", "normalise", "learn_temperature")
-
-
-@st.composite
-def _value_tables(draw: st.DrawFn, of_steps: Sequence[int | None], fully_shared: bool) -> Any:
-    """Draw which steps read which table of values, given the parameter sets of self-attention."""
-    tables = [0] if fully_shared else [None, 0, 1]
-    share = _without_gaps([None if one is None else draw(st.sampled_from(tables)) for one in of_steps])
-    has_some = any(one is not None for one in share)
-    return ValueEmbeddingsConfig(share=share, gate_width=draw(st.integers(1, 4))) if has_some else None
 
 
 @st.composite
@@ -576,8 +562,6 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
                 found |= {f"one of {len(segment.states)} states", f"norm of a state {one.norm}"}
                 found |= {f"state adds {'input' if other == INPUT else 'another'}" for other in one.adds}
         found |= halting_traits(name, stack)
-        if (tables := stack.value_tables()) is not None:
-            found |= {f"values {name} {'none' if one is None else 'some'}" for one in tables}
         for one in stack.relatives():
             found.add(f"reach {one.reach is not None}")
             if isinstance(one, RotaryConfig):
@@ -674,7 +658,6 @@ def all_traits() -> set[str]:
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
         *(f"keys {k}" for k in ("own", "first", "all")),
         *(f"norms {n}" for n in NORMS),
-        *(f"values {s} {of}" for s in ("encoder", "decoder") for of in ("none", "some")),
         *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
         *(f"modulation {m.kind}" for m in MODULATIONS),
         *(f"end_norm {n}" for n in ("none", "own", "final")),

@@ -50,7 +50,7 @@ _TIMES_OF_EXPERTS = 8
 
 
 def compiled_step(
-    stack: Stack, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T"] | None = None
+    stack: Stack, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T *W"] | None = None
 ) -> StackOutput:
     """Run new columns after the cached ones, by compiled kernels where they can. Plain twin: `stack.step`."""
     keeps_all = (cache.execution or DEFAULT_EXECUTION).cached_rounds is None
@@ -73,7 +73,7 @@ class CompiledStack:
         self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
 
     def step(
-        self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T"] | None = None
+        self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T *W"] | None = None
     ) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION

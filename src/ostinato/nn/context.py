@@ -69,7 +69,7 @@ class Pass:
     positions: Int[Tensor, "#B T"]
     key_positions: Int[Tensor, "#B S"]
     keep_BT: Bool[Tensor, "B T"] | None = None
-    ids_BT: Int[Tensor, "B T"] | None = None
+    ids_BT: Int[Tensor, "B T *W"] | None = None
     memory_BSD: Tensor | None = None
     memory_visibility: Visibility = field(default_factory=Visibility)
     cache: Cache | None = None

@@ -107,7 +107,7 @@ class Stack:
         embedded_BTE: Float[Tensor, "B T E"],
         *,
         keep_BT: Bool[Tensor, "B T"] | None = None,
-        ids_BT: Int[Tensor, "B T"] | None = None,
+        ids_BT: Int[Tensor, "B T *W"] | None = None,
         positions_BT: Int[Tensor, "B T"] | None = None,
         texts_BT: Int[Tensor, "B T"] | None = None,
         prefix_lengths_B: Int[Tensor, "B"] | None = None,
@@ -160,7 +160,7 @@ class Stack:
         cache: Cache,
         program: Program | None = None,
         *,
-        ids_BT: Int[Tensor, "B T"] | None = None,
+        ids_BT: Int[Tensor, "B T *W"] | None = None,
     ) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
 

@@ -134,6 +134,9 @@ def _execution_of(model: Model) -> Execution:
         raise CheckpointError("rounds by sentence are for training: a model that runs so cannot be exported")
     if given.cached_rounds is not None:
         raise CheckpointError("a model that caches only some rounds (cached_rounds) cannot be exported: leave it out")
+    if any(use.values is not None for stack in model.stacks.values() for use in stack.plan.uses()):
+        reason = "tables of what tokens add to values (value_embeddings) are not written yet"
+        raise CheckpointError(f"this model cannot be exported: {reason}")
     return replace(given, as_graph=True, compaction="never", expert_backend="dense", gradient_rounds=None)
 
 
