@@ -131,6 +131,9 @@ def test_a_process_that_is_killed_ends_all_with_one_message_and_the_run_goes_on(
     assert last_checkpoint(tmp_path / "run").name == "update-000004"
     _ended(tmp_path, "train", "run", kind, "8", n=3)
     _ended(tmp_path, "train", "undisturbed", kind, "8", n=3)
+    if kind == "ddp":  # its buckets are laid anew after the first update of a process: sums have another order
+        _assert_runs(tmp_path / "run", tmp_path / "undisturbed")
+        return
     assert weights(tmp_path / "run") == weights(tmp_path / "undisturbed")
     for name in ("metrics.jsonl", "recipe.yaml"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
