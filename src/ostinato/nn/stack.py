@@ -320,6 +320,8 @@ class Stack:
             fills = list(chain.from_iterable(rounds[1]))
             return repeat_rounds(one_round, fills, first_steps, n_rounds, states_ND, halting, run, can_end=can_end)
         for index, steps in enumerate(rounds[first:], first):
+            if index == n_free > 0:
+                run.halted_keys.clear()  # they were made without a gradient
             active_N = halting.active(index, states_ND)
             # A process without a token keeps up with the others by masked rows: no layer is given an empty tensor.
             lags = any_process and halting.is_over

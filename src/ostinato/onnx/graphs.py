@@ -137,7 +137,9 @@ def _execution_of(model: Model) -> Execution:
     if any(use.values is not None for stack in model.stacks.values() for use in stack.plan.uses()):
         reason = "tables of what tokens add to values (value_embeddings) are not written yet"
         raise CheckpointError(f"this model cannot be exported: {reason}")
-    return replace(given, as_graph=True, compaction="never", expert_backend="dense", gradient_rounds=None)
+    return replace(
+        given, as_graph=True, compaction="never", expert_backend="dense", gradient_rounds=None, gradient_repeats=None
+    )
 
 
 def _rounds_of(model: Model, name: str) -> int | None:

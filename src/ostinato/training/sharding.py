@@ -50,6 +50,8 @@ class _GatheredSubLayer:
     def prepare(self, run: Pass) -> None:
         """See `SubLayer`: keys and values of the memory, of which the group sees that they leave it."""
         use = self._sub_layer.use
+        if use.kind == "self_attention":  # its tables are of the group that stays gathered
+            self._sub_layer.prepare(run)
         if use.kind == "cross_attention" and use.weights not in run.cross_kv:
 
             def made(memory_BSD: Tensor | None) -> Tensor:
