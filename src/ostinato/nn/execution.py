@@ -84,8 +84,8 @@ class Execution:
             compaction "never" and expert_backend "dense".
         recompute: in training keep only the states between steps, and run each step again in the backward pass.
         any_process: from whether some token here takes part in a round to whether one does in any process: where a
-            round may be the first that no token takes part in, it is asked, and all processes run the same rounds, with
-            no rows where they have none left. None: this process ends by itself.
+            round may be the first that no token takes part in, it is asked, and all processes run the same rounds, by
+            masked rows where they have no token left. None: this process ends by itself.
 
     Raises:
         ConfigError: values that are not valid, all of them.

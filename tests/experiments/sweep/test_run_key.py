@@ -173,6 +173,16 @@ def test_files_in_a_folder_are_seen_to_change(tmp_path: Path, monkeypatch: pytes
     run.close()
 
 
+def test_packs_that_are_read_otherwise_have_other_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    recipe, hashes = with_files(tmp_path / "data"), DataHashes(tmp_path)
+    found = []
+    for unknown in ("error", "replace"):
+        data = recipe.data.model_copy(update={"packed": "always", "unknown": unknown})
+        found.append(hashes.resolve(recipe.model_copy(update={"data": data}))[1]["train"])
+    assert found[0] != found[1]
+
+
 def test_a_run_says_the_key_it_was_planned_with_also_where_it_starts_from_another(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1], arms=[{"name": "base"}, {"name": "next", "after": "base"}])
     run_sweep(sweep, tmp_path)

@@ -27,6 +27,7 @@ from ostinato.config.renamed import first_name
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
+from ostinato.data.packs.source import PackSource
 from ostinato.data.paths import find_files
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, DataError
@@ -146,14 +147,14 @@ class DataHashes:
         recipe = with_splits(recipe, task)
         train = task.splits()[0]
         splits = [train, *other_splits(recipe, train)]
-        name = _hash(_origin(task, recipe, splits))
+        source = pack_source(recipe, task)
+        name = _hash(_origin(task, recipe, splits, source))
         note = None if self.folder is None else self.folder / _HASHES / f"{name[:16]}.json"
         if name not in self._known and note is not None and note.is_file():
             with reading(note, DataError, MADE_AGAIN):
                 kept = read_json_object(note, DataError, MADE_AGAIN)
                 self._known[name] = {split: str(kept[split]) for split in splits}
         elif name not in self._known:
-            source = pack_source(recipe, task)
             found = {} if source is None else {train: content_hash(source)}
             held = [split for split in splits if split not in found]
             found |= {split: str(describe_split(split, task.examples(split))["sha256"]) for split in held}
@@ -165,8 +166,8 @@ class DataHashes:
         return recipe, self._known[name]
 
 
-def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
-    """Return what decides the examples without reading them: settings, and which files there are."""
+def _origin(task: Task, recipe: Recipe, splits: list[str], source: PackSource | None) -> dict[str, Any]:
+    """Return what decides the examples without reading them: settings, which files there are, how a pack reads them."""
     columns = [name for name in type(recipe.data).model_fields if name.endswith("_field")]
     data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", "packed", *columns})
     named = [str(file) for split in given_splits(recipe.data) for file in find_files(paths_of(recipe.data, split))]
@@ -180,6 +181,7 @@ def _origin(task: Task, recipe: Recipe, splits: list[str]) -> dict[str, Any]:
         "files": dict.fromkeys(named) | states,
         **({"data_sets": [state_of(given) for given in sets]} if sets else {}),
         "published": {file.key: task.access.known_hash(file) for file in task.files()},
+        **({"pack": source.settings()} if source is not None else {}),
         "splits": splits,
         "version": __version__,
     }
