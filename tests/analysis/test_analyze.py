@@ -125,6 +125,15 @@ def test_a_run_is_as_similar_to_itself_as_can_be(runs: list[Path]) -> None:
         assert max(one["lns"] for one in finding.data[where]["untrained"]) < 1.0
 
 
+def test_routers_that_saw_too_few_tokens_for_a_map_are_no_error(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.analysis.studies.token_map._FEWEST", 10**6)
+    given = logic.subjects([load(runs[0], device="cpu")], None, 2)
+    written = logic.write(given, logic.survey(given, only=["token-map"]), tmp_path / "out")
+    assert "No router saw 1000000 tokens" in written.report.read_text(encoding="utf-8")
+
+
 def test_a_plain_run_says_what_does_not_apply_and_why(tmp_path: Path) -> None:
     given = logic.subjects([load(plain_run(tmp_path / "plain"), device="cpu")], None, 24)
     told: list[int] = []

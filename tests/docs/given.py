@@ -104,6 +104,42 @@ def of_hugging_face(reader: Reader) -> None:
     (reader.folder / "text.txt").write_text("w7 w8 w9\nw10 w11\n", encoding="utf-8")
 
 
+def of_texts(reader: Reader) -> None:
+    """A run that continues texts, which are at hand, too."""
+    sys.path.append(str(ROOT / "tests" / "hf"))
+    import runs
+
+    own_files(reader)
+    write_lines(reader.folder / "dev.jsonl", [{"text": text} for text in runs.TEXTS])
+    data = [f"data.{split}={reader.folder}/dev.jsonl" for split in ("train", "dev")]
+    runs.make_run("looped", reader.folder / "runs" / "mine", *data)
+
+
+def of_lm_eval(reader: Reader) -> None:
+    """A run that continues texts."""
+    pytest.importorskip("lm_eval", reason="the page needs the extra [lm-eval]: pip install 'ostinato[lm-eval]'")
+    of_texts(reader)
+
+
+def of_onnx(reader: Reader) -> None:
+    """A run that continues texts."""
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name, reason="the page needs the extra [onnx]: pip install 'ostinato[onnx]'")
+    of_texts(reader)
+
+
+def of_large_data(reader: Reader) -> None:
+    """Texts in Parquet."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the page needs the extra [data]")
+    import pyarrow
+
+    own_files(reader)
+    (reader.folder / "texts").mkdir()
+    for name in ("a", "b"):
+        table = pyarrow.table({"text": ["The cat sat.", "The dog ran."] * 8})
+        parquet.write_table(table, reader.folder / "texts" / f"{name}.parquet")
+
+
 def of_own_data(reader: Reader) -> None:
     """Pairs, parallel and plain texts, and a tokenizer of the library tokenizers."""
     own_files(reader)
@@ -155,8 +191,8 @@ def of_language(reader: Reader) -> None:
 @contextmanager
 def of_view(reader: Reader) -> Iterator[None]:
     """A second run, and a server whose address the program knows."""
-    for name in ("starlette", "uvicorn"):
-        pytest.importorskip(name, reason="the page needs the extra [view]: pip install 'ostinato[view]'")
+    for name in ("starlette", "uvicorn", "tensorboard"):
+        pytest.importorskip(name, reason="the page needs the extra [view], and tensorboard")
     from ostinato.evaluation.loading import load
     from ostinato.viewer.opened import open_runs
     from ostinato.viewer.schema import Limits

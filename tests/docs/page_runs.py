@@ -163,6 +163,8 @@ def _sizes(recipe: Recipe) -> Iterator[str]:
             yield f"model.{name}.ffn.d_ff=16"
             if getattr(stack, "sparse_layer", None) is not None:
                 yield f"model.{name}.sparse_layer.d_ff=16"
+            if getattr(stack, "value_embeddings", None) is not None:
+                yield f"model.{name}.value_embeddings.gate_width=8"
     if recipe.data.tokenizer.kind in ("bpe", "unigram"):
         yield "data.tokenizer.vocab_size=300"
     if recipe.data.block_length:
@@ -176,8 +178,11 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
         yield from ("decoding.max_length=8", "decoding.max_length_ratio=0")
     if recipe.training.halting is not None and getattr(recipe.training.halting, "off_updates", 0):
         yield from ("training.halting.off_updates=1", "training.halting.warmup=1")
-    kind = str(recipe.task.settings()["kind"])
-    small = {"n_train": 60, "n_eval": 20, "max_length": 8, "long_max_length": 12, "n_pairs": 1000}
+    task = recipe.task.settings()
+    kind = str(task["kind"])
+    small = {"n_train": 60, "n_eval": 20, "max_length": 8, "long_max_length": 12}
+    if task.get("origin") == "generated":
+        small["n_pairs"] = 1000
     known = TASKS[kind].config_type.model_fields if kind != "parity" else {}
     yield from (f"task.{key}={value}" for key, value in small.items() if key in known)
 

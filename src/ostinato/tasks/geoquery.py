@@ -82,7 +82,9 @@ class GeoQueryTask(Task):
     the compounds of train and test diverge as far as possible.
     Data: questions in lower case without last punctuation; queries in normal form, see `ostinato.tasks.funql`; places
     that a question names are m0 and m1 on both sides.
-    Tokens: words; brackets, commas and names of the query are separate.
+    So made alike, questions repeat: 99 of the 280 of the standard test set are in training.
+    Tokens: words; brackets, commas and names of the query are separate. Test questions have words that training lacks
+    (23 of 280 in standard, 62 of 330 in tmcd_1), which the named recipes read as unknown.
     Metric: exact match of the query, free running. No query is run: answers are not compared.
     Selection: dev; where there is none, a seeded share of the training rows (`dev_fraction`), taken out of train, which
     says nothing of the generalisation the test asks for.

@@ -79,7 +79,8 @@ class McwqTask(Task):
 
     Splits: mcd1 57,190 train, 5,408 dev, 5,310 test; mcd2 54,713, 5,929, 5,891; mcd3 54,927, 6,034, 6,151: compounds of
     train and test differ as much as possible. random: drawn alike; sizes and hashes of its files are not known here.
-    Questions in English, or translated into Hebrew, Kannada or Chinese.
+    Questions in English, or translated into Hebrew, Kannada or Chinese, where 134 to 209 rows of a dev or test file
+    repeat an earlier question, some of them with another query.
     Targets: target_form=published is the query as it is. simplified writes clauses together and sorts them, see
     `ostinato.tasks.sparql`; this is CFQ's short form, not the one of MCWQ's authors, which has brackets.
     Tokens: words.

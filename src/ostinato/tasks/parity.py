@@ -55,6 +55,7 @@ class ParityConfig(TaskConfig):
 class ParityTask(Task):
     """Running parity: tag every bit with the parity of the bits so far; train on short sequences, measure on longer.
 
+    The tags of `1 0 1 1` are `1 1 0 1`.
     Splits: train (`n_train`), dev and test (`n_eval` each) with 1 to `max_length` bits, long with each of
     `long_lengths`, `n_eval` examples a length. Lengths are uniform in the first three, bits are fair coins. Every split
     depends on `seed`, not on the others' sizes. There are few short sequences (510 of up to 8 bits): those of dev and

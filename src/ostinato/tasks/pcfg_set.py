@@ -133,6 +133,7 @@ class PcfgSetConfig(TaskConfig):
 class PcfgSetTask(Task):
     """PCFG SET: nested string edits and their results; random split, systematicity, productivity, substitutivity.
 
+    A question: `echo append A1 B2 , C3`, its answer: `A1 B2 C3 C3`; ten functions, 520 letters.
     Splits, published: iid has train 82,622, dev 4,860, test 9,721. productivity pools train and test: up to 8 functions
     train 81,010, 9 and more test 11,333. systematicity: test 10,175 with one of four pairs of neighbouring functions,
     train 82,168 without. substitutivity: test and test_twin 10,000 each, one function replaced by its synonym, which
@@ -143,6 +144,7 @@ class PcfgSetTask(Task):
     targets overgeneralises, one that writes test's has memorised. Its dev is that of iid, whole.
     origin=generated draws other sequences: functions and letters uniform, as many functions as in the published test,
     or with max_functions, which is no published task, only the shorter ones of them.
+    The training sources have no known hash, but their published targets have one, and must come out.
     Tokens: words. Every target, published or not, is checked against the functions' definition.
     Metric: exact match, free running; by number of functions. Substitutivity: `ostinato.metrics.consistency` of the
     outputs for test and test_twin, right or wrong. Localism: `ostinato.tasks.localism`.

@@ -53,7 +53,8 @@ def _token_map(subject: Subject, on_progress: OnProgress) -> Finding:
     arrays |= {f"{m.router}.{m.stack}.steps_N": m.sample.steps_N for m in maps}
     told = "" if can_umap() else f" {HOW_TO_GET_UMAP}."
     left = f" The first {_MOST_ROUTERS} of {len(found)} routers." if len(found) > _MOST_ROUTERS else ""
-    note = f"{name}, of a seeded sample over all steps of a router.{left}{told} Neighbours: the 10 nearest."
+    none = "" if maps else f" No router saw {_FEWEST} tokens, the fewest that are drawn."
+    note = f"{name}, of a seeded sample over all steps of a router.{left}{none}{told} Neighbours: the 10 nearest."
     return Finding(
         _COLUMNS,
         rows,
@@ -90,6 +91,11 @@ def _spaces(model: Model, router: str, states_ND: np.ndarray) -> list[tuple[str,
 
 
 def _draw(maps: list[Map], name: str, narrow: bool) -> Figure:
+    if not maps:
+        figure, (empty,) = panels(1, narrow, height=1.2)
+        empty.text(0.5, 0.5, "too few tokens", ha="center", va="center", fontsize=8)
+        empty.set_axis_off()
+        return figure
     figure, axes = panels(len(maps), narrow, height=3.6, columns=2)
     for panel, one in zip(axes, maps, strict=True):
         experts = np.unique(one.sample.experts_N)
