@@ -17,8 +17,10 @@ from mkdocs.structure.files import File, Files
 
 import ostinato
 from ostinato.cli.app import app
+from ostinato.config.data import DataConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.settings import list_settings
+from ostinato.tasks.catalog import protocol
 from ostinato.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/settings.md": settings_page(),
         "reference/commands.md": commands_page(),
         "reference/python.md": python_page(),
+        "reference/tasks.md": tasks_page(),
     }
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
@@ -110,6 +113,21 @@ def commands_page() -> str:
     root = typer.main.get_command(app)
     for child, found in getattr(root, "commands", {}).items():
         add(found, f"ostinato {child}", 2)
+    return "\n".join(lines) + "\n"
+
+
+def tasks_page() -> str:
+    """Return the protocol of every task, its splits, metrics and files."""
+    lines = ["# Tasks", "", "The protocol of every task, as `ostinato data show` prints it; written from the code.", ""]
+    for kind, found in TASKS.items():
+        task = found(found.config_type(kind=kind), DataConfig(train=str(ROOT / "README.md")))
+        lines += [f"## {kind}", "", "```text", protocol(found), "```", ""]
+        for title, listed in (("splits", task.splits()), ("decoded metrics", task.metrics), ("by", task.by)):
+            lines += [f"- {title}: {', '.join(f'`{name}`' for name in listed)}"] if listed else []
+        for file in task.files():
+            size = f"{file.n_bytes:,} bytes" if file.n_bytes else "size not known"
+            lines.append(f"- file: {file.url or f'{file.repo}/{file.path}'}, {size}, {file.licence}")
+        lines.append("")
     return "\n".join(lines) + "\n"
 
 

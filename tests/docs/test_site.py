@@ -24,13 +24,14 @@ def test_the_site_is_built_without_a_warning_and_holds_what_the_code_says(tmp_pa
     reference = tmp_path / "site" / "reference"
     assert "training.optimizer.lr" in (reference / "settings" / "index.html").read_text(encoding="utf-8")
     assert "--halting-threshold" in (reference / "commands" / "index.html").read_text(encoding="utf-8")
+    assert "passivization" in (reference / "tasks" / "index.html").read_text(encoding="utf-8")
     assert "build_model" in (reference / "python" / "index.html").read_text(encoding="utf-8")
 
 
 def test_every_page_of_the_menu_is_there_and_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
     named = {line.rpartition(": ")[2] for line in menu.splitlines() if line.endswith(".md")}
-    made = {"index.md", "reference/settings.md", "reference/commands.md", "reference/python.md"}
+    made = {"index.md", "reference/settings.md", "reference/commands.md", "reference/python.md", "reference/tasks.md"}
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert {name for name in named - made if not (ROOT / "docs" / name).is_file()} == set()
     assert pages - named == set()

@@ -49,8 +49,8 @@ class CfqTask(Task):
 
     Splits: mcd1, mcd2, mcd3, as published with 95,743 train, 11,968 dev and 11,968 test each, and random. Train and
     test have the same atoms, and compounds that differ as much as possible.
-    The archive could not be had when its address was written down: its hash is not known, sizes and the 239,357 questions
-    are checked. A copy of yours lies below a mirror as storage.googleapis.com/cfq_dataset/cfq1.1.tar.gz.
+    The archive could not be had when its address was written down: its hash is not known, sizes and the 239,357
+    questions are checked. A copy of yours lies below a mirror as storage.googleapis.com/cfq_dataset/cfq1.1.tar.gz.
     Targets: target_form=published is the query with `ns:` dropped and `m.` written `m_`. simplified (Zheng and Lapata
     2022, used by Tan et al. 2023) writes clauses together and sorts them, and for mcd2 and mcd3 turns ten inverse
     predicates first, see `ostinato.tasks.sparql`. The scores of the two are not comparable.

@@ -76,10 +76,11 @@ class CogsTask(Task):
     Targets: target_form=logical is the published logical form. target_form=variable_free (COGS-vf, Qiu et al. 2022) is
     made from it, see `ostinato.tasks.variable_free`; a primitive's target becomes its own source word. The two forms'
     scores are not comparable.
-    Tokens: words; the files' own blanks separate them, on both sides. A vocabulary of the training split lacks tokens of
-    some published rows, which can never be an exact match: with logical forms 2 rows of dev, 1 of test and 1,634 of gen
-    (844 of cp_recursion, 782 of pp_recursion: variables numbered higher than any in training), with variable-free forms
-    1, 1 and 22 ("gardner", "monastery"). Named recipes read them as unknown (data.unknown=replace) and count them wrong.
+    Tokens: words; the files' own blanks separate them, on both sides. A vocabulary of the training split lacks tokens
+    of some published rows, which can never be an exact match: with logical forms 2 rows of dev, 1 of test and 1,634 of
+    gen (844 of cp_recursion, 782 of pp_recursion: variables numbered higher than any in training), with variable-free
+    forms 1, 1 and 22 ("gardner", "monastery"). Named recipes read them as unknown (data.unknown=replace) and count them
+    wrong.
     Metric: exact match of the whole form, white space aside, free running; by category and by lexical / structural.
     Selection: dev, which is like train. gen is for the final measurement only: there is no validation set of its kind.
     Departures: the depth study (Petty et al. 2023) reports the last of 10,000 updates of fine-tuning, here it is the

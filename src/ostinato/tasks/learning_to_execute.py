@@ -95,7 +95,7 @@ class LearningToExecuteTask(Task):
     loops and conditionals, values as they are, maybe negative. The programs of the UT paper's appendix D.4 assign
     variables, as scripts do; the six names of its tables 5 and 6 are those of the families, and it names neither
     generator. The families are the default because they alone have all six tasks.
-    An expression is `(91405-2204)if8<15else60312`, a script `j=8584#for x in range(8):j+=920#b=(1500+j);#print((b+7567))@`.
+    An expression is `(91405-2204)if8<15else60312`, a line of a script `for x in range(8):j+=920#`.
     Tokens: characters on both sides; `#` ends a line of a script, `@` the script, `.` its result.
     Metric: character accuracy and whole results right, the end symbol included. Dehghani et al. 2019: free running, no
     target is given at test time (character_accuracy_free, exact_match). Zaremba and Sutskever: teacher-forced, the true

@@ -74,7 +74,8 @@ class PassivizationTask(Task):
 
     Splits: train 100,000, dev 1,000 and test 10,000: sentences to copy, one third of them passives instead, none of
     which has a prepositional phrase on the subject; gen 10,000 passives that all have one. (The files' own description
-    says 10,000 for dev. The hash of the training file is not known.) origin=generated draws all of them from the published grammar, no sentence twice.
+    says 10,000 for dev. The hash of the training file is not known.) origin=generated draws all of them from the
+    published grammar, no sentence twice.
     Tokens: words. Every target is checked against the rule of the passive.
     Metric: exact match, free running, and second_word: whether the second word is right, that is whether the right noun
     was moved; by transformation (decl, passiv). Column `supporting` has that noun's place in the source, from 0. The

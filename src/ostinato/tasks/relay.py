@@ -59,8 +59,8 @@ class RelayConfig(TaskConfig):
 class RelayTask(Task):
     """Pass a digit along a chain of neighbours: a question is h hops from its digit, so that questions differ in depth.
 
-    `? + > 7 9 > + + +` asks what reaches `?`: the 7 comes to `>`, which hands it on, to `+`, which adds one (modulo 10),
-    and to `?`: 8, after three hops.
+    `? + > 7 9 > + + +` asks what reaches `?`: the 7 comes to `>`, which hands it on, to `+`, which adds one (modulo
+    10), and to `?`: 8, after three hops.
     Splits: train (`n_train`), dev and test (`n_eval` each) with 1 to `max_hops` hops, far (`n_eval`) with more, up to
     `far_max_hops`. Hops, operations and digits are drawn uniformly, and after the digit stand `n_rest` symbols that do
     not matter, each a digit with probability 1/3 (with `matched` as many as make sources alike but for the places of

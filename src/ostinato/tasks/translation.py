@@ -82,8 +82,8 @@ class TranslationTask(Task):
     beforehand. With corpus=files the splits are the files given; target_tag names a column of target languages, which
     are written before the sources (many-to-many; scores by language), normalise=romanian is WMT16's of the target side.
     Tokens: data.tokenizer; subwords (bpe or unigram, about 8,000 joint ones for Multi30k) are the customary choice.
-    Metric: sacreBLEU's corpus BLEU (13a, mixed case) and chrF2 of the plain output text, each with its signature. On request
-    (evaluation.metrics, --metric) `bleu_compounds_split`, tensor2tensor's get_ende_bleu, which the Universal
+    Metric: sacreBLEU's corpus BLEU (13a, mixed case) and chrF2 of the plain output text, each with its signature. On
+    request (evaluation.metrics, --metric) `bleu_compounds_split`, tensor2tensor's get_ende_bleu, which the Universal
     Transformer's papers report (extra moses), `spbleu`, BLEU of flores200 pieces (extra spbleu), and `comet`, Unbabel's
     wmt22-comet-da (extra comet, in an environment of its own); the last two need models that are not downloaded here.
     Selection: dev, by loss or BLEU.
