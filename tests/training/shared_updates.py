@@ -97,6 +97,19 @@ def _injected(folder: Path) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks), "training": training})
 
 
+def _with_tables(folder: Path) -> Recipe:
+    """A loop in which tables of relative positions and of tokens' values serve rounds with a gradient and without."""
+    recipe = _recipe(folder, checkpoint_activations=True)
+    settings = recipe.model.model_dump(mode="json")
+    loop = SegmentConfig(repeats=4, inject={"kind": "add"}).model_dump(mode="json")
+    for name in recipe.model.stacks():
+        tables = {"relative": {"kind": "buckets"}, "value_embeddings": {"gate_width": 4}}
+        settings[name] |= {"n_steps": 1, "segments": [loop]} | tables
+    rounds = UniformRoundsConfig(least=3, most=4, gradient_rounds=2)
+    training = recipe.training.model_copy(update={"rounds": rounds})
+    return recipe.model_copy(update={"model": type(recipe.model).model_validate(settings), "training": training})
+
+
 def _everything(folder: Path, **settings: Any) -> Recipe:
     return _recipe(folder, experts=True, halting=True, balance=ALL_BALANCE, **settings)
 
@@ -132,6 +145,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "recomputed": lambda folder: (_everything(folder, checkpoint_activations=True), [FIRST, SECOND, LONELY]),
     "consistent": lambda folder: (_consistent(folder), [FIRST, LONELY]),
     "injected": lambda folder: (_injected(folder), [FIRST, SECOND]),
+    "tables": lambda folder: (_with_tables(folder), [FIRST, SECOND]),
     "one row": lambda folder: (_everything(folder), [LONELY]),
 }
 

@@ -59,9 +59,10 @@ def group_of_one() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("name", ["recomputed", "tables"])
 @pytest.mark.parametrize("kind", SHARDED)
-def test_gathered_sets_compute_what_whole_ones_do(tmp_path: Path, kind: str) -> None:
-    case = shared_updates.CASES["recomputed"](tmp_path)
+def test_gathered_sets_compute_what_whole_ones_do(tmp_path: Path, kind: str, name: str) -> None:
+    case = shared_updates.CASES[name](tmp_path)
     found, _ = shared_updates.updates(case, Processes(), parallel_worker.hold(kind, Processes()))
     expected, _ = shared_updates.updates(case)
     assert found.keys() == expected.keys()
