@@ -167,25 +167,20 @@ def of_sweeps(reader: Reader) -> None:
 def of_language(reader: Reader) -> None:
     """Labelled sentences, and runs of several depths, of several languages, and of what was fine-tuned from them."""
     own_files(reader)
-    labelled = [{"source": f"jump {i} times", "target": "ab"[i % 2], "lang": ("en", "de")[i % 2]} for i in range(8)]
+    labelled = [{"source": f"jump {i} times", "target": "ab"[i % 2], "lang": ("en", "de")[i % 3 % 2]} for i in range(8)]
     for name in ("a", "b", "nli"):
         write_lines(reader.folder / f"{name}.jsonl", labelled)
     texts = ["data.train=train.txt", "data.dev=dev.txt", "training.evaluate_every=1", "training.save_every=1"]
-    pairs = ["data.train=train.jsonl", "data.dev=dev.jsonl", "data.test={gen: test.jsonl}", "training.evaluate_every=1"]
-    pairs += ["training.save_every=1", "training.keep_last=9"]
+    pairs = ["data.train=train.jsonl", "data.dev=dev.jsonl", "data.test={gen: test.jsonl}", "training.evaluate_every=5"]
+    # Long enough for all of them to pass the same losses.
+    long = ["training.n_updates=40", "training.save_every=5", "training.keep_last=9", "training.schedule.warmup=5"]
     labels = [*(f"data.{split}=nli.jsonl" for split in ("train", "dev", "test")), "evaluation.by=[lang]"]
     for n in (1, 2, 4):
         train(reader, "lm/transformer", *texts, f"model.decoder.n_steps={n}", to=f"runs/depth-{n}")
-        train(
-            reader,
-            "lm/transformer",
-            "task.model_kind=seq2seq",
-            *pairs,
-            f"model.decoder.n_steps={n}",
-            to=f"runs/cogs-{n}",
-        )
+        words = ["lm/transformer", "task.model_kind=seq2seq", *pairs, f"model.decoder.n_steps={n}"]
+        reader.ostinato([*cut(["train", *words, "--run-dir", f"runs/cogs-{n}"]), *long])
     for n in (1, 2, 3):
-        train(reader, "classification/small", *labels, to=f"runs/nli-{n}")
+        train(reader, "classification/small", *labels, f"seed={n}", to=f"runs/nli-{n}")
 
 
 @contextmanager

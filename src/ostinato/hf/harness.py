@@ -7,9 +7,10 @@ log-likelihoods are those of `evaluate`. It needs the extra `lm-eval`.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ from lm_eval.tasks import TaskManager
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.export import fast_tokenizer, wrapped
+
+
+@contextmanager
+def _without_processes() -> Iterator[None]:
+    """Let lm-eval estimate standard errors in this process."""
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before
 
 
 class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
@@ -80,7 +95,9 @@ def score(
     # The index of what comes with lm-eval takes seconds to make.
     manager = TaskManager(include_defaults=any(not name.endswith((".yaml", ".yml")) for name in names))
     try:
-        with redirect_stdout(sys.stderr):  # it prints what it is doing
+        # It prints what it is doing. Its processes for bootstraps are forked from this one, which has threads and takes
+        # SIGTERM as Ctrl-C: they may wait for ever when they are told to end.
+        with redirect_stdout(sys.stderr), _without_processes():
             found = simple_evaluate(
                 RunInHarness(run, n_steps, batch_size),
                 tasks=names,
