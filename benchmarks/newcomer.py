@@ -2,9 +2,10 @@
 
     python benchmarks/newcomer.py [--keep DIR]
 
-All blocks of shell run as they stand, in one shell; only the address of the repository is that of this checkout, of
-which what is committed is cloned. Prints the minutes after every block: the last number is how long it takes from
-nothing to two models of one's own, trained, compared and looked into.
+All blocks of shell run as they stand, in one shell, and a block of YAML becomes the file that it names; only the
+address of the repository is that of this checkout, of which what is committed is cloned. Prints the minutes after
+every block: the last number is how long it takes from nothing to two models of one's own, trained, compared and looked
+into.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ ADDRESS = "ADDRESS-OF-THE-REPOSITORY"
 
 
 def blocks() -> list[tuple[str, str]]:
-    """Return the heading and the commands of every block of shell."""
+    """Return the heading and the commands of every block of shell; of YAML the command that writes it."""
     text = (ROOT / "docs" / "get-started.md").read_text(encoding="utf-8")
-    found = re.findall(r"^## (.+?)\n|^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^## (.+?)\n|^```(?:sh|yaml)\n(?:# ([\w-]+\.yaml)\n)?(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
     heading, made = "", []
-    for title, body in found:
+    for title, file, body in found:
         if title:
             heading = title
         else:
-            made.append((heading, body.replace(ADDRESS, str(ROOT))))
+            command = f"cat > {file} <<'END'\n{body}END\n" if file else body
+            made.append((heading, command.replace(ADDRESS, str(ROOT))))
     return made
 
 

@@ -120,6 +120,21 @@ def test_without_a_reference_a_recipe_keeps_its_own_cost_under_other_settings(ru
     assert abs(number["residual"]) <= 3 * 3 * 128 / 2
 
 
+def test_a_recipe_beside_itself_has_the_vocabulary_of_the_same_data(run, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(f'{{"source": "a{i} b", "target": "b a{i}"}}\n' for i in range(20)), encoding="utf-8")
+    words = [
+        "solve",
+        "files/template",
+        f"data.train={data}",
+        "data.tokenizer.kind=words",
+        "data.tokenizer.vocab_size=null",
+    ]
+    solved = json.loads(run(*words, "model.encoder.ffn.share=all", "--json").out)
+    assert solved["parts"]["solved"]["embeddings"] == solved["parts"]["reference"]["embeddings"]
+    assert solved["parts"]["reference"]["embeddings"] < 256 * 100
+
+
 def test_a_target_that_nothing_reaches_is_one_line(run) -> None:
     outcome = run("solve", "depth/41m", "--target", 1000)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)

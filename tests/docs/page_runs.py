@@ -8,7 +8,8 @@ Blocks of Python are executed one after the other, each with the names of those 
     git, pip, make, python3 -m   install: here extras and targets are looked up; `make newcomer` types those of
                                  docs/get-started.md
 
-A block whose first line is `# not run by the tests: REASON` is not run.
+A block of YAML whose first line is `# NAME.yaml` becomes that file. A block whose first line is
+`# not run by the tests: REASON` is not run.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Reader:
         """Run one block."""
         if block.language == "python":
             self.execute(block.body, str(block))
+        elif block.language == "yaml" and (name := re.match(r"# ([\w-]+\.yaml)\n", block.body)):
+            (self.folder / name[1]).write_text(block.body, encoding="utf-8")
         elif block.language == "sh":
             for words in lines_of(block.body):
                 self.line(words, block)
@@ -180,7 +183,7 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
         yield from ("training.halting.off_updates=1", "training.halting.warmup=1")
     task = recipe.task.settings()
     kind = str(task["kind"])
-    small = {"n_train": 60, "n_eval": 20, "max_length": 8, "long_max_length": 12}
+    small = {"n_train": 600, "n_eval": 20, "max_length": 8, "long_max_length": 12}
     if task.get("origin") == "generated":
         small["n_pairs"] = 1000
     known = TASKS[kind].config_type.model_fields if kind != "parity" else {}
@@ -190,6 +193,7 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
 def cut(arguments: list[str]) -> list[str]:
     """Return a command that takes a second where it would take minutes; what the page sets stays, but for updates."""
     words = [re.sub(r"^training\.n_updates=\d+$", f"training.n_updates={_UPDATES}", word) for word in arguments]
+    words = [str(UPSTREAM) if word == "/media/usb/data" else word for word in words]
     if words[0] == "train" and not words[1].startswith("runs/"):
         words[2:2] = tiny(words[1])
     if any(word.startswith("training.keep_best=") for word in words):

@@ -35,8 +35,8 @@ def solve(
         list[str],
         typer.Argument(
             metavar="RECIPE [REFERENCE] [KEY=VALUE]",
-            help="The recipe, the one it should cost as much as (default: the recipe itself, without the settings "
-            "given here), and settings to change in the recipe.",
+            help="The recipe, the one it should cost as much as (default: the recipe itself, of the settings "
+            "given here only with those of data and task), and settings to change in the recipe.",
             autocompletion=recipe_names_and_setting_keys,
         ),
     ],
@@ -95,7 +95,9 @@ def solve(
     def sized(name: str, settings: list[str]) -> ModelConfig:
         return size_model(load_recipe(name, settings), access, source=source_vocab, target=target_vocab).model
 
-    goal = sized(names[-1], []) if target is None else target
+    # A recipe beside itself reads the same data, whose vocabulary is part of what models cost.
+    of_data = [one for one in overrides if one.startswith(("data.", "task."))] if len(names) == 1 else []
+    goal = sized(names[-1], of_data) if target is None else target
     reference = None if isinstance(goal, float) else goal
     matches = [one_of("--match", name.strip(), *_MATCHES) for name in match.split(",")]
     wanted = Wanted(
