@@ -6,6 +6,7 @@ Everything is tiny: widths under 10, at most four steps. Vocabularies are tiny t
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -73,7 +74,7 @@ from ostinato.config.positions import (
     SinusoidalConfig,
     WindowConfig,
 )
-from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
+from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig, ValueEmbeddingsConfig
 from ostinato.config.sub_layers import (
     Activation,
     AttentionConfig,
@@ -129,13 +130,14 @@ def any_architecture(
     fully_shared: bool = False,
     halting: st.SearchStrategy[HaltingConfig] | None = None,
     placements: Sequence[Placement] = tuple(PLACES),
+    has_values: bool = True,
 ) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
 
     Args:
         kind: "seq2seq", "language_model" or "encoder"; None draws one of the first two, which generate.
         fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
-        halting: rules of the stacks; None: any. placements: of norms.
+        halting: rules of the stacks; None: any. placements: of norms. has_values: tokens may add to values.
     """
     kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
     d_model = draw(st.sampled_from([4, 6, 8]))
@@ -150,7 +152,7 @@ def any_architecture(
         common["embedding_bias"] = draw(st.booleans())
     if kind != "encoder":
         common["output"] = draw(outputs(is_mapped=common["d_embedding"] is not None))
-    stack = _Stacks(draw, d_model, fully_shared, halting, placements)
+    stack = _Stacks(draw, d_model, fully_shared, halting, placements, has_values)
     if kind == "language_model":
         tie = draw(st.sampled_from(["none", "output"]))
         mask = draw(st.sampled_from(["causal", "prefix"]))
@@ -227,9 +229,10 @@ class _Stacks:
         fully_shared: bool,
         halting: st.SearchStrategy[HaltingConfig] | None,
         placements: Sequence[Placement],
+        has_values: bool,
     ) -> None:
         self._draw, self._d_model, self._fully_shared, self._halting = draw, d_model, fully_shared, halting
-        self._placements = placements
+        self._placements, self._has_values = placements, has_values
 
     def draw(self, name: str, shared: dict[str, Any] | None = None) -> Any:
         """Draw the stack called `name`; `shared` holds the settings it must take over with another stack's banks."""
@@ -260,6 +263,9 @@ class _Stacks:
         if any(segment.states for segment in segments):
             halting = halting if halting.kind == "length" else NoHaltingConfig()
             signal = NoSignalConfig() if signal.kind == "coordinates" else signal
+        if halting.kind == "length":
+            by_time = {"modulation": NoModulationConfig()}
+            segments = [one.model_copy(update=by_time) if one.modulation.kind == "by_time" else one for one in segments]
         settings: dict[str, Any] = {
             "n_steps": n_steps,
             "steps_per_round": steps_per_round,
@@ -280,6 +286,7 @@ class _Stacks:
             nothing = {"delta_rank": 0, "modulation": NoModulationConfig()}
             segments = [one.model_copy(update=nothing) for one in segments]
         settings["segments"] = segments
+        settings |= _more_of_attention(settings, self._fully_shared, self._has_values)
         if name == "decoder_of_pair":
             cross = self._sub("cross_attention", n_steps, steps_per_round, {}, relative)
             return DecoderConfig(cross_attention=cross, **settings)
@@ -476,6 +483,26 @@ def _experts(draw: st.DrawFn, *, least: int = 1) -> dict[str, Any]:
 _SWITCHES = ("project", "normalise", "learn_temperature")
 
 
+def _more_of_attention(settings: dict[str, Any], fully_shared: bool, has_values: bool) -> dict[str, Any]:
+    """Choose tables of values for a fourth of the stacks, and an epsilon of their own for some norms of keys.
+
+    They follow from the other settings of the stack: one more draw would turn every model after it into another one.
+    """
+    choose = random.Random(repr(settings))
+    attention = settings["self_attention"]
+    changed: dict[str, Any] = {}
+    if attention.qk_norm != "none" and attention.bank is None and choose.randrange(2):
+        changed["self_attention"] = attention.model_copy(update={"qk_norm_eps": 1e-2})
+    of_steps = attention.sets(settings["n_steps"])
+    if has_values and not choose.randrange(4) and any(one is not None for one in of_steps):
+        tables = [0] if fully_shared else [None, 0, 1]
+        share = [None if one is None else choose.choice(tables) for one in of_steps]
+        if any(one is not None for one in share):
+            gate_width = choose.randint(1, 4)
+            changed["value_embeddings"] = ValueEmbeddingsConfig(share=_without_gaps(share), gate_width=gate_width)
+    return changed
+
+
 @st.composite
 def _sparse_layers(draw: st.DrawFn, n_steps: int) -> SparseLayerConfig | None:
     if draw(st.integers(0, 3)):
@@ -562,6 +589,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
                 found |= {f"one of {len(segment.states)} states", f"norm of a state {one.norm}"}
                 found |= {f"state adds {'input' if other == INPUT else 'another'}" for other in one.adds}
         found |= halting_traits(name, stack)
+        if (tables := stack.value_tables()) is not None:
+            found |= {f"values {name} {'none' if one is None else 'some'}" for one in tables}
         for one in stack.relatives():
             found.add(f"reach {one.reach is not None}")
             if isinstance(one, RotaryConfig):
@@ -570,6 +599,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             scheme = sub.share if isinstance(sub.share, str) else "list with nulls" if None in sub.share else "list"
             found |= {f"share {kind} {scheme}", f"share_norm {sub.share_norm}", f"bias {kind} {sub.bias}"}  # type: ignore[attr-defined]
             if isinstance(sub, AttentionConfig):
+                if sub.qk_norm != "none":
+                    found.add(f"qk_norm_eps {sub.qk_norm_eps}")
                 found |= {f"qk_norm {sub.qk_norm} {sub.qk_norm_at}", f"output_gate {kind} {sub.output_gate}"}
                 grouped = "grouped" if sub.n_key_heads < sub.n_heads else "each its own"
                 found |= {f"keys {kind} {grouped}", f"scale {sub.scale}"}
@@ -658,6 +689,8 @@ def all_traits() -> set[str]:
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
         *(f"keys {k}" for k in ("own", "first", "all")),
         *(f"norms {n}" for n in NORMS),
+        *(f"values {s} {of}" for s in ("encoder", "decoder") for of in ("none", "some")),
+        *(f"qk_norm_eps {eps}" for eps in (None, 1e-2)),
         *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
         *(f"modulation {m.kind}" for m in MODULATIONS),
         *(f"end_norm {n}" for n in ("none", "own", "final")),

@@ -200,6 +200,9 @@ def _with_rounds(config: Seq2SeqConfig | LanguageModelConfig, n_rounds: int) -> 
             if isinstance(sub.share, list):
                 share = sub.share[: stack.steps_per_round] * n_rounds
                 update[kind] = sub.model_copy(update={"share": share})
+        if (values := stack.value_embeddings) is not None and isinstance(values.share, list):
+            share = values.share[: stack.steps_per_round] * n_rounds
+            update["value_embeddings"] = values.model_copy(update={"share": share})
         stacks[name] = stack.model_copy(update=update)
     return config.model_copy(update=stacks)
 

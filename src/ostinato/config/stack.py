@@ -285,6 +285,11 @@ class StackConfig(Config):
                 reason = f"is added to the maps of dense {path}self_attention and {path}ffn: "
                 reason += f"leave out {path}sparse_layer" if self.sparse_layer is not None else "there are none"
                 yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
+        if self.halting.kind == "length" and any(segment.modulation.kind == "by_time" for segment in segments):
+            reason = (
+                f"times of rounds ({path}segments, modulation by_time) follow from their number for the whole batch"
+            )
+            yield Problem(f"{path}halting.kind", "length", f"{reason}: must be another rule, or modulation by_round")
         if any(segment.states for segment in segments):
             if self.halting.kind not in ("none", "length"):
                 reason = f"a loop of several states ({path}segments) stops whole sentences only: must be none or length"

@@ -212,6 +212,8 @@ class TokenModel(Embeddings, ABC):
             if isinstance(n_rounds, RoundsByLength) and "encoder" not in self.stacks:
                 reason = "a language model has no source, whose length is known before"
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, reason)])
+            if isinstance(n_rounds, RoundsByLength) and (not_so := self.stacks[name].why_not_by_length()):
+                raise ConfigError([Problem(f"rounds.{name}", n_rounds, not_so)])
             if isinstance(n_rounds, RoundsBySentence) and (not_so := self.stacks[name].why_not_by_sentence()):
                 raise ConfigError([Problem(f"rounds.{name}", "by sentence", not_so)])
             if (most := n_rounds if n_rounds is None or isinstance(n_rounds, int) else n_rounds.most) is not None:

@@ -392,6 +392,14 @@ class Stack:
         is_alike = plan.is_fully_shared and not plan.loop.tells_rounds_apart and plan.loop.keys == "own"
         return is_alike and bool(plan.loop.steps) and not isinstance(self.halting, Select)
 
+    def why_not_by_length(self) -> str | None:
+        """Return why lengths of sources cannot say how many rounds this stack runs; None: they can."""
+        if isinstance(self.halting, Select):
+            return f"a router chooses the tokens of every round of the {self.plan.stack}; must be a number"
+        if self.plan.loop.time is not None:
+            return f"the rounds of the {self.plan.stack} have times, which follow from their number for the whole batch"
+        return None
+
     def why_not_by_sentence(self) -> str | None:
         """Return why sentences of a batch cannot have rounds of their own (`RoundsBySentence`); None: they can."""
         if not isinstance(self.halting, NoHalting):
@@ -421,9 +429,6 @@ class Stack:
         asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
         rule = self.halting
         if isinstance(asked, RoundsByLength):
-            if isinstance(rule, Select):
-                reason = "a router chooses the tokens of every round of this stack; must be a number"
-                raise ConfigError([Problem(f"rounds.{self.plan.stack}", asked, reason)])
             rule, asked = ByLength(asked.per_token, asked.extra), asked.most
         sentences = asked if isinstance(asked, RoundsBySentence) else None
         if isinstance(asked, RoundsBySentence):
