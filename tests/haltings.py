@@ -35,7 +35,7 @@ def haltings(draw: st.DrawFn, *, is_causal: bool, n_rounds: int = 1, can_select:
     """
     kind = draw(st.sampled_from(["none", "act", "stick_breaking", "exit", *(["select"] if can_select else [])]))
     if kind == "select":
-        return SelectConfig(
+        rule = SelectConfig(
             capacities=draw(st.sampled_from([None, [1.0], *([[None, 0.5]] if n_rounds > 1 else [])])),
             among=draw(st.sampled_from(["chosen", "chosen", "all"])),
             threshold=draw(st.sampled_from(THRESHOLDS)),
@@ -43,6 +43,7 @@ def haltings(draw: st.DrawFn, *, is_causal: bool, n_rounds: int = 1, can_select:
             scale=draw(st.sampled_from([1.0, 0.3])),
             mix=draw(st.sampled_from(["add", "interpolate"])),
         )
+        return rule.model_copy(update={"z": 0.2 if rule.scale < 1 else 0.0})
     if kind == "exit":
         return ExitConfig(threshold=draw(st.sampled_from(THRESHOLDS)), freeze_halted_state=draw(st.booleans()))
     if kind == "act":

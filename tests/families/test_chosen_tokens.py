@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from test_twins import V, Weights, feed, rms, weights
 from torch import Tensor
 
+from ostinato.config.training import DepthCostConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError
 from ostinato.models import Model, build_model
@@ -276,6 +277,50 @@ def test_a_round_runs_as_many_rows_as_it_has_chosen(mode: str, ids: Tensor) -> N
     assert rows[0] == ids.numel()
     if mode == "training":
         assert rows == [36, 24, 12]
+
+
+def test_capacities_shrink_with_what_routers_leave_out(ids: Tensor) -> None:
+    model = model_of("mixture of recursions", "training")
+    chosen = {}
+    for left_out in (0.0, 0.5, 1.0):
+        with model.execution(left_out=left_out):
+            chosen[left_out] = model(ids).stacks["decoder"].halting.executed_BTR.sum((0, 1)).tolist()
+    assert chosen == {0.0: [36, 36, 36], 0.5: [36, 30, 24], 1.0: [36, 24, 12]}
+    with model.eval().execution(left_out=0.0):  # outside training a threshold decides
+        assert model(ids).stacks["decoder"].halting.executed_BTR.sum() < 3 * ids.numel()
+
+
+def test_an_update_has_the_capacity_of_its_place_in_the_warm_up(ids: Tensor) -> None:
+    model, batch = model_of("mixture of recursions", "training"), Batch.from_lists([row.tolist() for row in ids])
+    config, losses = DepthCostConfig(capacity_warmup=4), []
+    for update in (2, 4):
+        with torch.no_grad():
+            losses.append(float(model.loss(batch, update=update, halting=config)))
+        with torch.no_grad(), model.execution(left_out=config.left_out_at(update)):
+            output = model(batch)
+            expected = F.cross_entropy(output.logits_BTV.flatten(0, 1), batch.labels_BT.flatten())
+        assert losses[-1] == pytest.approx(float(expected), rel=1e-6)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounds_that_choose_anew_run_the_chosen_rows_and_give_what_all_rows_would(mode: str, ids: Tensor) -> None:
+    model, rows, found = model_of("mixture of depths", mode), dict[str, list[int]](), list[Tensor]()
+    for at in (1, 3):
+        model.banks.ffn[f"decoder_{at}"].register_forward_hook(lambda _, args, out: rows[way].append(args[0].shape[0]))
+    for way in ("always", "never"):
+        rows[way] = []
+        model.zero_grad()
+        with model.execution(compaction=way):  # type: ignore[arg-type]
+            output = model(ids)
+        output.logits_BTV.square().sum().backward()
+        found += [output.logits_BTV, *(p.grad for p in model.parameters() if p.grad is not None)]
+    trace = output.stacks["decoder"].halting
+    assert rows["always"] == trace.executed_BTR[..., 1::2].sum((0, 1)).tolist()
+    assert rows["never"] == [36, 36]
+    assert mode == "evaluation" or rows["always"] == [3, 3]
+    for gathered, masked in zip(found[: len(found) // 2], found[len(found) // 2 :], strict=True):
+        torch.testing.assert_close(gathered, masked, rtol=0, atol=1e-10)
 
 
 def test_a_lower_threshold_leaves_more_tokens_out(ids: Tensor) -> None:

@@ -239,6 +239,9 @@ class Select(Whole):
                 self._config.scale * (p if self._config.gate == "sigmoid" else s)
                 for p, s in zip(probs, scores, strict=True)
             ]
+            for t, s in enumerate(scores):
+                if among[t]:
+                    self._costs[t] = self._costs[t] + self._config.z * s * s
             if capacity < 1:
                 self.runs = self._choose(scores, probs, among, capacity)
                 for t, s in enumerate(scores):

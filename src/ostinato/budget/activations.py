@@ -265,6 +265,8 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
                 if capacity is None:
                     continue
                 saved += states + (2 if capacity == 1 else 3) * numbers
+                # The scores, where nothing else has kept them.
+                saved += numbers if rule.z and capacity == 1 else 0
                 if loop is not None and loop.saves_states(FLOAT, run.width):
                     continue
                 if planned is None and rule.mix == "add" and not has_signal:

@@ -146,9 +146,9 @@ def products(
         if isinstance(halting, StickBreakingConfig):
             asked = asked[:-1]  # its gate is not asked about the last round
         if isinstance(halting, SelectConfig):
-            # A router is asked about those that took part in the round before.
+            # A router is asked about those that took part in the round before, or about all.
             routed = [r for r, one in enumerate(halting.capacities_of(plan.n_rounds)) if one is not None]
-            gate, asked = config.d_model, [max(r - 1, 0) for r in routed]
+            gate, asked = config.d_model, [max(r - 1, 0) if halting.among == "chosen" else 0 for r in routed]
         if name not in exits:
             found[name] += [Product(f"{name}.halting", side, index, gate) for index in asked]
     for one in recurrent_parts(config):

@@ -116,8 +116,8 @@ class SelectConfig(Config):
     """Share of a sentence's tokens that a round takes in training, round by round, repeated where there are more. An
     entry null: a round without a router, which takes all. null: R/R, (R - 1)/R .. 1/R of R rounds."""
     among: Literal["chosen", "all"] = "chosen"
-    """chosen: a round chooses among those chosen before. all: anew among all tokens, so that none is left out for good,
-    and no computation is saved."""
+    """chosen: a round chooses among those chosen before. all: anew among all tokens, so that none is left out for
+    good."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Outside training a token takes part where 1 - sigmoid(s) is at most this; may be changed afterwards."""
     gate: Literal["sigmoid", "score"] = "sigmoid"
@@ -126,6 +126,9 @@ class SelectConfig(Config):
     """What g is multiplied by (Mixture-of-Recursions: 0.1)."""
     mix: Literal["add", "interpolate"] = "add"
     """Of the states h and what the round makes of them, C(h). add: h + g C(h). interpolate: (1 - g) h + g C(h)."""
+    z: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """What the squares of the scores count in the cost that `training.halting.weight` weighs, beside the cross-entropy
+    (the router z-loss of Mixture-of-Recursions)."""
 
     def capacities_of(self, n_rounds: int) -> list[float | None]:
         """Return the capacities of so many rounds."""

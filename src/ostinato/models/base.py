@@ -90,7 +90,7 @@ class TokenModel(Embeddings, ABC):
         update = halting.settled + 1 if update is None else update
         halts = self.current_execution.halting and update > halting.off_updates
         round_loss = round_loss or RoundLossConfig()
-        with self.execution(halting=halts):
+        with self.execution(halting=halts, left_out=halting.left_out_at(update)):
             output: ModelOutput = self(batch, request=requested(round_loss))
             draw = float(torch.rand(())) if round_loss.kind == "drawn" else 0.0
             sums = loss_of_rounds(self.read, output, batch, round_loss, label_smoothing, draw)

@@ -374,6 +374,7 @@ def build_halting(config: HaltingConfig, d_model: int, n_rounds: int) -> tuple[n
                 mix=c.mix,
                 scale=c.scale,
                 freezes=c.among == "chosen",
+                z=c.z,
             )
             return routers, select
         case ByLengthConfig() as c:

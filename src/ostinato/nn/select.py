@@ -16,10 +16,14 @@ keys). A segment may read the keys of its first round, or of all rounds so far, 
 
 The highest scores of a sentence are known only once all of it is: in training a token's choice depends on later
 tokens. The cost teaches the scores to tell alone who is chosen: the mean over real tokens of the sum over rounds of
-BCE(sigmoid(s), chosen), in rounds that leave somebody out, of the tokens that they choose from.
+BCE(sigmoid(s), chosen), in rounds that leave somebody out, of the tokens that they choose from; and z s^2 of every
+round with a router, of the same tokens (Zoph et al. 2022, 2202.08906, equation 5, for one score a token).
+
+While a training begins, rounds may leave out only a part of what they will (`Execution.left_out`): capacity c is then
+1 - left_out (1 - c).
 
 Where rounds choose among those chosen before, the others are gathered away as halted tokens are. Where they choose
-anew, rows come back, and every round computes all of them.
+anew, they are gathered away for a round, and come back behind it.
 """
 
 from __future__ import annotations
@@ -68,7 +72,7 @@ class Select:
         routers: the scores. capacities: of the rounds, repeated where there are more; None: R/R .. 1/R of R rounds.
             None in place of one: a round without a router, of all whom it could choose from.
         threshold: see the module; 0: none takes part, 1: all do. gate, mix, scale: see the module.
-        freezes: rounds choose among those chosen before.
+        freezes: rounds choose among those chosen before. z: weight of the squares of scores in the cost.
     """
 
     def __init__(
@@ -81,9 +85,10 @@ class Select:
         mix: Mix = "add",
         scale: float = 1.0,
         freezes: bool = True,
+        z: float = 0.0,
     ) -> None:
         self.routers, self.threshold, self.capacities = routers, threshold, capacities
-        self.gate, self.mix, self.scale, self.freezes = gate, mix, scale, freezes
+        self.gate, self.mix, self.scale, self.freezes, self.z = gate, mix, scale, freezes, z
         self.leaves_out = True
 
     def at(self, threshold: float) -> Select:
@@ -128,6 +133,7 @@ class SelectPass(HaltingPass):
         self._gate_N: Tensor | None = None
         self._cost_BT = rows.grid(self._zeros_N)
         self._learns = rule.routers.training
+        self.comes_back = not rule.freezes
 
     @property
     def is_over(self) -> bool:
@@ -150,6 +156,10 @@ class SelectPass(HaltingPass):
         self._record(self._probs, prob_N)
         self._gate_N = rule.scale * (prob_N if rule.gate == "sigmoid" else scores_N)
         chosen_N = candidates_N
+        if self._learns:
+            capacity = 1.0 - self._run.execution.left_out * (1.0 - capacity)
+        if rule.z:
+            self._cost_BT = self._cost_BT + self.rows.grid(where_active(candidates_N, rule.z * scores_N.square(), 0.0))
         if capacity < 1.0:
             if rule.leaves_out:
                 chosen_N = self._chosen(scores_N, prob_N, capacity)

@@ -38,7 +38,7 @@ from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
-from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather
+from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather, rows_of_round
 from ostinato.nn.graph import repeat_rounds
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
@@ -370,10 +370,15 @@ class Stack:
         if own.vectors is not None:
             entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
         weight_N, visible = halting.enter(index, states_ND, entered_ND)
-        here = Round.of(run, index, halting.rows, weight_N, visible, halted, time_D=time_D, seen_BS=halting.seen_BS)
+        kept_M, rows = rows_of_round(halting, run)
+        if kept_M is not None:
+            entered_ND, weight_N = entered_ND.index_select(0, kept_M), None
+        here = Round.of(run, index, rows, weight_N, visible, halted, time_D=time_D, seen_BS=halting.seen_BS)
         left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
         if own.round_norm is not None:
             left_ND = banks.norm[own.round_norm](left_ND)
+        if kept_M is not None:
+            left_ND = states_ND.index_copy(0, kept_M, left_ND)
         return halting.leave(index, states_ND, left_ND)
 
     def exits(self, execution: Execution) -> bool:
