@@ -26,6 +26,7 @@ from ostinato.tasks.recipes import load_recipe
 Kept = list[tuple[Tensor, Tensor, Tensor]]
 Layer = Callable[[Tensor, Tensor, int, Kept], Tensor]
 ADAPTIVE = "cotformer, adaptive"
+BY_TOKEN = "mixture of recursions, token choice"
 
 
 def turned_at(x_HNK: Tensor, at_N: Tensor) -> Tensor:
@@ -91,6 +92,24 @@ def mor(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Ten
     return rms(layer(h, at, 3, []), w["banks.norm.final_decoder.weight"], 1e-5) @ w["target_weight"].T, total
 
 
+def mor_by_token(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Tensor]:
+    """T = argmax p, p = softmax(W h_0): h_0 + p_T h_T; section 2.8. The cost: R sum f P + 0.001 (log sum exp s)^2."""
+    layer, routers, at = llama(w), w["banks.halting.decoder.weight_RD"], torch.arange(len(ids))
+    h = first = layer(F.embedding(ids, w["target_weight"]), at, 0, [])
+    scores = first @ routers[:rounds].T
+    p, n = scores.softmax(-1), min(rounds, len(routers))
+    last = p.argmax(-1)
+    shares = torch.stack([(last == r).to(p.dtype).mean() for r in range(n)])
+    total = len(ids) * n * (shares * p.mean(0)).sum() + 0.001 * scores.exp().sum(-1).log().square().sum()
+    for r in range(n):
+        left = (last >= r).nonzero().squeeze(1)
+        if len(left):
+            c = layer(layer(h[left], left, 1, []), left, 2, [])
+            ended = (first + p[:, r : r + 1] * h.index_copy(0, left, c))[left]
+            h = h.index_copy(0, left, torch.where((last[left] == r)[:, None], ended, c))
+    return rms(layer(h, at, 3, []), w["banks.norm.final_decoder.weight"], 1e-5) @ w["target_weight"].T, total
+
+
 def mod(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Tensor]:
     """Every other layer: x_t <- x_t + s_t f(x of the chosen)_t, an eighth of all tokens; section 2.9."""
     layer, routers, at = llama(w), w["banks.halting.decoder.weight_RD"], torch.arange(len(ids))
@@ -141,6 +160,7 @@ def cotformer(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tenso
 BY_ROUTER = "model.decoder.halting={kind: select, capacities: [null, 0.7, 0.4], mix: interpolate}"
 TWINS: dict[str, tuple[str, Sequence[str], Callable[..., tuple[Tensor, Tensor]]]] = {
     "mixture of recursions": ("looped/mor-toy", (), mor),
+    BY_TOKEN: ("looped/mor-token-toy", (), mor_by_token),
     "mixture of depths": ("looped/mod-toy", (), mod),
     ADAPTIVE: ("looped/cotformer-toy", (BY_ROUTER, "training.halting.weight=0.001"), cotformer),
 }
@@ -259,12 +279,14 @@ def test_outside_training_no_token_depends_on_a_later_one(name: str, ids: Tensor
         before, after = model(ids).logits_BTV, model(changed).logits_BTV
         torch.testing.assert_close(after[:, :8], before[:, :8], rtol=0, atol=1e-12)
         assert float((after[:, 8:] - before[:, 8:]).abs().max()) > 0.1
-        # In training the best of a sentence are known only at its end.
+        # In training the best of a sentence are known only at its end; a token that chooses for itself knows at once.
         model.train()
         is_other = (
             model(changed).stacks["decoder"].halting.executed_BTR != model(ids).stacks["decoder"].halting.executed_BTR
         )
-        assert bool(is_other[:, :8].any())
+        assert bool(is_other[:, :8].any()) != (name == BY_TOKEN)
+        if name == BY_TOKEN:
+            torch.testing.assert_close(model(changed).logits_BTV[:, :8], before[:, :8], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -402,10 +402,10 @@ def test_rounds_by_sentence_need_rounds_that_are_alike(tmp_path: Path, changes: 
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("halting", ["act", "stick_breaking", "exit", "select", "none"])
+@pytest.mark.parametrize("halting", ["act", "stick_breaking", "token_choice", "exit", "select", "none"])
 def test_the_last_rounds_alone_teach_only_where_training_runs_them(tmp_path: Path, halting: str) -> None:
     recipe = looped(tmp_path, halting=halting, rounds={"kind": "plan", "gradient_rounds": 1})
-    if halting in ("act", "stick_breaking"):
+    if halting in ("act", "stick_breaking", "token_choice"):
         with pytest.raises(ConfigError, match="gradient_rounds is 1: tokens of the decoder may stop before"):
             check_training(recipe, torch.device("cpu"))
         return

@@ -24,11 +24,11 @@ from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
+from ostinato.nn.choosing import Chooser
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import Choice, Routed
 from ostinato.nn.layers import at_least_float32
-from ostinato.nn.select import Select
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
@@ -194,8 +194,10 @@ class TokenModel(Embeddings, ABC):
         if execution.exit is not None and not any(stack.exits(execution) for stack in self.stacks.values()):
             raise ConfigError([self._why_no_exit(execution)])
         if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
-            why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
-            reason = f"no token of this model can halt ({why})"
+            stacks = self.config.stacks().items()
+            kinds = (f"model.{name}.halting.kind is {stack.halting.kind}" for name, stack in stacks)
+            why = " and ".join(kinds) or "it has no rounds"
+            reason = f"no token of this model can halt by a threshold ({why})"
             if self.stacks:
                 reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
@@ -251,7 +253,7 @@ class TokenModel(Embeddings, ABC):
             reason = "needs a decoder whose rounds share all weights: the keys of others cannot stand for each other"
         elif plan.loop.keys != "own":
             reason = f"rounds read the keys of other rounds as the model says (keys: {plan.loop.keys})"
-        elif isinstance(self.stacks["decoder"].halting, Select):
+        elif isinstance(self.stacks["decoder"].halting, Chooser):
             reason = "the tokens of a round are chosen, and see the keys of that round only (halting.kind: select)"
         else:
             return
@@ -261,7 +263,7 @@ class TokenModel(Embeddings, ABC):
         """Return why no stack stops by an execution's criterion."""
         if not self.stacks:
             return Problem("exit", execution.exit, "this model has no rounds")
-        if all(isinstance(stack.halting, Select) for stack in self.stacks.values()):
+        if all(isinstance(stack.halting, Chooser) for stack in self.stacks.values()):
             reason = "routers choose the tokens of every round, and are part of what this model computes"
             return Problem("exit", execution.exit, reason)
         if all(stack.plan.loop.phases for stack in self.stacks.values()):

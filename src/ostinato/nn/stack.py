@@ -33,6 +33,7 @@ from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
+from ostinato.nn.choosing import Chooser
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
@@ -46,7 +47,6 @@ from ostinato.nn.loops import run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, positions_from_keep, prefix_columns
 from ostinato.nn.program import LoopProgram, Program, Rounds
 from ostinato.nn.rows import Rows
-from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -386,7 +386,7 @@ class Stack:
         of a causal stack cannot stop by what comes after them, nor single ones in a loop of several states."""
         if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal) or self.plan.loop.phases:
             return False
-        if isinstance(self.halting, Select):  # its routers weigh what rounds add: another rule would be another model
+        if isinstance(self.halting, Chooser):  # its routers weigh what rounds add: another rule would be another model
             return False
         return execution.exit in OF_STATES or self.readout is not None
 
@@ -395,11 +395,11 @@ class Stack:
         """Whether all rounds do the same, so that a graph may run them in a loop (`Execution.as_graph`)."""
         plan = self.plan
         is_alike = plan.is_fully_shared and not plan.loop.tells_rounds_apart and plan.loop.keys == "own"
-        return is_alike and bool(plan.loop.steps) and not isinstance(self.halting, Select)
+        return is_alike and bool(plan.loop.steps) and not isinstance(self.halting, Chooser)
 
     def why_not_by_length(self) -> str | None:
         """Return why lengths of sources cannot say how many rounds this stack runs; None: they can."""
-        if isinstance(self.halting, Select):
+        if isinstance(self.halting, Chooser):
             return f"a router chooses the tokens of every round of the {self.plan.stack}; must be a number"
         if self.plan.loop.time is not None:
             return f"the rounds of the {self.plan.stack} have times, which follow from their number for the whole batch"
@@ -481,7 +481,7 @@ class Stack:
             return SelfAttention(
                 *given,
                 looks_back_only=self.is_causal and not self.has_prefix,
-                sees_some=isinstance(self.halting, Select),
+                sees_some=isinstance(self.halting, Chooser),
                 rounds=rounds if self.plan.is_fully_shared else None,
                 dropout=self.dropout,
             )
@@ -494,4 +494,4 @@ class Stack:
 
 def _whole(rule: HaltingRule) -> HaltingRule:
     """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
-    return rule.whole() if isinstance(rule, Select) else NoHalting()
+    return rule.whole() if isinstance(rule, Chooser) else NoHalting()
