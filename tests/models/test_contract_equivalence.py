@@ -19,14 +19,12 @@ from architectures import (
     EOS,
     Model,
     Sentence,
-    all_traits,
     any_architecture,
     draws,
     left_padded,
     random_model,
     right_padded,
     sentences,
-    traits,
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
 from haltings import selects
@@ -40,6 +38,7 @@ from ostinato.nn.types import HaltingTrace
 from reference.halting import Act, Whole
 from reference.twin import twin, twin_with_depths
 from running import run_as
+from traits import all_traits, traits
 
 LEAST_DRAWN = 200 if os.environ.get("OSTINATO_ALL_DRAWS") else 80
 """Models that are compared whatever they cover; further ones only where they have what none before had."""
