@@ -161,7 +161,8 @@ def test_a_token_halts_in_the_same_round_in_cached_decoding(halting: HaltingConf
             cache = model.encode(batch)
             for t in range(batch.target.ids_BT.shape[1]):
                 real_B, ids_BT = batch.target.keep_BT[:, t], batch.target.ids_BT[:, t : t + 1]
-                step = model.stacks["decoder"].step(model.embed(ids_BT, model.target_embedding), cache)
+                embedded_BTE = model.embed(ids_BT, model.target_embedding)
+                step = model.stacks["decoder"].step(embedded_BTE, cache, ids_BT=ids_BT)
                 assert step.halting is not None
                 found = {"weights": step.halting.weights_BTR[real_B, 0]}
                 assert_same_rounds(found, {"weights": weights_BTR[real_B, t]}, f"of column {t}")
