@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 
 from ostinato.config.halting import (
     ActConfig,
+    ChoosingConfig,
     ExitConfig,
     HaltingConfig,
     NoHaltingConfig,
     SelectConfig,
     StickBreakingConfig,
+    TokenChoiceConfig,
 )
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.act import ActUnit
+from ostinato.nn.choosing import Chooser
 from ostinato.nn.exits import Exit
-from ostinato.nn.select import Select
 from ostinato.nn.stick_breaking import StickBreakingUnit
 
 THRESHOLDS = (1.0, 0.99, 0.9, 0.5, 0.0)
@@ -35,7 +37,7 @@ def haltings(draw: st.DrawFn, *, is_causal: bool, n_rounds: int = 1, can_select:
     """
     kind = draw(st.sampled_from(["none", "act", "stick_breaking", "exit", *(["select"] if can_select else [])]))
     if kind == "select":
-        return SelectConfig(
+        rule = SelectConfig(
             capacities=draw(st.sampled_from([None, [1.0], *([[None, 0.5]] if n_rounds > 1 else [])])),
             among=draw(st.sampled_from(["chosen", "chosen", "all"])),
             threshold=draw(st.sampled_from(THRESHOLDS)),
@@ -43,6 +45,11 @@ def haltings(draw: st.DrawFn, *, is_causal: bool, n_rounds: int = 1, can_select:
             scale=draw(st.sampled_from([1.0, 0.3])),
             mix=draw(st.sampled_from(["add", "interpolate"])),
         )
+        # What follows from the others is no draw, which would turn every model after it into another one.
+        z = 0.2 if rule.scale < 1 else 0.0
+        if rule.capacities is None and rule.gate == "score":
+            return TokenChoiceConfig(scale=rule.scale, z=z)
+        return rule.model_copy(update={"z": z})
     if kind == "exit":
         return ExitConfig(threshold=draw(st.sampled_from(THRESHOLDS)), freeze_halted_state=draw(st.booleans()))
     if kind == "act":
@@ -75,6 +82,8 @@ def halting_traits(name: str, stack: StackConfig) -> set[str]:
         found |= {f"select {halting.among} {halting.mix}", f"select {halting.gate} {halting.scale}"}
         found |= {f"select capacities {halting.capacities}", f"select threshold {halting.threshold}"}
         found |= {f"select keys {segment.keys}" for segment in stack.segments if segment.repeats}
+    if isinstance(halting, TokenChoiceConfig):
+        found |= {f"token_choice {halting.scale}"}
     if isinstance(halting, ExitConfig):
         found |= {f"exit threshold {halting.threshold}", f"exit freeze {halting.freeze_halted_state}"}
     if halting.kind != "none":
@@ -93,7 +102,8 @@ def all_halting_traits() -> set[str]:
         *(f"act {m} freeze {a}" for m in ("accumulate", "interpolate") for a in both),
         *(f"act force {b}" for b in both),
         *(f"exit freeze {b}" for b in both),
-        *(f"halting select {s}" for s in ("encoder", "decoder")),
+        *(f"halting {h} {s}" for h in ("select", "token_choice") for s in ("encoder", "decoder")),
+        *(f"token_choice {s}" for s in (1.0, 0.3)),
         *(f"select {a} {m}" for a in ("chosen", "all") for m in ("add", "interpolate")),
         *(f"select {g} {s}" for g in ("sigmoid", "score") for s in (1.0, 0.3)),
         *(f"select capacities {c}" for c in (None, [1.0], [None, 0.5])),
@@ -106,18 +116,18 @@ def all_halting_traits() -> set[str]:
 
 
 def selects(
-    config: Seq2SeqConfig | LanguageModelConfig, which: Callable[[SelectConfig], object] = lambda rule: True
+    config: Seq2SeqConfig | LanguageModelConfig, which: Callable[[ChoosingConfig], object] = lambda rule: True
 ) -> bool:
     """Whether a router chooses the tokens of some stack, whose gates weigh what rounds add even if all take part."""
     rules = (stack.halting for stack in config.stacks().values())
-    return any(isinstance(rule, SelectConfig) and bool(which(rule)) for rule in rules)
+    return any(isinstance(rule, ChoosingConfig) and bool(which(rule)) for rule in rules)
 
 
 def never_halting(model: Seq2Seq | LanguageModel) -> Seq2Seq | LanguageModel:
     """Return the model with gates that stay shut: every token runs every round."""
     with torch.no_grad():
         for name, unit in model.banks.halting.items():
-            if isinstance(rule := model.stacks[name].halting, Select):
+            if isinstance(rule := model.stacks[name].halting, Chooser):
                 model.stacks[name].halting = rule.whole()
                 continue
             for parameter in unit.parameters():

@@ -89,6 +89,17 @@ def test_a_cost_of_depth_where_nothing_halts_is_refused() -> None:
     ]
 
 
+def test_capacities_warm_up_where_a_router_chooses_the_tokens_of_rounds() -> None:
+    warm = {"halting": {"capacity_warmup": 50}}
+    chosen = {"kind": "language_model", "decoder": {"halting": {"kind": "select"}}}
+    assert load_recipe_config({"model": chosen, "training": warm}).training.halting.settled == 50
+    rule = {"kind": "language_model", "decoder": {"halting": {"kind": "token_choice"}}}
+    lines = ["training.halting.capacity_warmup is 50: has no effect without halting.kind=select: remove it"]
+    assert refused(rule, warm) == lines
+    [line] = refused(chosen, warm | {"compile": True})
+    assert "would compile every one of these updates anew" in line
+
+
 def test_a_faulty_kind_is_reported_without_what_follows_from_its_default() -> None:
     halting = refused({"encoder": {"halting": {"kind": "ponder"}}}, HALTING)
     assert [line.partition(":")[0] for line in halting] == ["model.encoder.halting.kind is 'ponder'"]

@@ -80,7 +80,8 @@ def test_a_setting_that_kinds_have_with_other_meanings_is_there_for_each() -> No
     (d_model,) = entries("model.d_model")
     assert (d_model.only_with, d_model.default, d_model.unit) == ({}, "512", "units")
     (kind,) = entries("model.encoder.halting.kind")
-    assert (list(kind.kinds), kind.default) == (["none", "length", "act", "stick_breaking", "exit", "select"], "none")
+    rules = ["none", "length", "act", "stick_breaking", "exit", "select", "token_choice"]
+    assert (list(kind.kinds), kind.default) == (rules, "none")
 
 
 def test_settings_of_lists_and_optional_groups_and_tasks_are_listed() -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from test_twins import V, Weights, feed, rms, weights
 from torch import Tensor
 
+from ostinato.config.training import DepthCostConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError
 from ostinato.models import Model, build_model
@@ -25,6 +26,7 @@ from ostinato.tasks.recipes import load_recipe
 Kept = list[tuple[Tensor, Tensor, Tensor]]
 Layer = Callable[[Tensor, Tensor, int, Kept], Tensor]
 ADAPTIVE = "cotformer, adaptive"
+BY_TOKEN = "mixture of recursions, token choice"
 
 
 def turned_at(x_HNK: Tensor, at_N: Tensor) -> Tensor:
@@ -90,6 +92,24 @@ def mor(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Ten
     return rms(layer(h, at, 3, []), w["banks.norm.final_decoder.weight"], 1e-5) @ w["target_weight"].T, total
 
 
+def mor_by_token(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Tensor]:
+    """T = argmax p, p = softmax(W h_0): h_0 + p_T h_T; section 2.8. The cost: R sum f P + 0.001 (log sum exp s)^2."""
+    layer, routers, at = llama(w), w["banks.halting.decoder.weight_RD"], torch.arange(len(ids))
+    h = first = layer(F.embedding(ids, w["target_weight"]), at, 0, [])
+    scores = first @ routers[:rounds].T
+    p, n = scores.softmax(-1), min(rounds, len(routers))
+    last = p.argmax(-1)
+    shares = torch.stack([(last == r).to(p.dtype).mean() for r in range(n)])
+    total = len(ids) * n * (shares * p.mean(0)).sum() + 0.001 * scores.exp().sum(-1).log().square().sum()
+    for r in range(n):
+        left = (last >= r).nonzero().squeeze(1)
+        if len(left):
+            c = layer(layer(h[left], left, 1, []), left, 2, [])
+            ended = (first + p[:, r : r + 1] * h.index_copy(0, left, c))[left]
+            h = h.index_copy(0, left, torch.where((last[left] == r)[:, None], ended, c))
+    return rms(layer(h, at, 3, []), w["banks.norm.final_decoder.weight"], 1e-5) @ w["target_weight"].T, total
+
+
 def mod(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Tensor]:
     """Every other layer: x_t <- x_t + s_t f(x of the chosen)_t, an eighth of all tokens; section 2.9."""
     layer, routers, at = llama(w), w["banks.halting.decoder.weight_RD"], torch.arange(len(ids))
@@ -140,6 +160,7 @@ def cotformer(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tenso
 BY_ROUTER = "model.decoder.halting={kind: select, capacities: [null, 0.7, 0.4], mix: interpolate}"
 TWINS: dict[str, tuple[str, Sequence[str], Callable[..., tuple[Tensor, Tensor]]]] = {
     "mixture of recursions": ("looped/mor-toy", (), mor),
+    BY_TOKEN: ("looped/mor-token-toy", (), mor_by_token),
     "mixture of depths": ("looped/mod-toy", (), mod),
     ADAPTIVE: ("looped/cotformer-toy", (BY_ROUTER, "training.halting.weight=0.001"), cotformer),
 }
@@ -258,12 +279,14 @@ def test_outside_training_no_token_depends_on_a_later_one(name: str, ids: Tensor
         before, after = model(ids).logits_BTV, model(changed).logits_BTV
         torch.testing.assert_close(after[:, :8], before[:, :8], rtol=0, atol=1e-12)
         assert float((after[:, 8:] - before[:, 8:]).abs().max()) > 0.1
-        # In training the best of a sentence are known only at its end.
+        # In training the best of a sentence are known only at its end; a token that chooses for itself knows at once.
         model.train()
         is_other = (
             model(changed).stacks["decoder"].halting.executed_BTR != model(ids).stacks["decoder"].halting.executed_BTR
         )
-        assert bool(is_other[:, :8].any())
+        assert bool(is_other[:, :8].any()) != (name == BY_TOKEN)
+        if name == BY_TOKEN:
+            torch.testing.assert_close(model(changed).logits_BTV[:, :8], before[:, :8], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -276,6 +299,50 @@ def test_a_round_runs_as_many_rows_as_it_has_chosen(mode: str, ids: Tensor) -> N
     assert rows[0] == ids.numel()
     if mode == "training":
         assert rows == [36, 24, 12]
+
+
+def test_capacities_shrink_with_what_routers_leave_out(ids: Tensor) -> None:
+    model = model_of("mixture of recursions", "training")
+    chosen = {}
+    for left_out in (0.0, 0.5, 1.0):
+        with model.execution(left_out=left_out):
+            chosen[left_out] = model(ids).stacks["decoder"].halting.executed_BTR.sum((0, 1)).tolist()
+    assert chosen == {0.0: [36, 36, 36], 0.5: [36, 30, 24], 1.0: [36, 24, 12]}
+    with model.eval().execution(left_out=0.0):  # outside training a threshold decides
+        assert model(ids).stacks["decoder"].halting.executed_BTR.sum() < 3 * ids.numel()
+
+
+def test_an_update_has_the_capacity_of_its_place_in_the_warm_up(ids: Tensor) -> None:
+    model, batch = model_of("mixture of recursions", "training"), Batch.from_lists([row.tolist() for row in ids])
+    config, losses = DepthCostConfig(capacity_warmup=4), []
+    for update in (2, 4):
+        with torch.no_grad():
+            losses.append(float(model.loss(batch, update=update, halting=config)))
+        with torch.no_grad(), model.execution(left_out=config.left_out_at(update)):
+            output = model(batch)
+            expected = F.cross_entropy(output.logits_BTV.flatten(0, 1), batch.labels_BT.flatten())
+        assert losses[-1] == pytest.approx(float(expected), rel=1e-6)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounds_that_choose_anew_run_the_chosen_rows_and_give_what_all_rows_would(mode: str, ids: Tensor) -> None:
+    model, rows, found = model_of("mixture of depths", mode), dict[str, list[int]](), list[Tensor]()
+    for at in (1, 3):
+        model.banks.ffn[f"decoder_{at}"].register_forward_hook(lambda _, args, out: rows[way].append(args[0].shape[0]))
+    for way in ("always", "never"):
+        rows[way] = []
+        model.zero_grad()
+        with model.execution(compaction=way):  # type: ignore[arg-type]
+            output = model(ids)
+        output.logits_BTV.square().sum().backward()
+        found += [output.logits_BTV, *(p.grad for p in model.parameters() if p.grad is not None)]
+    trace = output.stacks["decoder"].halting
+    assert rows["always"] == trace.executed_BTR[..., 1::2].sum((0, 1)).tolist()
+    assert rows["never"] == [36, 36]
+    assert mode == "evaluation" or rows["always"] == [3, 3]
+    for gathered, masked in zip(found[: len(found) // 2], found[len(found) // 2 :], strict=True):
+        torch.testing.assert_close(gathered, masked, rtol=0, atol=1e-10)
 
 
 def test_a_lower_threshold_leaves_more_tokens_out(ids: Tensor) -> None:

@@ -123,6 +123,7 @@ LOOPED = {
     "looped/huginn-3.5b": (HUGINN, 3_564_976_800),
     "looped/parcae-140m": (PARCAE, 144_323_136),
     "looped/cotformer": (COTFORMER, 208_707_840),
+    "looped/ln-cotformer": (COTFORMER + 5 * 768 + 2 * 768, 208_713_216),
     "looped/mor-360m": (MOR, 165_177_600),
     "looped/loopformer-3x8": (LOOPFORMER, 278_073_344),
     "looped/relaxed-recursive-2b": (RELAXED, 2_142_840_832),

@@ -189,7 +189,8 @@ def length(w: Weights, ids: Tensor, rounds: int) -> Tensor:
 
 
 def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
-    """In repeat r a layer sees the keys and values of the same layer in repeats 1..r, turned alike; section 2.11."""
+    """In repeat r a layer sees the keys and values of the same layer in repeats 1..r, turned alike; of LN-CoTFormer a
+    repeat has a vector before it and a norm behind it; section 2.11."""
 
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
@@ -201,9 +202,12 @@ def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
 
     h = layer(F.embedding(ids, w["target_weight"]), 0, [])
     kept: dict[int, list[tuple[Tensor, Tensor]]] = {1: [], 2: []}
-    for _ in range(rounds):
+    vectors = w.get("banks.vectors.decoder_1.table_RD")
+    for r in range(rounds):
+        h = h if vectors is None else h + vectors[min(r, 2)]
         for i in kept:
             h = layer(h, i, kept[i])
+        h = h if vectors is None else norm(h, "round_decoder_1")
     return norm(layer(h, 3, []), "final_decoder") @ w["target_weight"].T
 
 
@@ -350,6 +354,7 @@ TWINS: dict[str, tuple[str, str, Callable[[Weights, Tensor, int], Tensor]]] = {
     "length generalisation": ("looped/length-toy", "", length),
     "moeut": ("looped/moeut-toy", "", moeut),
     "cotformer": ("looped/cotformer-toy", "", cotformer),
+    "ln-cotformer": ("looped/ln-cotformer-toy", "", cotformer),
     "hrm-text, more rounds": ("looped/hrm-text-toy", "", hrm_text),
     "hrm": ("looped/hrm-toy", "", hrm),
 }

@@ -140,6 +140,7 @@ ENTERING: dict[str, Any] = {
 }
 ALL_KEYS: dict[str, Any] = {"segments": [{"repeats": 3, "n_steps": 2, "keys": "all"}, {}]}
 CHOSEN: dict[str, Any] = {"segments": [{}, LOOP, {}], "halting": {"kind": "select"}}
+BY_TOKEN: dict[str, Any] = {"segments": [{}, LOOP, {}], "halting": {"kind": "token_choice"}}
 SKIPPED: dict[str, Any] = {"halting": {"kind": "select", "capacities": [None, 0.5], "mix": "interpolate"}}
 UNIVERSAL: dict[str, Any] = {"self_attention": ALL, "ffn": {"d_ff": 96, "share": "all"}}
 
@@ -167,6 +168,7 @@ LOOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "halting, experts of heads": (HEADS | HALTING, HEADS | ROTARY | HALTING),
     "chosen tokens": (CHOSEN, CHOSEN | ALL_KEYS | {"norm": {"placement": "post"}}),
     "chosen tokens in every other round": (SKIPPED | {"positions": {"kind": "coordinates"}}, SKIPPED | PRE),
+    "rounds by token": (BY_TOKEN, BY_TOKEN | ALL_KEYS | {"halting": {"kind": "token_choice", "z": 0.1}}),
     "keys of all rounds": (ALL_KEYS | WINDOW, ALL_KEYS),
     "keys of all rounds, rotary": (ALL_KEYS, ALL_KEYS | ROTARY | PRE),
     "keys of all rounds, experts": (ALL_KEYS | DROPPED, ALL_KEYS | SPARSE),

@@ -19,14 +19,12 @@ from architectures import (
     EOS,
     Model,
     Sentence,
-    all_traits,
     any_architecture,
     draws,
     left_padded,
     random_model,
     right_padded,
     sentences,
-    traits,
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
 from haltings import selects
@@ -40,6 +38,7 @@ from ostinato.nn.types import HaltingTrace
 from reference.halting import Act, Whole
 from reference.twin import twin, twin_with_depths
 from running import run_as
+from traits import all_traits, traits
 
 LEAST_DRAWN = 200 if os.environ.get("OSTINATO_ALL_DRAWS") else 80
 """Models that are compared whatever they cover; further ones only where they have what none before had."""
@@ -200,6 +199,9 @@ def _with_rounds(config: Seq2SeqConfig | LanguageModelConfig, n_rounds: int) -> 
             if isinstance(sub.share, list):
                 share = sub.share[: stack.steps_per_round] * n_rounds
                 update[kind] = sub.model_copy(update={"share": share})
+        if (values := stack.value_embeddings) is not None and isinstance(values.share, list):
+            share = values.share[: stack.steps_per_round] * n_rounds
+            update["value_embeddings"] = values.model_copy(update={"share": share})
         stacks[name] = stack.model_copy(update=update)
     return config.model_copy(update=stacks)
 

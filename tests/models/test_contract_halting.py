@@ -29,7 +29,14 @@ from architectures import (
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
 from haltings import never_halting, selects
-from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, SelectConfig, StickBreakingConfig
+from ostinato.config.halting import (
+    ActConfig,
+    ChoosingConfig,
+    HaltingConfig,
+    NoHaltingConfig,
+    SelectConfig,
+    StickBreakingConfig,
+)
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
 from ostinato.data.batch import Batch
@@ -154,7 +161,8 @@ def test_a_token_halts_in_the_same_round_in_cached_decoding(halting: HaltingConf
             cache = model.encode(batch)
             for t in range(batch.target.ids_BT.shape[1]):
                 real_B, ids_BT = batch.target.keep_BT[:, t], batch.target.ids_BT[:, t : t + 1]
-                step = model.stacks["decoder"].step(model.embed(ids_BT, model.target_embedding), cache)
+                embedded_BTE = model.embed(ids_BT, model.target_embedding)
+                step = model.stacks["decoder"].step(embedded_BTE, cache, ids_BT=ids_BT)
                 assert step.halting is not None
                 found = {"weights": step.halting.weights_BTR[real_B, 0]}
                 assert_same_rounds(found, {"weights": weights_BTR[real_B, t]}, f"of column {t}")
@@ -202,8 +210,11 @@ def test_at_threshold_0_a_model_is_that_of_one_round(data: st.DataObject) -> Non
         timed = any(s.modulation.kind == "by_time" for one in config.stacks().values() for s in one.segments)
         return not timed and all(map(halts, config.stacks().values()))
 
+    def runs_all(rule: ChoosingConfig) -> bool:
+        return not isinstance(rule, SelectConfig) or bool(rule.capacities) or rule.among == "all"
+
     wanted = any_architecture(fully_shared=True).filter(is_wanted)
-    config = data.draw(wanted.filter(lambda c: not selects(c, lambda rule: rule.capacities or rule.among == "all")))
+    config = data.draw(wanted.filter(lambda c: not selects(c, runs_all)))
     batch = right_padded(data.draw(sentences(config)))
     model = random_model(config)
     run_as(model, halting_threshold=0.0)

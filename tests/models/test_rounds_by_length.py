@@ -135,6 +135,20 @@ def test_a_language_model_cannot_run_by_length_at_call_time() -> None:
         pass
 
 
+def test_rounds_with_times_are_the_same_for_a_whole_batch() -> None:
+    timed = {"segments": [{"n_steps": 1, "repeats": 3, "modulation": {"kind": "by_time"}}], "n_steps": 1}
+    shared = {"self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}} | timed
+    sizes: dict[str, Any] = {"source_vocab_size": 9, "target_vocab_size": 9, "d_model": 8}
+    with pytest.raises(ConfigError, match=r"halting\.kind is 'length': times of rounds .* for the whole batch"):
+        Seq2SeqConfig.model_validate({**sizes, "encoder": {**shared, "halting": {"kind": "length"}}})
+    model = build_model(Seq2SeqConfig.model_validate({**sizes, "encoder": shared}))
+    with (
+        pytest.raises(ConfigError, match="the rounds of the encoder have times, which follow from their number"),
+        model.execution(rounds={"encoder": RoundsByLength(1.0)}),
+    ):
+        pass
+
+
 def test_budgets_count_the_rounds_of_the_length_that_is_assumed() -> None:
     config = _config(per_token=0.5, extra=1.0)
     assert {n: config.encoder.halting.rounds(n, 8) for n in (1, 4, 5, 14, 99)} == {1: 2, 4: 3, 5: 4, 14: 8, 99: 8}

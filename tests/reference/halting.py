@@ -11,7 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, SelectConfig, StickBreakingConfig
+from ostinato.config.halting import (
+    ActConfig,
+    ExitConfig,
+    HaltingConfig,
+    SelectConfig,
+    StickBreakingConfig,
+    TokenChoiceConfig,
+)
 from reference.equations import gelu, softmax
 from reference.weights import read_affine
 
@@ -239,6 +246,9 @@ class Select(Whole):
                 self._config.scale * (p if self._config.gate == "sigmoid" else s)
                 for p, s in zip(probs, scores, strict=True)
             ]
+            for t, s in enumerate(scores):
+                if among[t]:
+                    self._costs[t] = self._costs[t] + self._config.z * s * s
             if capacity < 1:
                 self.runs = self._choose(scores, probs, among, capacity)
                 for t, s in enumerate(scores):
@@ -269,11 +279,50 @@ class Select(Whole):
         return self._costs
 
 
+class TokenChoice(Whole):
+    """h_0 + scale p_T h_T, T the most probable number of rounds; tokens of a round see each other only."""
+
+    hides = True
+
+    def __init__(self, config: TokenChoiceConfig, unit: nn.Module, first: States, n_rounds: int) -> None:
+        super().__init__(len(first))
+        weights = unit.weight_RD
+        assert isinstance(weights, Tensor)
+        self._config, self._first = config, first
+        self._scores = [[(row * x_D).sum() for row in weights[:n_rounds]] for x_D in first]
+        self._probs = [softmax(scores) for scores in self._scores]
+        self._rounds = [1 + max(range(len(p)), key=lambda r, p=p: float(p[r].detach())) for p in self._probs]
+
+    def begin(self, r: int, states: States) -> bool:
+        """Run those that have this many rounds."""
+        self.runs = [r <= rounds for rounds in self._rounds]
+        return super().begin(r, states)
+
+    def finish(self, r: int, states: States) -> None:
+        """Weigh what the last round of a token made of it."""
+        for t, rounds in enumerate(self._rounds):
+            one = torch.ones((), dtype=states[t].dtype)
+            if self.runs[t]:
+                self.weights[t].append(one if r == rounds else 0 * one)
+            if r == rounds:
+                states[t] = self._first[t] + self._config.scale * self._probs[t][r - 1] * states[t]
+
+    def costs(self) -> list[Tensor]:
+        """How unevenly the sentence's tokens are spread over rounds, and how large their scores are."""
+        n, rounds = len(self._first), range(len(self._probs[0]))
+        shares = [sum(one == r + 1 for one in self._rounds) / n for r in rounds]
+        spread = len(rounds) * _total([shares[r] * _total([p[r] for p in self._probs]) / n for r in rounds])
+        sums = [torch.log(_total([torch.exp(s) for s in scores])) for scores in self._scores]
+        return [spread + self._config.z * one**2 for one in sums]
+
+
 def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int) -> Whole:
     """Begin a sentence under a rule."""
     match config:
         case SelectConfig() as c:
             return Select(c, unit(), first, n_rounds)
+        case TokenChoiceConfig() as c:
+            return TokenChoice(c, unit(), first, n_rounds)
         case StickBreakingConfig() as c:
             return StickBreaking(c, unit(), first)
         case ActConfig() as c:

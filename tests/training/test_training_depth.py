@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def test_the_weight_is_nothing_at_full_depth_and_then_grows_to_what_it_stays() -
     assert config.settled == 7
     assert DepthCostConfig(weight=0.2).weight_at(1) == 0.2
     assert DepthCostConfig(weight=0.2, off_updates=1).weight_at(2) == 0.2
+
+
+def test_routers_come_to_leave_out_all_that_they_will_along_half_a_cosine() -> None:
+    config = DepthCostConfig(off_updates=2, capacity_warmup=4)
+    half = [0.5 - math.cos(math.pi / 4) / 2, 0.5, 0.5 + math.cos(math.pi / 4) / 2]
+    assert [config.left_out_at(u) for u in range(1, 9)] == pytest.approx([0, 0, *half, 1, 1, 1])
+    assert config.settled == 6
+    assert DepthCostConfig().left_out_at(1) == 1
 
 
 def test_the_cost_is_the_sum_of_the_stacks_and_batches_count_by_their_labels(tmp_path: Path) -> None:

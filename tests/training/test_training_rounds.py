@@ -402,6 +402,25 @@ def test_rounds_by_sentence_need_rounds_that_are_alike(tmp_path: Path, changes: 
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize("halting", ["act", "stick_breaking", "token_choice", "exit", "select", "none"])
+def test_the_last_rounds_alone_teach_only_where_training_runs_them(tmp_path: Path, halting: str) -> None:
+    recipe = looped(tmp_path, halting=halting, rounds={"kind": "plan", "gradient_rounds": 1})
+    if halting in ("act", "stick_breaking", "token_choice"):
+        with pytest.raises(ConfigError, match="gradient_rounds is 1: tokens of the decoder may stop before"):
+            check_training(recipe, torch.device("cpu"))
+        return
+    check_training(recipe, torch.device("cpu"))
+    updater = updater_of(recipe)
+    updater.model.train()
+    for batch in two_batches():
+        with updater.model.execution(gradient_rounds=1):
+            output = updater.model(batch)
+        output.logits_BTV.square().sum().backward()
+        trace = output.stacks["decoder"].halting
+        assert trace is None or trace.executed_BTR.shape[-1] == 3
+    assert all(parameter.grad is not None for parameter in updater.model.banks.ffn.parameters())
+
+
 def test_rounds_by_sentence_are_neither_compiled_nor_read_one_by_one(tmp_path: Path) -> None:
     settings = {"rounds": {"kind": "poisson", "per": "sentence"}, "round_loss": {"kind": "window"}, "compile": True}
     with pytest.raises(ConfigError) as caught:

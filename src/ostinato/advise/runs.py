@@ -34,7 +34,7 @@ MOST_EXAMPLES = 1000
 _HUNDRED = ("bleu", "bleu_compounds_split", "spbleu", "chrf")
 """Metrics that are at most 100; others that are larger where better are at most 1, but for comet."""
 _SCORE, _LOSS = "score", "loss"
-_OF_UPDATES = ("schedule.warmup", "halting.off_updates", "halting.warmup", "rounds.ramp")
+_OF_UPDATES = ("schedule.warmup", "halting.off_updates", "halting.warmup", "halting.capacity_warmup", "rounds.ramp")
 """Settings of training that count updates, and become shorter with the training."""
 
 

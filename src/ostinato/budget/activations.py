@@ -67,7 +67,7 @@ from ostinato.budget.sub_layer_activations import (
     saves_its_states,
     use_bytes,
 )
-from ostinato.config.halting import ActConfig, ExitConfig, SelectConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ExitConfig, SelectConfig, StickBreakingConfig, TokenChoiceConfig
 from ostinato.config.positions import AlibiConfig, BucketsConfig
 from ostinato.config.sub_layers import AttentionConfig
 
@@ -265,6 +265,8 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
                 if capacity is None:
                     continue
                 saved += states + (2 if capacity == 1 else 3) * numbers
+                # The scores, where nothing else has kept them.
+                saved += numbers if rule.z and capacity == 1 else 0
                 if loop is not None and loop.saves_states(FLOAT, run.width):
                     continue
                 if planned is None and rule.mix == "add" and not has_signal:
@@ -272,6 +274,13 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
                 is_saved = planned is not None and (run.is_recomputed or saves_its_states(run, planned))
                 saved += states if has_signal or not is_saved else 0
             return saved
+        case TokenChoiceConfig() as rule:
+            # Probabilities and what each round leaves; the places of gates, and gates; who ends in a round.
+            saved = n_rounds * (numbers + states + run.tokens(stack)) + 3 * numbers
+            saved += (n_rounds + 1) * numbers if rule.z else 0
+            planned = firsts[0]
+            is_saved = planned is not None and (run.is_recomputed or saves_its_states(run, planned))
+            return saved + (states if has_signal or not is_saved else 0)
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)
             saved += run.tokens(stack) * (2 * n_rounds - 1)  # masks

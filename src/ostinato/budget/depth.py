@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import Rounds, plans
-from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, SelectConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -23,10 +23,10 @@ class ExpectedDepth:
     Args:
         expected: rounds a token takes part in. rounds: those the stack has.
         halting: kind of its halting rule; with "none" both numbers are the same.
+            Where a router chooses among all in every round, they are counted as if they were the first ones.
         skips_halted: a halted token is gathered away and costs only what others see of it. False: it is computed until
             its whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that
-            does not freeze), because a separable convolution reads its column, or because it may take part again (a
-            router that chooses among all).
+            does not freeze), or because a separable convolution reads its column.
     """
 
     expected: float
@@ -96,8 +96,6 @@ def expected_depths(
         match halting:
             case ActConfig() | ExitConfig():
                 freezes = name in exits or halting.freeze_halted_state
-            case SelectConfig():
-                freezes = halting.among == "chosen"
             case _:
                 freezes = True
         reads_columns = any(isinstance(stacks[name].settings_of(use), SeparableConvConfig) for use in plan.uses())

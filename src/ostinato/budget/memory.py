@@ -35,7 +35,7 @@ from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.sizes import keys_width, planned_uses, plans
 from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
-from ostinato.config.halting import SelectConfig
+from ostinato.config.halting import ChoosingConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -148,6 +148,6 @@ def _cache(
     parts = {part: FLOAT * n for part, n in numbers.items() if n}
     if (plan := plans(config, n_steps).get("decoder")) is not None:
         halting = config.stacks()["decoder"].halting
-        if isinstance(halting, SelectConfig) and (n_rounds := sum(halting.may_lack(plan.n_rounds))):
+        if isinstance(halting, ChoosingConfig) and (n_rounds := sum(halting.may_lack(plan.n_rounds))):
             parts["decoder.halting"] = rows * lengths["decoder"] * n_rounds
     return parts

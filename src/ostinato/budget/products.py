@@ -41,7 +41,7 @@ from ostinato.budget.sizes import (
     vocabulary,
 )
 from ostinato.config.experts import HeadExpertAttentionConfig, RoutedConfig
-from ostinato.config.halting import SelectConfig, StickBreakingConfig
+from ostinato.config.halting import ChoosingConfig, SelectConfig, StickBreakingConfig, TokenChoiceConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.positions import WindowConfig
 from ostinato.config.sub_layers import AttentionConfig
@@ -145,10 +145,12 @@ def products(
         gate = gate_weights(halting, config.d_model, plan.n_rounds).products
         if isinstance(halting, StickBreakingConfig):
             asked = asked[:-1]  # its gate is not asked about the last round
+        if isinstance(halting, TokenChoiceConfig):
+            asked = [0]  # about all rounds at once, before the first one
         if isinstance(halting, SelectConfig):
-            # A router is asked about those that took part in the round before.
+            # A router is asked about those that took part in the round before, or about all.
             routed = [r for r, one in enumerate(halting.capacities_of(plan.n_rounds)) if one is not None]
-            gate, asked = config.d_model, [max(r - 1, 0) for r in routed]
+            gate, asked = config.d_model, [max(r - 1, 0) if halting.among == "chosen" else 0 for r in routed]
         if name not in exits:
             found[name] += [Product(f"{name}.halting", side, index, gate) for index in asked]
     for one in recurrent_parts(config):
@@ -238,7 +240,7 @@ def _attention(
         use, index_of_time = planned.use, index if planned.is_timed else None
         made_by = planned.is_looped, use.weights, use.before_keys, use.delta, use.modulation, use.values, index_of_time
         # Whom a router leaves out is not seen either.
-        reused = None if isinstance(planned.stack_config.halting, SelectConfig) else made_by
+        reused = None if isinstance(planned.stack_config.halting, ChoosingConfig) else made_by
         yield Product(f"{part}.projections", side, index, keys_values + value_gate_size(planned), reused=reused)
         if scores := value_router_weights(attention, d_model).products:
             of_router = None if reused is None else (reused[0], f"{use.weights} router", *reused[2:])

@@ -44,7 +44,7 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import ActConfig, ExitConfig, HaltingConfig, SelectConfig, StickBreakingConfig
+from ostinato.config.halting import ActConfig, ChoosingConfig, ExitConfig, HaltingConfig, StickBreakingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig, StackModelConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import BucketsConfig, OneRelativeConfig, RelativeConfig, WindowConfig
@@ -140,7 +140,7 @@ def planned_uses(config: ModelConfig, n_steps: Rounds = None) -> Iterator[Planne
 def _reading(planned: PlannedUse, plan: Plan, step: Step) -> PlannedUse:
     """Return a use of self-attention with whose keys and values it reads."""
     halting, sees_some = planned.stack_config.halting, False
-    if isinstance(halting, SelectConfig) and planned.is_looped:
+    if isinstance(halting, ChoosingConfig) and planned.is_looped:
         may_lack, rounds = halting.may_lack(plan.n_rounds), {one.index: one.round for one in plan.steps}
         sees_some = any(may_lack[rounds[index]] for index in step.keys or (step.index,))
     return replace(planned, borrows_keys=not step.makes_keys, n_key_sets=len(step.keys) or 1, sees_some=sees_some)
@@ -357,7 +357,7 @@ def gate_weights(halting: HaltingConfig, d_model: int, n_rounds: int) -> Weights
         n_rounds: of the stack's plan, some of which have a router of their own.
     """
     match halting:
-        case SelectConfig() as c:
+        case ChoosingConfig() as c:
             return Weights(c.n_routers(n_rounds) * d_model, 0)
         case StickBreakingConfig() as c:
             return Weights(d_model**2 + 2 * d_model, d_model + (0 if c.initial_bias is None else 1))

@@ -113,7 +113,14 @@ def _loops(stack: StackConfig) -> Iterator[str]:
 
 def _halting(stack: StackConfig, n_rounds: int) -> Iterator[str]:
     """Yield the halting rule and its settings; nothing where tokens do not halt."""
-    from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, SelectConfig, StickBreakingConfig
+    from ostinato.config.halting import (
+        ActConfig,
+        ByLengthConfig,
+        ExitConfig,
+        SelectConfig,
+        StickBreakingConfig,
+        TokenChoiceConfig,
+    )
 
     match stack.halting:
         case StickBreakingConfig() as rule:
@@ -131,6 +138,8 @@ def _halting(stack: StackConfig, n_rounds: int) -> Iterator[str]:
             shares = ("all" if one is None else f"{one:.3g}" for one in rule.capacities_of(n_rounds))
             among = "those chosen before" if rule.among == "chosen" else "all"
             yield f"a router chooses among {among}: {', '.join(shares)} of the tokens (threshold {rule.threshold:g})"
+        case TokenChoiceConfig():
+            yield "a router gives every token a number of rounds"
         case ByLengthConfig() as rule:
             yield f"rounds by length (ceil({rule.per_token:g} n {rule.extra:+g}))"
 

@@ -13,6 +13,7 @@ from ostinato.cli.options import (
     AddressOption,
     BatchExecutorOption,
     BeamOption,
+    CachedRoundsOption,
     CheckpointOption,
     DeviceOption,
     ExitOption,
@@ -24,6 +25,7 @@ from ostinato.cli.options import (
     JsonOption,
     NoVerifyOption,
     OverwriteOption,
+    RoundLengthsOption,
     RunArgument,
     SetOption,
     StepsOption,
@@ -44,6 +46,8 @@ def evaluate(
     threshold: HaltingThresholdOption = None,
     exit: ExitOption = None,
     exit_scope: ExitScopeOption = "token",
+    round_lengths: RoundLengthsOption = None,
+    cached_rounds: CachedRoundsOption = None,
     by: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Column to break scores down by, may be repeated; default: the task's."),
@@ -90,6 +94,8 @@ def evaluate(
         halting_threshold=threshold,
         exit=exit,
         exit_scope=exit_scope,
+        round_lengths=round_lengths,
+        cached_rounds=cached_rounds,
     )
     splits = split or loaded.recipe.evaluation.splits or []
     if not splits:

@@ -16,6 +16,7 @@ from ostinato.cli.options import (
     AddressOption,
     BatchExecutorOption,
     BeamOption,
+    CachedRoundsOption,
     CheckpointOption,
     DeviceOption,
     ExitOption,
@@ -25,6 +26,7 @@ from ostinato.cli.options import (
     JobsOption,
     JournalOption,
     NoVerifyOption,
+    RoundLengthsOption,
     RunArgument,
     SetOption,
     StepsOption,
@@ -58,6 +60,8 @@ def generate(
     threshold: HaltingThresholdOption = None,
     exit: ExitOption = None,
     exit_scope: ExitScopeOption = "token",
+    round_lengths: RoundLengthsOption = None,
+    cached_rounds: CachedRoundsOption = None,
     device: DeviceOption = "auto",
     beam: BeamOption = None,
     n_best: Annotated[
@@ -138,6 +142,8 @@ def generate(
         halting_threshold=threshold,
         exit=exit,
         exit_scope=exit_scope,
+        round_lengths=round_lengths,
+        cached_rounds=cached_rounds,
     )
     if loaded.halting_threshold_from == "tuned":
         execution = loaded.model.current_execution

@@ -41,6 +41,14 @@ def _exit_scope(value: str) -> str:
     return str(one_of("--exit-scope", value, "token", "sequence"))
 
 
+def _round_lengths(value: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(length) for length in value.split(","))
+    except ValueError:
+        reason = f"'{value}' must be numbers without spaces between them: 0.25,0.25,0.5"
+        raise typer.BadParameter(reason, param_hint="--round-lengths") from None
+
+
 def _store(value: str | Path) -> Path:
     """Return a folder; file:// says one too, and other places can neither lock nor rename files."""
     text = str(value)
@@ -104,6 +112,25 @@ StepsOption = Annotated[
         "--n-steps",
         min=1,
         help="Rounds of depth to run, for models whose rounds share all weights.",
+        rich_help_panel=MODEL,
+    ),
+]
+RoundLengthsOption = Annotated[
+    Any,
+    typer.Option(
+        "--round-lengths",
+        parser=_round_lengths,
+        metavar="D1,D2,...",
+        help="Lengths of the rounds to run, whose sum is 1, for models with modulation by time: 0.25,0.25,0.5.",
+        rich_help_panel=MODEL,
+    ),
+]
+CachedRoundsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--cached-rounds",
+        min=1,
+        help="In decoding, keep the keys and values of so many rounds of a loop only; 1: of the last one. Approximate.",
         rich_help_panel=MODEL,
     ),
 ]

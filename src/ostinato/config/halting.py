@@ -104,20 +104,46 @@ class ExitConfig(Config):
     in the public code of Ouro, which saves nothing."""
 
 
-class SelectConfig(Config):
+class ChoosingConfig(Config):
+    """What rules have in common by which routers choose the tokens of rounds; those of a round see each other only."""
+
+    has_gate: ClassVar[bool] = True
+    """Whether a token learns when to halt."""
+    z: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """What squared scores count in the cost that `training.halting.weight` weighs: the router z-loss of
+    Mixture-of-Recursions."""
+
+    def n_routers(self, n_rounds: int) -> int:
+        """Return how many rounds of a plan have a router."""
+        return n_rounds
+
+    def may_lack(self, n_rounds: int) -> list[bool]:
+        """Return of every round whether some token may take no part in it."""
+        return [r > 0 for r in range(n_rounds)]
+
+
+class TokenChoiceConfig(ChoosingConfig):
+    """A router gives every token a number of rounds before the first one, T = argmax softmax(W h_0)
+    (Mixture-of-Recursions, token choice): see `ostinato.nn.token_choice`. What leaves the loop is h_0 + g h_T.
+    """
+
+    kind: Literal["token_choice"] = "token_choice"
+    scale: Positive = 1.0
+    """g is the probability of T times this."""
+
+
+class SelectConfig(ChoosingConfig):
     """A router chooses the tokens of every round, those with the highest scores s (Mixture-of-Recursions,
     Mixture-of-Depths): see `ostinato.nn.select`. The others stay as they are, and are not seen in the round.
     """
 
     kind: Literal["select"] = "select"
-    has_gate: ClassVar[bool] = True
-    """Whether a token learns when to halt."""
     capacities: list[Annotated[float, Field(gt=0, le=1)] | None] | None = None
     """Share of a sentence's tokens that a round takes in training, round by round, repeated where there are more. An
     entry null: a round without a router, which takes all. null: R/R, (R - 1)/R .. 1/R of R rounds."""
     among: Literal["chosen", "all"] = "chosen"
-    """chosen: a round chooses among those chosen before. all: anew among all tokens, so that none is left out for good,
-    and no computation is saved."""
+    """chosen: a round chooses among those chosen before. all: anew among all tokens, so that none is left out for
+    good."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Outside training a token takes part where 1 - sigmoid(s) is at most this; may be changed afterwards."""
     gate: Literal["sigmoid", "score"] = "sigmoid"
@@ -155,6 +181,6 @@ class SelectConfig(Config):
 
 
 HaltingConfig = Annotated[
-    NoHaltingConfig | ByLengthConfig | ActConfig | StickBreakingConfig | ExitConfig | SelectConfig,
+    NoHaltingConfig | ByLengthConfig | ActConfig | StickBreakingConfig | ExitConfig | SelectConfig | TokenChoiceConfig,
     Field(discriminator="kind"),
 ]

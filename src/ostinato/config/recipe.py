@@ -139,6 +139,12 @@ class Recipe(Config):
             why = "nothing halts in this model" if is_fixed else "no token of this model learns when to halt"
             reason = f"has no effect, because {why}: remove it, or set {rules}"
             yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
+        elif self.training.halting.capacity_warmup and not any(one.halting.kind == "select" for one in stacks.values()):
+            value, reason = (
+                self.training.halting.capacity_warmup,
+                "has no effect without halting.kind=select: remove it",
+            )
+            yield Inert(f"{path}training.halting.capacity_warmup", value, reason)
 
     def _too_long_for_positions(self, path: str) -> Iterator[Problem]:
         """Yield the lengths that have no learned position, as far as settings alone can say."""

@@ -38,7 +38,7 @@ _NAMES_BY_UNIT = {
     "changes": "gradient_repeats",
     "MiB": "bucket_mib",
     "rows": "n_token_types offset source_vocab_size target_vocab_size vocab_size",
-    "updates": "evaluate_every log_every n_updates off_updates ramp save_every warmup",
+    "updates": "capacity_warmup evaluate_every log_every n_updates off_updates ramp save_every warmup",
     "steps": "after n_steps steps_per_round",
     "rounds": "gradient_rounds least most n_rounds repeats training.rate",
     "experts": "k n_experts n_sampled top_k",

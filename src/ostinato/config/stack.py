@@ -15,7 +15,7 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import HaltingConfig, NoHaltingConfig, SelectConfig
+from ostinato.config.halting import ChoosingConfig, HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import (
@@ -240,8 +240,8 @@ class StackConfig(Config):
             yield Problem(f"{path}relative.pattern", self.relative.pattern, reason)
         if self.segments:
             yield from self._segment_problems(path)
-        if isinstance(self.halting, SelectConfig):
-            yield from self._selection_problems(path, self.halting)
+        if isinstance(self.halting, ChoosingConfig):
+            yield from self._choosing_problems(path)
         if self.n_steps % self.steps_per_round:
             yield Problem(f"{path}steps_per_round", self.steps_per_round, f"must divide {path}n_steps = {self.n_steps}")
         if self.sparse_layer is not None and self.sparse_layer.after > self.n_steps:
@@ -285,6 +285,11 @@ class StackConfig(Config):
                 reason = f"is added to the maps of dense {path}self_attention and {path}ffn: "
                 reason += f"leave out {path}sparse_layer" if self.sparse_layer is not None else "there are none"
                 yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
+        if self.halting.kind == "length" and any(segment.modulation.kind == "by_time" for segment in segments):
+            reason = (
+                f"times of rounds ({path}segments, modulation by_time) follow from their number for the whole batch"
+            )
+            yield Problem(f"{path}halting.kind", "length", f"{reason}: must be another rule, or modulation by_round")
         if any(segment.states for segment in segments):
             if self.halting.kind not in ("none", "length"):
                 reason = f"a loop of several states ({path}segments) stops whole sentences only: must be none or length"
@@ -296,14 +301,16 @@ class StackConfig(Config):
             reason = f"has no effect with {path}segments, whose rounds are repeats: remove it"
             yield Inert(f"{path}steps_per_round", self.steps_per_round, reason)
 
-    def _selection_problems(self, path: str, halting: SelectConfig) -> Iterator[Problem]:
+    def _choosing_problems(self, path: str) -> Iterator[Problem]:
         n_rounds = next((s.repeats for s in self.segments if s.repeats), self.n_steps // self.steps_per_round)
-        if halting.capacities is not None and len(halting.capacities) > n_rounds:
+        capacities = getattr(self.halting, "capacities", None)
+        if capacities is not None and len(capacities) > n_rounds:
             reason = f"has more numbers than the stack has rounds, {n_rounds}"
-            yield Problem(f"{path}halting.capacities", halting.capacities, reason)
+            yield Problem(f"{path}halting.capacities", capacities, reason)
         if isinstance(self.ffn, SeparableConvConfig) and self.ffn.share not in ("none", [None] * self.n_steps):
             reason = "a separable convolution reads its neighbours, of which some take no part in a round"
-            yield Problem(f"{path}halting.kind", halting.kind, f"{reason}: {path}ffn.kind must be dense or experts")
+            reason += f": {path}ffn.kind must be dense or experts"
+            yield Problem(f"{path}halting.kind", self.halting.kind, reason)
 
     def size_problems(self, path: str, d_model: int, embedding_width: int) -> Iterator[Problem]:
         """Sizes that do not fit the widths of the model's states and embeddings."""

@@ -141,6 +141,9 @@ class DepthCostConfig(Config):
     only: evaluations and checkpoints meanwhile are of the model with its gates as they were initialised."""
     warmup: Count = 0
     """Updates after these, over which the weight grows linearly."""
+    capacity_warmup: Count = 0
+    """Updates after `off_updates` over which routers that choose tokens come to leave out all that they will: capacity
+    c(u) = c + (1 - c) (1 + cos(pi u / capacity_warmup)) / 2 in update u of them (Mixture-of-Recursions)."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A weight of 0 that grows."""
@@ -152,17 +155,23 @@ class DepthCostConfig(Config):
         since = update - self.off_updates
         return self.weight * min(1.0, since / max(self.warmup, 1)) if since > 0 else 0.0
 
+    def left_out_at(self, update: int) -> float:
+        """Return how much of what they will leave out routers leave out in update 1, 2, ...: from 0 to 1."""
+        part = (update - self.off_updates) / max(self.capacity_warmup, 1)
+        return (1 - math.cos(math.pi * min(max(part, 0.0), 1.0))) / 2
+
     @property
     def settled(self) -> int:
-        """The last update before the weight is constant."""
-        return self.off_updates + self.warmup
+        """The last update before weight and capacities are constant."""
+        return self.off_updates + max(self.warmup, self.capacity_warmup)
 
 
 class _RoundsConfig(Config):
     """What the gradient goes through, whatever the rounds are."""
 
     gradient_rounds: Size | None = None
-    """Rounds at the end that the gradient goes through (truncated back-propagation); None: all."""
+    """The last of the rounds that run at most, through which the gradient goes (truncated back-propagation); None: all.
+    Refused where tokens may stop before them in training (halting.kind act, stick_breaking, token_choice, length)."""
     gradient_repeats: Annotated[list[Number], Field(min_length=1)] | None = None
     """In loops of several states, how many of a state's `repeats` in a round the gradient goes through, its last ones:
     a number for each of the last rounds, of which the first one holds for all rounds before them, too (HRM-Text:
@@ -405,6 +414,9 @@ class TrainingConfig(Config):
         if self.consistency.is_there and self.rounds.per == "sentence":
             reason = f"needs rounds that are the same for all sentences: {path}rounds.per=update"
             yield Problem(f"{path}consistency", "set", reason)
+        if self.compile and self.halting.capacity_warmup:
+            reason = "would compile every one of these updates anew: must be 0 with training.compile"
+            yield Problem(f"{path}halting.capacity_warmup", self.halting.capacity_warmup, reason)
         if self.freeze_except and not self.freeze:
             yield Problem(f"{path}freeze_except", self.freeze_except, f"needs {path}freeze, of which it is a part")
         if self.round_loss.kind == "improvement":

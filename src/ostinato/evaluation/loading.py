@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,6 +225,8 @@ def load(
     halting_threshold: float | Literal["trained"] | None = None,
     exit: str | None = None,
     exit_scope: ExitScope = "token",
+    round_lengths: Sequence[float] | None = None,
+    cached_rounds: int | None = None,
     verify: bool = True,
 ) -> LoadedRun:
     """Load a run.
@@ -238,6 +240,8 @@ def load(
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
         exit, exit_scope: the criterion by which tokens stop, with a number, see `ostinato.nn.Execution`.
+        round_lengths: of the rounds to run, for all stacks whose rounds have times (`ostinato.nn.Execution.paths`).
+        cached_rounds: of how many rounds of a loop decoding keeps keys and values.
         verify: refuse weights that are not those that were written, or not finite, see `ostinato.load_model`.
 
     Raises:
@@ -260,6 +264,11 @@ def load(
         execution = Execution(**tuned.execution)
     else:
         execution = Execution(halting_threshold=_number(halting_threshold, exit), exit=exit, exit_scope=exit_scope)
+    if round_lengths is not None:
+        stacks = recipe.model.stacks()
+        timed = [n for n, one in stacks.items() if any(s.modulation.kind == "by_time" for s in one.segments)]
+        execution = replace(execution, paths=dict.fromkeys(timed or stacks, tuple(round_lengths)))
+    execution = replace(execution, cached_rounds=cached_rounds)
     model = load_model(where, resolve_device(device), execution, verify=verify)
     return LoadedRun(directory, where, recipe, tokenizers, model, tuned, verify)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ostinato.budget import MacCounter, SentenceMacs, expected_depths
 from ostinato.budget.out_of_memory import noting_plan
+from ostinato.budget.sizes import Rounds
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.data.batch import Batch, TextSize
@@ -78,13 +79,19 @@ class Passes:
         with noting_plan(model.config, batch.shape, beam=self.decoding.beam if self.decoding else 1):
             output = model(batch, n_steps=self.n_steps)
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
-            rounds = {name: one.rounds for name, one in expected_depths(model.config, n_steps=self.n_steps).items()}
-            depths = sentence_depths(output, batch, rounds)
+            depths_of = expected_depths(model.config, n_steps=self.rounds_of(model))
+            depths = sentence_depths(output, batch, {name: one.rounds for name, one in depths_of.items()})
             began = time.perf_counter()
             outputs = self._decode(model, output, batch)
             seconds = time.perf_counter() - began
         halting = frozenset(name for name, stack in output.stacks.items() if stack.halting is not None)
         return BatchResult(scores, outputs, depths, halting, routing_sums(output), seconds)
+
+    def rounds_of(self, model: Model) -> Rounds:
+        """Return the rounds that a model runs, where they are not its plans' own."""
+        execution, given = model.current_execution, model.n_rounds()
+        changed = {name: given[name] for name in (*execution.rounds, *execution.paths)}
+        return self.n_steps if self.n_steps is not None else changed or None
 
     def _decode(self, model: Model, output: ModelOutput, batch: Batch) -> Sequence[Hypothesis | None]:
         if self.decoding is None:
@@ -149,7 +156,7 @@ class PassTotals:
         self.halting: set[str] = set()
         """Stacks in which tokens may halt."""
         self._routing = RoutingTotals()
-        self._counter = MacCounter(model.config, n_steps=passes.n_steps, exits=model.exits())
+        self._counter = MacCounter(model.config, n_steps=passes.rounds_of(model), exits=model.exits())
         self._decoding_seconds = 0.0
 
     def add(self, batch: Batch, result: BatchResult) -> list[SentenceResult]:
@@ -175,7 +182,11 @@ class PassTotals:
             found["routing"] = routed
         if self.halting:
             found["halting_threshold"] = self.model.halting_thresholds()
+        execution = self.model.current_execution
+        if execution.paths:
+            found["round_lengths"] = {name: list(path) for name, path in execution.paths.items()}
+        if execution.cached_rounds is not None:
+            found["cached_rounds"] = execution.cached_rounds
         if exits := self.model.exits():
-            execution = self.model.current_execution
             found["exit"] = {"criterion": execution.exit, "scope": execution.exit_scope, "needs_predictions": exits}
         return found

@@ -116,8 +116,11 @@ def run_outputs(
     }
     if thresholds := run.model.halting_thresholds():  # They may differ from the configuration's.
         settings["halting_threshold"] = thresholds
+    execution = run.model.current_execution
     if run.model.exits():
-        settings["exit"] = [run.model.current_execution.exit, run.model.current_execution.exit_scope]
+        settings["exit"] = [execution.exit, execution.exit_scope]
+    if execution.paths or execution.cached_rounds is not None:
+        settings["rounds"] = [execution.paths, execution.cached_rounds]
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     note = run.directory / _FOLDER / f"{split}-{key}.json"
     if not fresh and (stored := _read_stored(note)) is not None:

@@ -24,11 +24,11 @@ from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
+from ostinato.nn.choosing import Chooser
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import Choice, Routed
 from ostinato.nn.layers import at_least_float32
-from ostinato.nn.select import Select
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
@@ -90,7 +90,7 @@ class TokenModel(Embeddings, ABC):
         update = halting.settled + 1 if update is None else update
         halts = self.current_execution.halting and update > halting.off_updates
         round_loss = round_loss or RoundLossConfig()
-        with self.execution(halting=halts):
+        with self.execution(halting=halts, left_out=halting.left_out_at(update)):
             output: ModelOutput = self(batch, request=requested(round_loss))
             draw = float(torch.rand(())) if round_loss.kind == "drawn" else 0.0
             sums = loss_of_rounds(self.read, output, batch, round_loss, label_smoothing, draw)
@@ -194,8 +194,10 @@ class TokenModel(Embeddings, ABC):
         if execution.exit is not None and not any(stack.exits(execution) for stack in self.stacks.values()):
             raise ConfigError([self._why_no_exit(execution)])
         if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
-            why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
-            reason = f"no token of this model can halt ({why})"
+            stacks = self.config.stacks().items()
+            kinds = (f"model.{name}.halting.kind is {stack.halting.kind}" for name, stack in stacks)
+            why = " and ".join(kinds) or "it has no rounds"
+            reason = f"no token of this model can halt by a threshold ({why})"
             if self.stacks:
                 reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
@@ -212,6 +214,8 @@ class TokenModel(Embeddings, ABC):
             if isinstance(n_rounds, RoundsByLength) and "encoder" not in self.stacks:
                 reason = "a language model has no source, whose length is known before"
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, reason)])
+            if isinstance(n_rounds, RoundsByLength) and (not_so := self.stacks[name].why_not_by_length()):
+                raise ConfigError([Problem(f"rounds.{name}", n_rounds, not_so)])
             if isinstance(n_rounds, RoundsBySentence) and (not_so := self.stacks[name].why_not_by_sentence()):
                 raise ConfigError([Problem(f"rounds.{name}", "by sentence", not_so)])
             if (most := n_rounds if n_rounds is None or isinstance(n_rounds, int) else n_rounds.most) is not None:
@@ -249,7 +253,7 @@ class TokenModel(Embeddings, ABC):
             reason = "needs a decoder whose rounds share all weights: the keys of others cannot stand for each other"
         elif plan.loop.keys != "own":
             reason = f"rounds read the keys of other rounds as the model says (keys: {plan.loop.keys})"
-        elif isinstance(self.stacks["decoder"].halting, Select):
+        elif isinstance(self.stacks["decoder"].halting, Chooser):
             reason = "the tokens of a round are chosen, and see the keys of that round only (halting.kind: select)"
         else:
             return
@@ -259,7 +263,7 @@ class TokenModel(Embeddings, ABC):
         """Return why no stack stops by an execution's criterion."""
         if not self.stacks:
             return Problem("exit", execution.exit, "this model has no rounds")
-        if all(isinstance(stack.halting, Select) for stack in self.stacks.values()):
+        if all(isinstance(stack.halting, Chooser) for stack in self.stacks.values()):
             reason = "routers choose the tokens of every round, and are part of what this model computes"
             return Problem("exit", execution.exit, reason)
         if all(stack.plan.loop.phases for stack in self.stacks.values()):

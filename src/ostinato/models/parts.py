@@ -23,6 +23,7 @@ from ostinato.config.halting import (
     HaltingConfig,
     SelectConfig,
     StickBreakingConfig,
+    TokenChoiceConfig,
 )
 from ostinato.config.loops import (
     ByTimeModulationConfig,
@@ -57,6 +58,7 @@ from ostinato.nn.attention import Attention, QkNorm
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength
 from ostinato.nn.by_round import Deltas, Modulation, RoundTime, TimeModulation
+from ostinato.nn.choosing import Routers
 from ostinato.nn.exits import Exit
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps, SparseLayer
 from ostinato.nn.feedforward import FeedForward
@@ -100,9 +102,10 @@ from ostinato.nn.relative import (
     Rotary,
 )
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
-from ostinato.nn.select import Routers, Select
+from ostinato.nn.select import Select
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
+from ostinato.nn.token_choice import TokenChoice
 from ostinato.nn.token_values import TokenValues
 from ostinato.plan import Use
 
@@ -374,8 +377,12 @@ def build_halting(config: HaltingConfig, d_model: int, n_rounds: int) -> tuple[n
                 mix=c.mix,
                 scale=c.scale,
                 freezes=c.among == "chosen",
+                z=c.z,
             )
             return routers, select
+        case TokenChoiceConfig() as c:
+            routers = Routers(d_model, c.n_routers(n_rounds))
+            return routers, TokenChoice(routers, scale=c.scale, z=c.z)
         case ByLengthConfig() as c:
             return None, ByLength(c.per_token, c.extra)
     return None, NoHalting()

@@ -73,6 +73,8 @@ class Execution:
         gradient_repeats: of loops of several states, how many of the times that a round changes a state the gradient
             goes through, the last ones: a number for each of the last rounds, of which the first one holds for all
             rounds before them, too. None: all. HRM-Text: (1, 2); HRM: (1,) of the last round alone.
+        left_out: in training, the part that routers leave out of what they would of a round's tokens
+            (`ostinato.nn.select`): below 1 while their capacity shrinks.
         cached_rounds: in cached decoding, of how many rounds of a loop keys and values are kept: round r writes where
             round r mod that many does, so that a token sees of the tokens of earlier steps what the last of those
             rounds left. 1: all rounds read the last one's (Ouro, at decoding). An approximation, unless it is as many
@@ -100,6 +102,7 @@ class Execution:
     paths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     gradient_rounds: int | None = None
     gradient_repeats: tuple[int, ...] | None = None
+    left_out: float = 1.0
     cached_rounds: int | None = None
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
@@ -136,8 +139,9 @@ class Execution:
                 problems.append(Problem(name, n, "must be at least 1"))
         if self.gradient_repeats is not None and (not self.gradient_repeats or min(self.gradient_repeats) < 1):
             problems.append(Problem("gradient_repeats", self.gradient_repeats, "must be numbers of at least 1"))
-        if self.halting_threshold is not None and not 0.0 <= self.halting_threshold <= 1.0:
-            problems.append(Problem("halting_threshold", self.halting_threshold, "must lie in [0, 1]"))
+        for name in ("halting_threshold", "left_out"):
+            if (share := getattr(self, name)) is not None and not 0.0 <= share <= 1.0:
+                problems.append(Problem(name, share, "must lie in [0, 1]"))
         if problems:
             raise ConfigError(problems)
 

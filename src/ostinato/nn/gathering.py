@@ -52,6 +52,16 @@ def gather_active(
     return states_ND.index_select(0, kept_M), halted + new
 
 
+def rows_of_round(halting: HaltingPass, run: Pass) -> tuple[Tensor | None, Rows]:
+    """Return which rows a round computes, where others may come back after it, and their places; None: all that are
+    there."""
+    if not halting.comes_back or run.execution.compaction == "never" or halting.active_N is None:
+        return None, halting.rows
+    if not halting.n_active or not pays_to_gather(halting, run.execution):
+        return None, halting.rows
+    return halting.rows_of_round()
+
+
 def fill_caches(
     rounds: Sequence[Sequence[Sequence[Runnable]]],
     times: Sequence[Tensor | None],

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from ostinato.kernels import mean_where, runs_ahead
+from ostinato.kernels import mean_where, places_where, runs_ahead
 from ostinato.nn.context import Pass
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
@@ -65,9 +65,12 @@ class HaltingPass(ABC):
         hides: those that take no part are not seen by others. seen_BS: the columns that are seen in the round, cached
             ones first; None: all real tokens.
         ends_early: it depends on the tokens how many rounds there are; else every one is run, if there is a token.
+        comes_back: those that take no part in a round, and are not seen in it, may take part in a later one: they are
+            gathered away for a round at a time.
     """
 
     hides = False
+    comes_back = False
     ends_early = True
     seen_BS: Bool[Tensor, "B S"] | None = None
     _n_active: int | None
@@ -150,6 +153,12 @@ class HaltingPass(ABC):
         self.rows = self.rows.keep(kept_M, self._counts)
         self._set_active(None)
         return shown_LD
+
+    def rows_of_round(self) -> tuple[Int[Tensor, "M"], Rows]:
+        """Return which rows take part in this round, and places of their own for them."""
+        assert self.active_N is not None  # some take no part
+        kept_M = places_where(self.active_N, self.n_active)
+        return kept_M, self.rows.keep(kept_M, self._counts)
 
     def output(self, states_ND: Float[Tensor, "N D"]) -> Float[Tensor, "B T D"]:
         """Return the stack's output, given the states of the rows that are left."""

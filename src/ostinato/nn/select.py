@@ -16,10 +16,14 @@ keys). A segment may read the keys of its first round, or of all rounds so far, 
 
 The highest scores of a sentence are known only once all of it is: in training a token's choice depends on later
 tokens. The cost teaches the scores to tell alone who is chosen: the mean over real tokens of the sum over rounds of
-BCE(sigmoid(s), chosen), in rounds that leave somebody out, of the tokens that they choose from.
+BCE(sigmoid(s), chosen), in rounds that leave somebody out, of the tokens that they choose from; and z s^2 of every
+round with a router, of the same tokens (Zoph et al. 2022, 2202.08906, equation 5, for one score a token).
+
+While a training begins, rounds may leave out only a part of what they will (`Execution.left_out`): capacity c is then
+1 - left_out (1 - c).
 
 Where rounds choose among those chosen before, the others are gathered away as halted tokens are. Where they choose
-anew, rows come back, and every round computes all of them.
+anew, they are gathered away for a round, and come back behind it.
 """
 
 from __future__ import annotations
@@ -30,15 +34,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from ostinato.kernels import without_autocast
+from ostinato.nn.choosing import Chooser, ChooserPass, Routers
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import HaltingPass, where_active
-from ostinato.nn.layers import at_least_float32
+from ostinato.nn.halting import where_active
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
-from ostinato.nn.types import HaltingTrace
 
 Gate = Literal["sigmoid", "score"]
 Mix = Literal["add", "interpolate"]
@@ -46,29 +47,14 @@ _NEARLY = 1e-6
 """What a share of the tokens may lack of a whole one by rounding."""
 
 
-class Routers(nn.Module):
-    """s = w_r x, one vector for every round with a router; more rounds than that have the last one's."""
-
-    def __init__(self, d_model: int, n_routers: int) -> None:
-        super().__init__()
-        self.weight_RD = nn.Parameter(torch.empty(n_routers, d_model))
-        nn.init.normal_(self.weight_RD, std=d_model**-0.5)
-
-    def forward(self, number: int, states_ND: Float[Tensor, "*N D"]) -> Float[Tensor, "*N"]:
-        """Return scores in float32 also under autocast, of the router of that 0-based number."""
-        row = min(number, self.weight_RD.shape[0] - 1)
-        with without_autocast(states_ND.device):
-            return F.linear(at_least_float32(states_ND), self.weight_RD[row : row + 1]).squeeze(-1)
-
-
-class Select:
+class Select(Chooser):
     """The rule of one stack.
 
     Args:
         routers: the scores. capacities: of the rounds, repeated where there are more; None: R/R .. 1/R of R rounds.
             None in place of one: a round without a router, of all whom it could choose from.
         threshold: see the module; 0: none takes part, 1: all do. gate, mix, scale: see the module.
-        freezes: rounds choose among those chosen before.
+        freezes: rounds choose among those chosen before. z: weight of the squares of scores in the cost.
     """
 
     def __init__(
@@ -81,21 +67,16 @@ class Select:
         mix: Mix = "add",
         scale: float = 1.0,
         freezes: bool = True,
+        z: float = 0.0,
     ) -> None:
-        self.routers, self.threshold, self.capacities = routers, threshold, capacities
+        super().__init__(routers, z)
+        self.threshold, self.capacities = threshold, capacities
         self.gate, self.mix, self.scale, self.freezes = gate, mix, scale, freezes
-        self.leaves_out = True
 
     def at(self, threshold: float) -> Select:
         """Return the same rule at another threshold."""
         found = copy(self)
         found.threshold = threshold
-        return found
-
-    def whole(self) -> Select:
-        """Return the rule that leaves nobody out: what rounds add is still weighed by the routers."""
-        found = copy(self)
-        found.leaves_out = False
         return found
 
     def capacities_of(self, n_rounds: int) -> list[float | None]:
@@ -114,20 +95,19 @@ class Select:
         return SelectPass(self, states_ND, rows, run, self.capacities_of(int(n_rounds)))
 
 
-class SelectPass(HaltingPass):
+class SelectPass(ChooserPass):
     """One pass: `candidates` are those a round chooses from, `gate` is g of the round, None where it has no router."""
-
-    hides = True
 
     def __init__(
         self, rule: Select, states_ND: Tensor, rows: Rows, run: Pass, capacities: Sequence[float | None]
     ) -> None:
-        super().__init__(states_ND, rows, run)
-        self._rule, self._run, self._capacities = rule, run, capacities
+        super().__init__(rule, states_ND, rows, run, len(capacities))
+        self._rule, self._capacities = rule, capacities
         self._candidates_N = self._keep_N
         self._gate_N: Tensor | None = None
         self._cost_BT = rows.grid(self._zeros_N)
         self._learns = rule.routers.training
+        self.comes_back = not rule.freezes
 
     @property
     def is_over(self) -> bool:
@@ -150,6 +130,10 @@ class SelectPass(HaltingPass):
         self._record(self._probs, prob_N)
         self._gate_N = rule.scale * (prob_N if rule.gate == "sigmoid" else scores_N)
         chosen_N = candidates_N
+        if self._learns:
+            capacity = 1.0 - self._run.execution.left_out * (1.0 - capacity)
+        if rule.z:
+            self._cost_BT = self._cost_BT + self.rows.grid(where_active(candidates_N, rule.z * scores_N.square(), 0.0))
         if capacity < 1.0:
             if rule.leaves_out:
                 chosen_N = self._chosen(scores_N, prob_N, capacity)
@@ -175,29 +159,6 @@ class SelectPass(HaltingPass):
         n_chosen = torch.as_tensor(capacity * n_real + _NEARLY, device=found_BT.device).floor().clamp_min(1)
         return self.rows.take((ranks_BT < n_chosen) & found_BT.isfinite())
 
-    def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, None]:
-        """Tokens that take no part are seen by none."""
-        runs_N = self._runs_N()
-        self._record(self._executed, runs_N)
-        self._record(self._left, runs_N.to(self._zeros_N.dtype))
-        self.seen_BS = self._columns_of(int(index), runs_N)
-        return None if self.active_N is None else runs_N.to(self._zeros_N.dtype), None
-
-    def _columns_of(self, index: int, runs_N: Tensor) -> Bool[Tensor, "B S"] | None:
-        """Return who took part in the round, cached columns first; None where it can leave nobody out."""
-        if index not in self._rule.rounds_that_leave_out(len(self._capacities)):
-            return None
-        cache, runs_BT = self._run.cache, self.rows.grid(runs_N)
-        if cache is None:
-            return runs_BT
-        # Rounds that did not run, because all were left out before, lack the columns of those steps.
-        seen_BS = runs_BT.new_zeros(runs_BT.shape[0], cache.length + runs_BT.shape[1])
-        if (before_BS := cache.took_part.get(index)) is not None:
-            seen_BS[:, : before_BS.shape[1]] = before_BS
-        seen_BS[:, cache.length :] = runs_BT
-        cache.took_part[index] = seen_BS
-        return seen_BS
-
     def leave(
         self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N D"]:
@@ -208,27 +169,9 @@ class SelectPass(HaltingPass):
             left_ND = torch.addcmul(states_ND, gate_N1, made_ND)
         return where_active(self.active_N, left_ND, states_ND)
 
-    def trace(self) -> HaltingTrace | None:
-        """Return what every token did; its last round is all of its output."""
-        if not self._executed:
-            return None
-        executed_BTR = torch.stack(self._executed, -1)
-        rounds_R = torch.arange(1, executed_BTR.shape[-1] + 1, device=executed_BTR.device)
-        last_BT1 = (executed_BTR * rounds_R).amax(-1, keepdim=True)
-        weights_BTR = ((rounds_R == last_BT1) & executed_BTR).to(self._zeros_N.dtype)
-        n = executed_BTR.shape[-1]  # a router may have been asked about a round that then ran for nobody
-        probs_BTR, left_BTR = torch.stack(self._probs[:n], -1), torch.stack(self._left, -1)
-        return HaltingTrace(probs_BTR, left_BTR, executed_BTR, weights_BTR)
-
     def aux_loss(self) -> Tensor:
         """Return the mean over real tokens of how badly the scores alone tell who is chosen."""
         return self._mean(self._cost_BT)
-
-    def _final(self, states_ND: Tensor) -> Tensor:
-        return states_ND
-
-    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
-        return states_ND, states_ND
 
     def _keep_rows(self, kept_M: Tensor) -> None:
         # Called when the round has chosen: those that are kept are those that were.

@@ -33,12 +33,13 @@ from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
+from ostinato.nn.choosing import Chooser
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
 from ostinato.nn.feedforward import FeedForwardSubLayer
-from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather
+from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather, rows_of_round
 from ostinato.nn.graph import repeat_rounds
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
@@ -46,7 +47,6 @@ from ostinato.nn.loops import run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, positions_from_keep, prefix_columns
 from ostinato.nn.program import LoopProgram, Program, Rounds
 from ostinato.nn.rows import Rows
-from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -370,10 +370,15 @@ class Stack:
         if own.vectors is not None:
             entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
         weight_N, visible = halting.enter(index, states_ND, entered_ND)
-        here = Round.of(run, index, halting.rows, weight_N, visible, halted, time_D=time_D, seen_BS=halting.seen_BS)
+        kept_M, rows = rows_of_round(halting, run)
+        if kept_M is not None:
+            entered_ND, weight_N = entered_ND.index_select(0, kept_M), None
+        here = Round.of(run, index, rows, weight_N, visible, halted, time_D=time_D, seen_BS=halting.seen_BS)
         left_ND = run_round(own, steps, entered_ND, run, here, banks.norm)
         if own.round_norm is not None:
             left_ND = banks.norm[own.round_norm](left_ND)
+        if kept_M is not None:
+            left_ND = states_ND.index_copy(0, kept_M, left_ND)
         return halting.leave(index, states_ND, left_ND)
 
     def exits(self, execution: Execution) -> bool:
@@ -381,7 +386,7 @@ class Stack:
         of a causal stack cannot stop by what comes after them, nor single ones in a loop of several states."""
         if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal) or self.plan.loop.phases:
             return False
-        if isinstance(self.halting, Select):  # its routers weigh what rounds add: another rule would be another model
+        if isinstance(self.halting, Chooser):  # its routers weigh what rounds add: another rule would be another model
             return False
         return execution.exit in OF_STATES or self.readout is not None
 
@@ -390,7 +395,15 @@ class Stack:
         """Whether all rounds do the same, so that a graph may run them in a loop (`Execution.as_graph`)."""
         plan = self.plan
         is_alike = plan.is_fully_shared and not plan.loop.tells_rounds_apart and plan.loop.keys == "own"
-        return is_alike and bool(plan.loop.steps) and not isinstance(self.halting, Select)
+        return is_alike and bool(plan.loop.steps) and not isinstance(self.halting, Chooser)
+
+    def why_not_by_length(self) -> str | None:
+        """Return why lengths of sources cannot say how many rounds this stack runs; None: they can."""
+        if isinstance(self.halting, Chooser):
+            return f"a router chooses the tokens of every round of the {self.plan.stack}; must be a number"
+        if self.plan.loop.time is not None:
+            return f"the rounds of the {self.plan.stack} have times, which follow from their number for the whole batch"
+        return None
 
     def why_not_by_sentence(self) -> str | None:
         """Return why sentences of a batch cannot have rounds of their own (`RoundsBySentence`); None: they can."""
@@ -421,9 +434,6 @@ class Stack:
         asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
         rule = self.halting
         if isinstance(asked, RoundsByLength):
-            if isinstance(rule, Select):
-                reason = "a router chooses the tokens of every round of this stack; must be a number"
-                raise ConfigError([Problem(f"rounds.{self.plan.stack}", asked, reason)])
             rule, asked = ByLength(asked.per_token, asked.extra), asked.most
         sentences = asked if isinstance(asked, RoundsBySentence) else None
         if isinstance(asked, RoundsBySentence):
@@ -471,7 +481,7 @@ class Stack:
             return SelfAttention(
                 *given,
                 looks_back_only=self.is_causal and not self.has_prefix,
-                sees_some=isinstance(self.halting, Select),
+                sees_some=isinstance(self.halting, Chooser),
                 rounds=rounds if self.plan.is_fully_shared else None,
                 dropout=self.dropout,
             )
@@ -484,4 +494,4 @@ class Stack:
 
 def _whole(rule: HaltingRule) -> HaltingRule:
     """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
-    return rule.whole() if isinstance(rule, Select) else NoHalting()
+    return rule.whole() if isinstance(rule, Chooser) else NoHalting()

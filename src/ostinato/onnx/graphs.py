@@ -26,13 +26,13 @@ from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import CheckpointError
 from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
 from ostinato.nn.attention import Visibility
+from ostinato.nn.choosing import Chooser
 from ostinato.nn.context import Pass
 from ostinato.nn.execution import Execution, RoundsBySentence
 from ostinato.nn.graph import WINDOWS, GivenKeyValues, GivenWindow, GraphCache, Slot
 from ostinato.nn.loops import POSITIONS_OF_A_GRAPH, NoiseState
 from ostinato.nn.positions import positions_from_keep
 from ostinato.nn.program import Rounds
-from ostinato.nn.select import Select
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConvSubLayer
 from ostinato.nn.shapes import Tensor
@@ -341,7 +341,7 @@ def _slots_of(model: LanguageModel | Seq2Seq, rounds: int | None) -> tuple[Slots
                     slots.keys[name] = number
                 else:
                     slots.windows[name] = number, WINDOWS.index(what)
-        if isinstance(segment.rule, Select):
+        if isinstance(segment.rule, Chooser):
             for number in segment.rule.rounds_that_leave_out(len(segment.rounds)):
                 slots.took_part[f"took_part_{number}"] = number
                 sizes[f"took_part_{number}"] = ("batch", "cached")

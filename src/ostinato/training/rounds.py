@@ -26,6 +26,7 @@ from ostinato.models import Model
 from ostinato.nn.execution import RoundsBySentence
 from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
+from ostinato.nn.select import Select
 
 _SEED, _SEED_OF_LOSS, _SEED_OF_SHORTER = 514_229, 317_811, 196_418
 """Keep these draws apart from each other, and from others that begin with the seed of a run."""
@@ -129,6 +130,15 @@ def round_problems(model: Model, rounds: RoundsConfig, loss: str, consistency: C
     if (rounds.kind != "plan" or rounds.gradient_rounds is not None) and not rounds_of_stacks(model, 1):
         reason = "no stack of this model has rounds that share all weights"
         found.append(Problem("training.rounds.kind", rounds.kind, reason))
+    if rounds.gradient_rounds is not None:
+        # They are the last of those that are run at most: where all tokens stop before them, no weight has a gradient.
+        for name, stack in model.stacks.items():
+            if not isinstance(stack.halting, NoHalting | Exit | Select):
+                reason = (
+                    f"tokens of the {name} may stop before the last rounds and teach nothing then: leave it out, or"
+                )
+                reason += f" set model.{name}.halting.kind to none, exit or select, which run all rounds in training"
+                found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, reason))
     if rounds.gradient_repeats is not None and not any(stack.plan.loop.phases for stack in model.stacks.values()):
         reason = "no loop of this model has several states (segments.N.states): remove it"
         found.append(Problem("training.rounds.gradient_repeats", rounds.gradient_repeats, reason))

@@ -142,6 +142,7 @@ class Updater:
             with (
                 self.model.execution(
                     halting=halts,
+                    left_out=self.config.halting.left_out_at(update),
                     rounds=rounds,
                     **gradient_of_rounds(self.config.rounds),
                     any_process=self.processes.all_reduce_any if self.parallel.runs_alike else None,

@@ -1,0 +1,126 @@
+"""What the arms of a claim may differ in, and the files of claims that are refused."""
+
+from __future__ import annotations
+
+import pytest
+from claim_files import DESIGN, DIFFERENCE, TINY, claim_file, swept_claim
+
+from ostinato.config.claim import DesignConfig
+from ostinato.config.sweep import SweepConfig
+from ostinato.errors import ConfigError
+from ostinato.experiments.claims import files as claims
+from ostinato.experiments.claims.design import check_alike
+from ostinato.experiments.claims.reproduce import Resources, reproduce
+from ostinato.tasks.recipes import load_recipe
+
+
+def test_of_a_sweep_only_the_arms_and_measures_that_a_claim_names_are_run(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss")
+    lines = []
+    outcome = reproduce(claim, Resources(tmp_path / "store", on_event=lines.append))
+    assert [(row["arm"], row["seed"], list(row["values"])) for row in outcome.rows] == [
+        ("two", 1, ["loss"]),
+        ("two", 2, ["loss"]),
+    ]
+    assert outcome.head["began"] == min(row["began"] for row in outcome.rows)
+    assert "2 runs: 0 in the outcome, 0 in the store, 2 to train" in lines[0]
+
+
+def test_what_an_earlier_outcome_has_is_not_trained_again(tmp_path):
+    claim = swept_claim(tmp_path, "two/loss")
+    first = reproduce(claim, Resources(tmp_path / "a"))
+    lines: list[str] = []
+    again = reproduce(claim, Resources(tmp_path / "b", on_event=lines.append), first)
+    assert (again.rows, again.head["began"], lines) == (first.rows, first.head["began"], [])
+    part = claims.Outcome(first.head, first.rows[:1])
+    filled = reproduce(claim, Resources(tmp_path / "b", on_event=lines.append), part)
+    assert "1 in the outcome, 0 in the store, 1 to train" in lines[0]
+    assert [row["values"] for row in filled.rows] == [row["values"] for row in first.rows]
+    assert filled.rows[0] == first.rows[0]
+
+
+def test_arms_that_differ_in_more_than_the_design_says_are_refused_before_any_training(tmp_path):
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
+    claim = swept_claim(tmp_path, "", expect=expect, design={"differ_in": ["model.decoder"]})
+    with pytest.raises(ConfigError, match=r"model\.encoder\.n_steps.*three has 3, two.*does not name it"):
+        reproduce(claim, Resources(tmp_path / "store"))
+    assert not list((tmp_path / "store").glob("*/checkpoints"))
+
+
+def sweep_of(*arms: dict) -> SweepConfig:
+    return SweepConfig.model_validate({"name": "s", "recipe": "digits/universal", "arms": list(arms)})
+
+
+def test_an_untrained_arm_hides_no_difference_between_trained_ones():
+    untrained = {"name": "untrained", "set": {"training.n_updates": 0}}
+    short, long = ({"name": str(n), "set": {"training.n_updates": n}} for n in (20, 40))
+    check_alike(sweep_of(untrained, short), DesignConfig(differ_in=["model.d_model"]))
+    with pytest.raises(ConfigError, match=r"training\.n_updates.*40 has 40, 20 20"):
+        check_alike(sweep_of(untrained, short, long), DesignConfig(differ_in=["model.d_model"]))
+
+
+def test_arms_that_train_on_other_files_are_refused():
+    arms = ({"name": name, "recipe": "lm/transformer", "set": {"data.train": name, "data.dev": "d"}} for name in "ab")
+    with pytest.raises(ConfigError, match=r"data\.train.*b has 'b', a 'a'"):
+        check_alike(sweep_of(*arms), DesignConfig(differ_in=["model"]))
+
+
+def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
+    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [101]}
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
+    claim = swept_claim(tmp_path, "", expect=expect, design=DESIGN | {"tuning": tuning}, seeds=[1])
+    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    for arm, found in outcome.head["tuning"].items():
+        assert found["chosen"] == min(tuning["values"], key=lambda lr: found["tried"][str(lr)]), arm
+    chosen = {arm: found["chosen"] for arm, found in outcome.head["tuning"].items()}
+    for row in outcome.rows:
+        (run,) = (tmp_path / "store").glob(f"{row['key'][:16]}")
+        assert load_recipe(run).training.optimizer.lr == chosen[row["arm"]]
+    assert {row["seed"] for row in outcome.rows} == {1}
+    with pytest.raises(ConfigError, match=r"source\.seeds is \[1\]: settings were chosen on them"):
+        swept_claim(tmp_path, "two/loss", design=DESIGN | {"pilot_seeds": [1, 7]}, seeds=[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"paper": "bert"}, "paper is 'bert'"),
+        ({"expect": []}, "expect is"),
+        ({"minute": 3}, "minute is 3"),
+    ],
+)
+def test_a_file_that_is_no_claim_is_refused_by_key(tmp_path, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        claims.load_claim(claim_file(tmp_path, **changes))
+
+
+def test_a_band_that_holds_everything_or_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"expect\.0\.band.*limit on one side"):
+        claims.load_claim(claim_file(tmp_path, band=(None, None)))
+    with pytest.raises(ConfigError, match=r"expect\.0\.band.*must not be above"):
+        claims.load_claim(claim_file(tmp_path, band=(2.0, 1.0)))
+
+
+@pytest.mark.parametrize(("statistic", "none"), [("difference", 0.0), ("ratio", 1.0)])
+def test_no_limit_of_a_band_is_no_effect(tmp_path, statistic, none):
+    other = "over" if statistic == "ratio" else "minus"
+    terms = {"kind": statistic, "of": "four/parameters", other: "two/parameters"}
+    expect = [{"what": "it", "unit": "times", "statistic": terms, "band": [none, None]}]
+    with pytest.raises(ConfigError, match=r"expect\.0\.band.*is no effect: name the smallest of interest"):
+        claims.load_claim(claim_file(tmp_path, expect=expect))
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"), [("design", "must say what the arms differ in"), ("controls", "needs one")]
+)
+def test_trained_models_need_a_design_and_a_control(tmp_path, left_out, said):
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
+    changes = {"expect": expect, "controls": expect, "design": DESIGN, "source": {"kind": "sweep", "sweep": TINY}}
+    del changes[left_out]
+    with pytest.raises(ConfigError, match=said):
+        claims.load_claim(claim_file(tmp_path, **changes))
+
+
+def test_an_unknown_name_gets_the_nearest_ones():
+    with pytest.raises(ConfigError, match="did you mean depth/latency"):
+        claims.load_claim("depth/latencies")

@@ -1,0 +1,265 @@
+"""What single tokens give in one sub-layer: feed-forwards, convolutions and attention, one head at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.config.experts import (
+    ExpertAttentionConfig,
+    ExpertFeedForwardConfig,
+    HeadExpertAttentionConfig,
+    RoutedConfig,
+    SparseLayerConfig,
+)
+from ostinato.config.positions import (
+    AlibiConfig,
+    BucketsConfig,
+    LinearScalingConfig,
+    Llama3ScalingConfig,
+    RotaryConfig,
+    WindowConfig,
+)
+from ostinato.config.stack import StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
+from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.plan import Use
+from reference.by_round import with_added
+from reference.equations import (
+    ACTIVATIONS,
+    alibi_slope,
+    bucket,
+    depth_wise,
+    llama3_frequency,
+    relu,
+    rms_norm,
+    rotate,
+    softmax,
+    window_entry,
+)
+from reference.experts import (
+    choose,
+    output_of_heads,
+    read_expert_heads,
+    run_maps,
+    run_stack,
+    value_of_head,
+    weighted,
+)
+from reference.weights import Heads, of_token, read_affine, read_heads
+
+States = list[Tensor]
+Column = tuple[Tensor, Tensor] | None
+"""What a column's key and its value are made of; None where it is hidden."""
+Model = Seq2Seq | LanguageModel
+
+
+class SubLayers:
+    """The sub-layers of one stack."""
+
+    def __init__(
+        self, model: Model, name: str, ids: Sequence[int], *, is_causal: bool, n_prefix: int | None = None
+    ) -> None:
+        self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
+        self._ids = ids
+        self._read_by_others: dict[int, tuple[list[Column], Use]] = {}
+        self._made_by: list[Use] = []
+        self._time: Tensor | None = None
+        self._config: StackConfig = model.config.stacks()[name]
+
+    def _weights(self, use: Use) -> Any:
+        """Return the parameter set of a use; where its round adds to it, its maps W + B A."""
+        module: Any = getattr(self._model.banks, use.kind)[use.weights]
+        if use.delta is None:
+            return module
+        sub = self._config.settings_of(use)
+        if isinstance(sub, AttentionConfig):
+            width, n_keys = sub.d_head or self._model.config.d_model // sub.n_heads, sub.n_kv_heads or sub.n_heads
+            heights = {"qkv": [sub.n_heads * width, n_keys * width, n_keys * width]}
+            heights |= {"out": [self._model.config.d_model]}
+            heights |= {"output_gate": [sub.n_heads * width]} if sub.output_gate else {}
+        else:
+            assert isinstance(sub, DenseFeedForwardConfig)
+            n = 2 if ACTIVATIONS[sub.activation][1] else 1
+            heights = {"up": [sub.d_ff] * n, "down": [self._model.config.d_model]}
+        return with_added(module, self._model.banks.delta[use.delta], heights)
+
+    def _feed_forward(self, use: Use, x_D: Tensor, scored_D: Tensor) -> Tensor:
+        sub, module = self._config.settings_of(use), self._weights(use)
+        if isinstance(sub, ExpertFeedForwardConfig):
+            maps, act_name = module.experts, sub.activation
+            y_D = weighted(choose(sub, module, scored_D), lambda e: run_maps(maps, e, act_name, x_D))  # type: ignore[arg-type]
+            return y_D + module.sum_bias_D if sub.sum_bias else y_D  # type: ignore[operator]
+        if isinstance(sub, SparseLayerConfig):
+            act_name, eps = sub.activation, self._config.norm.eps
+            return weighted(choose(sub, module, x_D), lambda e: run_stack(module, e, act_name, eps, x_D))
+        assert isinstance(sub, DenseFeedForwardConfig)
+        F = sub.d_ff
+        down = read_affine(module.down)  # type: ignore[arg-type]
+        act, is_gated = ACTIVATIONS[sub.activation]
+        if is_gated:
+            gate, linear = read_affine(module.up, 0, F), read_affine(module.up, F, 2 * F)  # type: ignore[arg-type]
+            return down(act(gate(x_D)) * linear(x_D))
+        return down(act(read_affine(module.up)(x_D)))  # type: ignore[arg-type]
+
+    def _separable(self, use: Use, inputs: States, running: list[int]) -> States:
+        """relu(W1 (depth-wise x) + b1), then W2 (depth-wise hidden) + b2: two convolutions over the sentence."""
+        sub, module = self._config.settings_of(use), self._model.banks.ffn[use.weights]
+        assert isinstance(sub, SeparableConvConfig)
+        up, down = read_affine(module.up), read_affine(module.down)  # type: ignore[arg-type]
+        taps_in, taps_out = module.taps_in_KD, module.taps_out_KF
+        assert isinstance(taps_in, Tensor)
+        assert isinstance(taps_out, Tensor)
+        assert taps_in.shape[0] == sub.kernel_in
+        assert taps_out.shape[0] == sub.kernel_out
+        hidden = [relu(up(depth_wise(inputs, taps_in, t, self._is_causal))) for t in range(len(inputs))]
+        return [down(depth_wise(hidden, taps_out, t, self._is_causal)) for t in running]
+
+    def _attend(self, use: Use, t: int, inputs: States, others: Sequence[Column]) -> Tensor:
+        """What token t reads: with experts the sum over the chosen ones of gate times what their heads read."""
+        sub = self._config.settings_of(use)
+        assert isinstance(sub, AttentionConfig)
+        sizes = (sub.n_heads, sub.n_kv_heads or sub.n_heads, sub.d_head or self._model.config.d_model // sub.n_heads)
+        module = self._weights(use)
+        if isinstance(sub, HeadExpertAttentionConfig):
+            return self._attend_by_heads(sub, use, t, inputs, others)
+        if not isinstance(sub, RoutedConfig):
+            heads = read_heads(module, *sizes)
+            made_by = self._made_by if use.kind == "self_attention" else [use]
+            return self._read(
+                heads, use, t, inputs, others, [read_heads(self._weights(one), *sizes) for one in made_by]
+            )
+        y_D = weighted(
+            choose(sub, module, inputs[t]),
+            lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
+        )
+        return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
+
+    def _attend_by_heads(
+        self, sub: HeadExpertAttentionConfig, use: Use, t: int, inputs: States, others: Sequence[Column]
+    ) -> Tensor:
+        """What token t reads where every head has experts of values and of outputs."""
+        module = self._weights(use)
+        K, n_groups = sub.head_width(self._model.config.d_model), sub.n_heads // sub.n_key_heads
+        shown, T = self._shown(use, t, others)
+        makers = [self._weights(one) for one in self._made_by]
+        read = []
+        for head in range(sub.n_heads):
+            of_keys, first = head // n_groups, sub.n_heads * K
+            query = read_affine(module.qk, head * K, (head + 1) * K)
+            scores, values = [], []
+            for s, (keyed, valued) in shown.items():
+                maker = makers[s // T]
+                key = read_affine(maker.qk, first + of_keys * K, first + (of_keys + 1) * K)
+                scores.append(self._score(use, head, query(inputs[t]), key(keyed), t, s % T))
+                own = value_of_head(sub, maker, of_keys, keyed, valued)
+                values.append(own + self._of_token(use, of_keys, keyed, s, T))
+            parts = [w * v for w, v in zip(softmax(scores), values, strict=True)]
+            read.append(sum(parts[1:], parts[0]))
+        return output_of_heads(sub, module, inputs[t], read)
+
+    def _shown(self, use: Use, t: int, others: Sequence[Column]) -> tuple[dict[int, tuple[Tensor, Tensor]], int]:
+        """Return the columns that token t sees by their place in all sets of keys that are read, and a set's number."""
+        is_self = use.kind == "self_attention"
+        # Of self-attention each set of keys that is read has all columns.
+        T = len(others) // (len(self._at.keys) or 1) if is_self else len(others)
+        shown = {s: x for s, x in enumerate(others) if x is not None}
+        visible = [s for s in shown if not (is_self and self._is_causal) or s % T < self._n_seen(t)]
+        if is_self and (reach := self._config.relative_of(use).reach) is not None:
+            visible = [s for s in visible if abs(s % T - t) <= reach]
+        return {s: shown[s] for s in visible}, T
+
+    def _read(
+        self,
+        heads: Heads,
+        use: Use,
+        t: int,
+        inputs: States,
+        others: Sequence[Column],
+        makers: Sequence[Heads] | None = None,
+    ) -> Tensor:
+        """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection.
+
+        Args:
+            makers: of every set of keys that is read what makes them; None: `heads` of all.
+        """
+        shown, T = self._shown(use, t, others)
+        of = {s: heads if makers is None else makers[s // T] for s in shown}
+        mixed = []
+        for head in range(len(heads.query)):
+            q = heads.query[head](inputs[t])
+            scores = []
+            for s, (keyed, _) in shown.items():
+                k = of[s].key[head](keyed)
+                scores.append(self._score(use, head, q, k, t, s % T))
+            n_groups = self._n_groups(use)
+            values = [
+                of[s].value[head](valued) + self._of_token(use, head // n_groups, keyed, s, T)
+                for s, (keyed, valued) in shown.items()
+            ]
+            weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
+            mixed.append(sum(weighted_values[1:], weighted_values[0]))
+        read = torch.cat(mixed)
+        gate = self._weights(use).output_gate
+        return heads.out(read if gate is None else read * torch.sigmoid(read_affine(gate)(inputs[t])))
+
+    def _n_groups(self, use: Use) -> int:
+        sub = self._config.settings_of(use)
+        assert isinstance(sub, AttentionConfig)
+        return sub.n_heads // (sub.n_kv_heads or sub.n_heads)
+
+    def _of_token(self, use: Use, head: int, keyed: Tensor, s: int, T: int) -> Tensor | float:
+        """What the token of a column adds to its value of one head of keys."""
+        table = self._made_by[s // T].values if use.kind == "self_attention" else None
+        return 0.0 if table is None else of_token(self._model.banks.values[table], head, keyed, self._ids[s % T])
+
+    def _n_seen(self, t: int) -> int:
+        """Number of first tokens that token t of a causal stack sees: up to itself; from the prefix, all of that."""
+        return self._n_prefix if self._n_prefix is not None and t < self._n_prefix else t + 1
+
+    def _score(self, use: Use, head: int, q_K: Tensor, k_K: Tensor, t: int, s: int) -> Tensor:
+        """Score of key s for query t, with the norms of queries and keys, and the relative positions of the use."""
+        sub, relative = self._config.settings_of(use), self._config.relative_of(use)
+        assert isinstance(sub, AttentionConfig)
+        scale = 1 / math.sqrt(q_K.numel()) if sub.scale is None else sub.scale
+        if sub.qk_norm != "none" and sub.qk_norm_at == "before":
+            q_K, k_K = self._normed_heads(use, q_K, k_K)
+        if isinstance(relative, RotaryConfig):
+            q_K, k_K = self._turned(relative, q_K, t), self._turned(relative, k_K, s)
+        if sub.qk_norm != "none" and sub.qk_norm_at == "after":
+            q_K, k_K = self._normed_heads(use, q_K, k_K)
+        score = (q_K * k_K).sum() * scale
+        if isinstance(relative, WindowConfig):
+            table_HKR = self._model.banks.relative[use.position or ""].table_HKR
+            entry = window_entry(t, s, relative.window)
+            return score + (q_K * table_HKR[head, :, entry]).sum() * scale  # type: ignore[index]
+        if isinstance(relative, BucketsConfig):
+            table_RH = self._model.banks.relative[use.position or ""].table_RH
+            looks_back_only = self._is_causal and self._n_prefix is None
+            row = bucket(t, s, relative.n_buckets, relative.max_distance, looks_back_only)
+            return score + table_RH[row, head]  # type: ignore[index]
+        if isinstance(relative, AlibiConfig):
+            return score - alibi_slope(head, sub.n_heads) * abs(s - t)
+        return score
+
+    def _normed_heads(self, use: Use, q_K: Tensor, k_K: Tensor) -> tuple[Tensor, Tensor]:
+        module, sub = getattr(self._model.banks, use.kind)[use.weights], self._config.settings_of(use)
+        eps = self._config.norm.eps if sub.qk_norm_eps is None else sub.qk_norm_eps  # type: ignore[union-attr]
+        ones = torch.ones_like(q_K)
+        weights = (ones if norm.weight is None else norm.weight for norm in (module.q_norm, module.k_norm))
+        q_weight, k_weight = weights
+        return rms_norm(q_K, q_weight, eps), rms_norm(k_K, k_weight, eps)
+
+    def _turned(self, c: RotaryConfig, x_K: Tensor, position: int) -> Tensor:
+        n = round(c.fraction * x_K.numel())
+        frequencies = [c.base ** (-2 * j / n) for j in range(n // 2)]
+        if isinstance(c.scaling, LinearScalingConfig):
+            frequencies = [f / c.scaling.factor for f in frequencies]
+        if isinstance(c.scaling, Llama3ScalingConfig):
+            bands = (c.scaling.factor, c.scaling.low, c.scaling.high, c.scaling.original_length)
+            frequencies = [llama3_frequency(f, *bands) for f in frequencies]
+        return rotate(x_K, position, frequencies, is_interleaved=c.layout == "interleaved")
