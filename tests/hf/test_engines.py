@@ -41,7 +41,7 @@ def exported(name: str, folder: Path) -> tuple[LoadedRun, Path]:
 
 
 def converted(folder: Path) -> Path:
-    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs ctranslate2 (the extra peers)")
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra engines")
     ctranslate2.converters.TransformersConverter(str(folder)).convert(str(folder.parent / "ct2"))
     return folder.parent / "ct2"
 
@@ -77,7 +77,7 @@ def test_ctranslate2_decodes_the_same_tokens_with_the_same_scores(name: str, tmp
     run = runs.make_run(base, tmp_path / "run", *settings)
     let_outputs_end(run)
     folder = export_plain(run, tmp_path / "out", name.partition(",")[0])
-    ctranslate2: Any = pytest.importorskip("ctranslate2", reason="needs ctranslate2 (the extra peers)")
+    ctranslate2: Any = pytest.importorskip("ctranslate2", reason="needs the extra engines")
     engine = ctranslate2.Translator(str(converted(folder)), compute_type="float32")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = [tokenizer.convert_ids_to_tokens([*source, tokenizer.eos_token_id]) for source in SOURCES]
@@ -117,7 +117,7 @@ def test_ctranslate2_computes_the_same_logits(name: str, tmp_path: Path) -> None
     settings = [one.replace("d_head: 8", "d_head: 4") for one in settings]  # its Llama has heads of d_model / n_heads
     run = runs.make_run(base, tmp_path / "run", *settings)
     folder = export_plain(run, tmp_path / "out", name)
-    ctranslate2: Any = pytest.importorskip("ctranslate2", reason="needs ctranslate2 (the extra peers)")
+    ctranslate2: Any = pytest.importorskip("ctranslate2", reason="needs the extra engines")
     engine = ctranslate2.Generator(str(converted(folder)), compute_type="float32")
     ids = torch.randint(4, 20, (3, 7), generator=torch.Generator().manual_seed(1))
     found = np.array(engine.forward_batch(ids.tolist(), return_log_probs=False))
@@ -149,7 +149,7 @@ def test_a_folder_has_the_names_shapes_and_keys_of_its_architecture(name: str, t
 
 def write_gguf(folder: Path, file: Path) -> None:
     """Write an exported Llama as llama.cpp's converter does, by the tables of the package gguf."""
-    gguf = pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
+    gguf = pytest.importorskip("gguf", reason="needs the extra engines")
     config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_vocab_size(config["vocab_size"])

@@ -336,3 +336,31 @@ def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -
         auto(run).from_pretrained(other)
     with pytest.raises(CheckpointError, match=r"is for models of the kind seq2seq: .* has language_model"):
         transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_models_that_have_no_class_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(runs.RUNS, "recurrent", ("agreement/lstm", ["data.tokenizer={kind: words}"]))
+    prefix = runs.make_run("looped", tmp_path / "prefix", "model.mask=prefix")
+    recurrent = runs.make_run("recurrent", tmp_path / "recurrent")
+    for run, line in (
+        (prefix, r"a prefix language model \(model\.mask=prefix\) has no class in transformers"),
+        (recurrent, "model.kind is 'lstm_language_model': recurrences are not exported"),
+    ):
+        with pytest.raises(CheckpointError, match=line) as caught:
+            export_run(run, tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out").exists()
+
+
+def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = runs.make_run("pairs", tmp_path / "two", "data.target_tokenizer={kind: characters}")
+    monkeypatch.setattr(runs, "TEXTS", [*runs.TEXTS, "a <pad> of paper"])
+    words = runs.make_run("looped", tmp_path / "words")
+    for run, line in (
+        (two, r"source and target have a tokenizer each, .*: train with a joint one \(no data\.target_tokenizer\)"),
+        (words, "the vocabulary has words that are special symbols of the exported tokenizer"),
+    ):
+        with pytest.raises(CheckpointError, match=line) as caught:
+            export_run(run, tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out").exists()
