@@ -183,6 +183,34 @@ def test_hidden_states_are_of_every_step_or_of_every_round(made: Any, tmp_path: 
     assert len(output.decoder_hidden_states) >= 1
 
 
+@pytest.mark.parametrize("name", ["looped", "pairs"])
+def test_generation_returns_states_and_weights_of_every_token(made: Any, name: str) -> None:
+    run, folder = made(name)
+    model, ids = auto(run).from_pretrained(folder), ids_of(run, 2, 4)
+    how: dict[str, Any] = {"output_hidden_states": "rounds", "output_attentions": True}
+    out = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False, num_beams=1, top_k=None,
+                         return_dict_in_generate=True, **how)  # fmt: skip
+    prefix = "decoder_" if model.config.is_encoder_decoder else ""
+    given = {"input_ids": ids, "decoder_input_ids": out.sequences} if prefix else {"input_ids": out.sequences}
+    with torch.no_grad():
+        whole = model(**given, **how)
+    first = out.sequences.shape[1] - 4  # columns of the first step
+    states, weights = (getattr(out, f"{prefix}{what}") for what in ("hidden_states", "attentions"))
+    assert len(states) == len(weights) == 4
+    for number in range(4):
+        column = first + number - 1
+        for found, expected in zip(states[number], whole[f"{prefix}hidden_states"], strict=False):
+            torch.testing.assert_close(found[:, -1], expected[:, column], rtol=1e-5, atol=1e-5)
+        for found, expected in zip(weights[number], whole[f"{prefix}attentions"], strict=False):
+            torch.testing.assert_close(found[:, :, -1], expected[:, :, column, : column + 1], rtol=0, atol=1e-5)
+        if prefix:
+            assert out.cross_attentions[number][0].shape[-1] == 4
+            torch.testing.assert_close(
+                out.cross_attentions[number][0][:, :, -1], whole.cross_attentions[0][:, :, column], rtol=0, atol=1e-5
+            )
+    assert len(states[0]) == len(whole[f"{prefix}hidden_states"]) > 1
+
+
 @pytest.mark.parametrize("name", ["experts", "pairs", "masked"])
 def test_a_saved_and_reloaded_model_is_the_same(made: Any, name: str, tmp_path: Path) -> None:
     run, folder = made(name)

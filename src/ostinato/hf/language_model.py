@@ -65,8 +65,8 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             if past_key_values is None:
                 cache = Cache(n_steps=n_steps, execution=execution, device=input_ids.device)
                 past_key_values = DepthCache(cache)
-            states_BTD = self.model.extend(input_ids, past_key_values.content, tokens.keep_BT)
-            logits, output, stack = self.model.logits(states_BTD[:, -logits_to_keep:]), None, None
+            stack = self.model.extended(input_ids, past_key_values.content, tokens.keep_BT, shown)
+            logits, output = self.model.logits(stack.states_BTD[:, -logits_to_keep:]), None
         loss = None
         if labels is not None:
             shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, -logits.shape[1] :]

@@ -30,9 +30,9 @@ def wanted(states: States, weights: bool | None) -> list[str]:
     return ["rounds" if states == "rounds" else "residual"] * bool(states) + ["weights"] * bool(weights)
 
 
-def states_of(stack: StackOutput | None, wanted: States) -> Any:
+def states_of(stack: StackOutput, wanted: States) -> Any:
     """Return the states after every executed step, in order, or those that left each round of the loop."""
-    if stack is None or not wanted:
+    if not wanted:
         return None
     if wanted == "rounds":
         return stack.left
@@ -43,12 +43,12 @@ def states_of(stack: StackOutput | None, wanted: States) -> Any:
     return tuple(last[step] for step in sorted(last))
 
 
-def weights_of(stack: StackOutput | None, wanted: bool | None) -> Any:
-    """Return the weights of every executed self-attention, in order."""
-    if stack is None or not wanted:
+def weights_of(stack: StackOutput, wanted: bool | None, kind: str = "self_attention") -> Any:
+    """Return the weights of every executed attention of a kind, in order."""
+    if not wanted:
         return None
     captures = stack.captures.items()
-    found = {step: x for (_, step, kind, what), x in captures if kind == "self_attention" and what == "weights"}
+    found = {step: x for (_, step, one, what), x in captures if one == kind and what == "weights"}
     return tuple(found[step] for step in sorted(found))
 
 

@@ -48,12 +48,15 @@ class EncoderView(nn.Module):
         source, shown = tokens_of(input_ids, attention_mask), wanted(output_hidden_states, output_attentions)
         n_steps, execution = of._how(n_steps, halting_threshold)
         stack = of.model.encoded(source, n_steps, shown, execution)
-        found = BaseModelOutput(
-            last_hidden_state=stack.states_BTD,
-            hidden_states=cast(Any, states_of(stack, output_hidden_states)),
-            attentions=cast(Any, weights_of(stack, output_attentions)),
-        )
-        return cast(Any, returned(found, return_dict))
+        return cast(Any, returned(_encoder_output(stack, output_hidden_states, output_attentions), return_dict))
+
+
+def _encoder_output(stack: StackOutput, states: States, weights: bool | None) -> BaseModelOutput:
+    return BaseModelOutput(
+        last_hidden_state=stack.states_BTD,
+        hidden_states=states_of(stack, states),
+        attentions=weights_of(stack, weights),
+    )
 
 
 class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
@@ -110,31 +113,36 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         target = tokens_of(decoder_input_ids, decoder_attention_mask)
         shown = wanted(output_hidden_states, output_attentions)
         output: ModelOutput | None = None
-        stacks: dict[str, StackOutput] = {}
         if past_key_values is None and not use_cache and encoder_outputs is None:
             assert input_ids is not None  # as with all models of this kind: ids, or states of an encoder
             batch = Batch(target, target.ids_BT, target.keep_BT, source=tokens_of(input_ids, attention_mask))
             output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
-            logits, stacks = output.logits_BTV, output.stacks
-            memory = stacks["encoder"].states_BTD
+            logits, stack = output.logits_BTV, output.stacks["decoder"]
+            encoder_outputs = _encoder_output(output.stacks["encoder"], output_hidden_states, output_attentions)
         else:
             if encoder_outputs is None:
                 encoder_outputs = self.get_encoder()(
-                    input_ids, attention_mask, n_steps=n_steps, halting_threshold=halting_threshold
+                    input_ids,
+                    attention_mask,
+                    output_hidden_states,
+                    output_attentions,
+                    n_steps=n_steps,
+                    halting_threshold=halting_threshold,
                 )
-            memory = encoder_outputs[0]
             cache = past_key_values
             if cache is None:
                 keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
+                memory_BSD = encoder_outputs[0]
                 fresh = Cache(
-                    memory_BSD=memory,
+                    memory_BSD=memory_BSD,
                     memory_keep_BS=keep,
                     n_steps=n_steps,
                     execution=execution,
-                    device=memory.device,
+                    device=memory_BSD.device,
                 )
                 cache = DepthCache(fresh)
-            logits = self.model.logits(self.model.extend(decoder_input_ids, cache.content, target.keep_BT))
+            stack = self.model.extended(decoder_input_ids, cache.content, target.keep_BT, shown)
+            logits = self.model.logits(stack.states_BTD)
             past_key_values = cache if use_cache else past_key_values
         loss = None
         if labels is not None:
@@ -144,11 +152,12 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
                 loss=cast(Any, loss),
                 logits=logits,
                 past_key_values=cast(Any, past_key_values),
-                decoder_hidden_states=states_of(stacks.get("decoder"), output_hidden_states),
-                decoder_attentions=weights_of(stacks.get("decoder"), output_attentions),
-                encoder_last_hidden_state=memory,
-                encoder_hidden_states=states_of(stacks.get("encoder"), output_hidden_states),
-                encoder_attentions=weights_of(stacks.get("encoder"), output_attentions),
+                decoder_hidden_states=states_of(stack, output_hidden_states),
+                decoder_attentions=weights_of(stack, output_attentions),
+                cross_attentions=weights_of(stack, output_attentions, "cross_attention"),
+                encoder_last_hidden_state=cast(Any, encoder_outputs[0]),
+                encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+                encoder_attentions=getattr(encoder_outputs, "attentions", None),
             ),
             return_dict,
         )
