@@ -131,6 +131,21 @@ def test_a_beam_search_of_a_language_model_is_ours(made: Any) -> None:
     assert [cut(row[4:].tolist()) for row in out] == expected
 
 
+def test_sampling_draws_from_our_distribution(made: Any) -> None:
+    run, folder = made("halting")
+    model = auto(run).from_pretrained(folder)
+    prompt, n, temperature = torch.tensor([[1, 5, 9]]), 4000, 1.5
+    torch.manual_seed(3)
+    drawn = model.generate(prompt.expand(n, -1), max_new_tokens=1, do_sample=True, temperature=temperature, top_k=0)
+    with torch.no_grad():
+        logits_V = run.model(prompt).logits_BTV[0, -1] / temperature
+    logits_V[[0, 1]] = -torch.inf  # padding and the begin symbol are never written
+    p_V = logits_V.softmax(-1)
+    found_V = torch.bincount(drawn[:, -1], minlength=len(p_V)) / n
+    assert int((p_V > 0.02).sum()) > 5
+    assert bool(((found_V - p_V).abs() <= 4 * (p_V * (1 - p_V) / n).sqrt()).all())
+
+
 def test_rounds_and_thresholds_are_arguments_of_generation(made: Any) -> None:
     run, folder = made("halting")
     model = auto(run).from_pretrained(folder)

@@ -94,6 +94,7 @@ def test_an_imported_run_is_evaluated_and_fine_tuned(tmp_path: Path) -> None:
     assert ostinato.load(tmp_path / "tuned").evaluate("dev")["perplexity"] < 0.8 * perplexity
 
 
+@pytest.mark.slow
 def test_what_reads_runs_reads_imported_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     words = [f"w{5 + (7 * i) % 45}" for i in range(120)]
