@@ -381,6 +381,14 @@ def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -
         transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
+def assert_refused(run: LoadedRun, folder: Path, line: str) -> None:
+    """Check that an export ends with one line and leaves nothing behind."""
+    with pytest.raises(CheckpointError, match=line) as caught:
+        export_run(run, folder)
+    assert "\n" not in str(caught.value)
+    assert not folder.exists()
+
+
 def test_models_that_have_no_class_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(runs.RUNS, "recurrent", ("agreement/lstm", ["data.tokenizer={kind: words}"]))
     prefix = runs.make_run("looped", tmp_path / "prefix", "model.mask=prefix")
@@ -389,10 +397,7 @@ def test_models_that_have_no_class_there_are_refused(tmp_path: Path, monkeypatch
         (prefix, r"a prefix language model \(model\.mask=prefix\) has no class in transformers"),
         (recurrent, "model.kind is 'lstm_language_model': recurrences are not exported"),
     ):
-        with pytest.raises(CheckpointError, match=line) as caught:
-            export_run(run, tmp_path / "out")
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "out").exists()
+        assert_refused(run, tmp_path / "out", line)
 
 
 def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +408,4 @@ def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeyp
         (two, r"source and target have a tokenizer each, .*: train with a joint one \(no data\.target_tokenizer\)"),
         (words, "the vocabulary has words that are special symbols of the exported tokenizer"),
     ):
-        with pytest.raises(CheckpointError, match=line) as caught:
-            export_run(run, tmp_path / "out")
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "out").exists()
+        assert_refused(run, tmp_path / "out", line)
