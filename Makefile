@@ -41,7 +41,7 @@ test: check
 
 test-all: check
 	@command -v chromium > /dev/null || echo "tests in a browser are left out: apt-get install chromium; $(BIN)/pip install -e '.[browser]'"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[hf,onnx,peft,ray,slurm]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[onnx,peft,lm-eval,engines,ray,slurm]"
 	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
 
 test-gpu: $(VENV)/dev

@@ -131,6 +131,21 @@ def test_a_beam_search_of_a_language_model_is_ours(made: Any) -> None:
     assert [cut(row[4:].tolist()) for row in out] == expected
 
 
+def test_sampling_draws_from_our_distribution(made: Any) -> None:
+    run, folder = made("halting")
+    model = auto(run).from_pretrained(folder)
+    prompt, n, temperature = torch.tensor([[1, 5, 9]]), 4000, 1.5
+    torch.manual_seed(3)
+    drawn = model.generate(prompt.expand(n, -1), max_new_tokens=1, do_sample=True, temperature=temperature, top_k=0)
+    with torch.no_grad():
+        logits_V = run.model(prompt).logits_BTV[0, -1] / temperature
+    logits_V[[0, 1]] = -torch.inf  # padding and the begin symbol are never written
+    p_V = logits_V.softmax(-1)
+    found_V = torch.bincount(drawn[:, -1], minlength=len(p_V)) / n
+    assert int((p_V > 0.02).sum()) > 5
+    assert bool(((found_V - p_V).abs() <= 4 * (p_V * (1 - p_V) / n).sqrt()).all())
+
+
 def test_rounds_and_thresholds_are_arguments_of_generation(made: Any) -> None:
     run, folder = made("halting")
     model = auto(run).from_pretrained(folder)
@@ -181,6 +196,34 @@ def test_hidden_states_are_of_every_step_or_of_every_round(made: Any, tmp_path: 
         output = auto(pairs).from_pretrained(folder)(ids, decoder_input_ids=ids, output_hidden_states="rounds")
     assert len(output.encoder_hidden_states) == 4
     assert len(output.decoder_hidden_states) >= 1
+
+
+@pytest.mark.parametrize("name", ["looped", "pairs"])
+def test_generation_returns_states_and_weights_of_every_token(made: Any, name: str) -> None:
+    run, folder = made(name)
+    model, ids = auto(run).from_pretrained(folder), ids_of(run, 2, 4)
+    how: dict[str, Any] = {"output_hidden_states": "rounds", "output_attentions": True}
+    out = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False, num_beams=1, top_k=None,
+                         return_dict_in_generate=True, **how)  # fmt: skip
+    prefix = "decoder_" if model.config.is_encoder_decoder else ""
+    given = {"input_ids": ids, "decoder_input_ids": out.sequences} if prefix else {"input_ids": out.sequences}
+    with torch.no_grad():
+        whole = model(**given, **how)
+    first = out.sequences.shape[1] - 4  # columns of the first step
+    states, weights = (getattr(out, f"{prefix}{what}") for what in ("hidden_states", "attentions"))
+    assert len(states) == len(weights) == 4
+    for number in range(4):
+        column = first + number - 1
+        for found, expected in zip(states[number], whole[f"{prefix}hidden_states"], strict=False):
+            torch.testing.assert_close(found[:, -1], expected[:, column], rtol=1e-5, atol=1e-5)
+        for found, expected in zip(weights[number], whole[f"{prefix}attentions"], strict=False):
+            torch.testing.assert_close(found[:, :, -1], expected[:, :, column, : column + 1], rtol=0, atol=1e-5)
+        if prefix:
+            assert out.cross_attentions[number][0].shape[-1] == 4
+            torch.testing.assert_close(
+                out.cross_attentions[number][0][:, :, -1], whole.cross_attentions[0][:, :, column], rtol=0, atol=1e-5
+            )
+    assert len(states[0]) == len(whole[f"{prefix}hidden_states"]) > 1
 
 
 @pytest.mark.parametrize("name", ["experts", "pairs", "masked"])
@@ -336,3 +379,33 @@ def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -
         auto(run).from_pretrained(other)
     with pytest.raises(CheckpointError, match=r"is for models of the kind seq2seq: .* has language_model"):
         transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def assert_refused(run: LoadedRun, folder: Path, line: str) -> None:
+    """Check that an export ends with one line and leaves nothing behind."""
+    with pytest.raises(CheckpointError, match=line) as caught:
+        export_run(run, folder)
+    assert "\n" not in str(caught.value)
+    assert not folder.exists()
+
+
+def test_models_that_have_no_class_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(runs.RUNS, "recurrent", ("agreement/lstm", ["data.tokenizer={kind: words}"]))
+    prefix = runs.make_run("looped", tmp_path / "prefix", "model.mask=prefix")
+    recurrent = runs.make_run("recurrent", tmp_path / "recurrent")
+    for run, line in (
+        (prefix, r"a prefix language model \(model\.mask=prefix\) has no class in transformers"),
+        (recurrent, "model.kind is 'lstm_language_model': recurrences are not exported"),
+    ):
+        assert_refused(run, tmp_path / "out", line)
+
+
+def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = runs.make_run("pairs", tmp_path / "two", "data.target_tokenizer={kind: characters}")
+    monkeypatch.setattr(runs, "TEXTS", [*runs.TEXTS, "a <pad> of paper"])
+    words = runs.make_run("looped", tmp_path / "words")
+    for run, line in (
+        (two, r"source and target have a tokenizer each, .*: train with a joint one \(no data\.target_tokenizer\)"),
+        (words, "the vocabulary has words that are special symbols of the exported tokenizer"),
+    ):
+        assert_refused(run, tmp_path / "out", line)

@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 import tiny
 
 import ostinato
+from ostinato.cli import main
 from ostinato.config.special_ids import SpecialIds
 from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError
 from ostinato.interop.pretrained import read_pretrained
@@ -91,6 +92,35 @@ def test_an_imported_run_is_evaluated_and_fine_tuned(tmp_path: Path) -> None:
     )  # fmt: skip
     ostinato.train(recipe, tmp_path / "tuned")
     assert ostinato.load(tmp_path / "tuned").evaluate("dev")["perplexity"] < 0.8 * perplexity
+
+
+@pytest.mark.slow
+def test_what_reads_runs_reads_imported_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    words = [f"w{5 + (7 * i) % 45}" for i in range(120)]
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{' '.join(words[i : i + 5])}\n" for i in range(24)), encoding="utf-8")
+    for name in ("gpt2", "llama"):
+        tiny.save(name, tmp_path / name)
+        import_run(str(tmp_path / name), tmp_path / f"run-{name}")
+    gpt2, llama = (str(tmp_path / f"run-{name}") for name in ("gpt2", "llama"))
+    files = [part for name in ("train", "dev") for part in ("--set", f"data.{name}={text}")]
+    analyses = [part for name in ("budget", "similarity", "self-similarity", "spectra") for part in ("--only", name)]
+    commands: list[list[str]] = [
+        ["plan", gpt2],
+        ["analyze", gpt2, llama, "--split", "dev", *files, "--set", "data.block_length=null", *analyses],
+        ["train", gpt2, *files[1::2], f"training.init_from={gpt2}", "model.decoder.halting.kind=act",
+         "training.n_updates=2", "training.evaluate_every=2", "training.save_every=2",
+         "training.schedule.warmup=1", "--run-dir", str(tmp_path / "halting")],
+    ]  # fmt: skip
+    for command in commands:
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        printed = capsys.readouterr()
+        assert end.value.code in (0, None), printed.err
+        if command[0] == "analyze":
+            assert all(f"made {name}" in printed.out for name in analyses[1::2]), printed.out
+    assert ostinato.load(tmp_path / "halting").model.stacks["decoder"].halting.threshold < 1  # type: ignore[union-attr]
 
 
 def test_weights_in_several_files_and_half_precision_are_read(damaged: Path) -> None:

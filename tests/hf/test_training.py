@@ -18,7 +18,7 @@ import runs
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 from ostinato.hf.export import export_run, wrapped
-from ostinato.hf.modeling import OstinatoForCausalLM
+from ostinato.hf.language_model import OstinatoForCausalLM
 
 
 def rows(seq2seq: bool) -> list[dict[str, list[int]]]:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures import Model, any_architecture, random_model, right_padded, sentences
-from ostinato.data.batch import Batch
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.data.batch import Batch, Tokens
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Step
@@ -54,6 +58,29 @@ def test_what_is_requested_is_returned_for_every_use_and_changes_nothing(config:
                 sums_BHTC = tensor.sum(-1).unflatten(2, (ran_BT.shape[1], -1))
                 sums = sums_BHTC.transpose(1, 2)[ran_BT]
                 torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+def test_cached_steps_return_for_every_hypothesis_what_a_whole_pass_does() -> None:
+    stack: dict[str, Any] = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    sizes = {"d_model": 8, "source_vocab_size": 20, "target_vocab_size": 20}
+    stacks = {"encoder": stack, "decoder": stack | {"cross_attention": {"n_heads": 2}}}
+    model: Any = random_model(Seq2SeqConfig.model_validate(sizes | stacks)).float().eval()
+    sources = [[5, 9, 4, 7], [8, 6]]
+    batch, target = Batch.from_lists([[]] * 2, sources), torch.arange(4, 18).roll(5)[:12].view(6, 2)
+    assert batch.source is not None
+    alone = Batch.from_lists([[]] * 6, [source for source in sources for _ in range(3)])
+    alone = replace(alone, target=Tokens(target, torch.ones_like(target, dtype=torch.bool)))
+    cache, full = model.encode(batch), model(alone, request=WHAT).stacks["decoder"].captures
+    cache.expand(3, 2)
+    for column in range(2):
+        captures = model.extended(target[:, column : column + 1], cache, request=WHAT).captures
+        assert captures.keys() == full.keys()
+        for (name, step, kind, what), found in captures.items():
+            whole = full[name, step, kind, what]
+            expected = whole[:, :, column] if what == "weights" else whole[:, column]
+            if what == "weights" and kind == "self_attention":
+                expected = expected[..., : column + 1]
+            torch.testing.assert_close(found[:, :, 0] if what == "weights" else found[:, 0], expected)
 
 
 @given(any_architecture(), st.data())

@@ -57,6 +57,10 @@ STACKS: dict[str, dict[str, Any]] = {
         {"inject": {"kind": "decay"}, "norms": "by_round", "vectors": True}
     ),
     "loop, keys of all rounds, by time": _loop({"keys": "all", "modulation": {"kind": "by_time"}}),
+    "values by token, one table of a loop, experts": _shared(
+        value_embeddings={"share": "all", "gate_width": 4}, ffn=_EXPERTS, halting={"kind": "act", "initial_bias": -1.0}
+    ),
+    "values by token, tables of their own": _loop({}, value_embeddings={"share": [0, None, 1, 0], "gate_width": 4}),
     "convolution": _shared(ffn={"kind": "separable_conv", "d_ff": 6, "share": "all"}),
     "chosen tokens": _shared(halting={"kind": "select", "threshold": 0.5}),
     "grouped heads, qk norm, gated": {

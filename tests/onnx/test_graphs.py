@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import kinds
 import pytest
 import torch
 from graphs import decoder_logits, expected_logits, of_sentences, pieces_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from architectures import any_architecture, draws, random_model, sentences
+from architectures import Sentence, any_architecture, draws, random_model, sentences
 from contract import assert_equal
+from ostinato.models import Model
+from ostinato.nn.cache import Cache
+from ostinato.nn.exits import CRITERIA, OF_STATES
 from ostinato.onnx.graphs import graphs_of
 
 
@@ -29,3 +35,48 @@ def test_graphs_of_any_model_are_the_model_whole_and_in_cached_pieces(fully_shar
             with torch.no_grad():
                 found = decoder_logits(graphs, runs, batch, pieces, n_rounds)
             assert_equal(found[keep], expected, f"{n_rounds} rounds, columns {pieces}")
+
+
+SENTENCES = [Sentence(None, [1, 7, 9, 4, 12, 5, 8]), Sentence(None, [1, 6, 5])]
+
+
+def assert_graph_is(model: Model) -> None:
+    """Compare the graph of a language model with the model, over the sentences whole and in pieces."""
+    model = model.double()
+    batch, graphs = of_sentences(SENTENCES), graphs_of(model)
+    keep, expected = batch.target.keep_BT, expected_logits(model, batch)
+    for pieces in ([7], [4, 1, 2]):
+        with torch.no_grad():
+            found = decoder_logits(graphs, [graph.module for graph in graphs], batch, pieces)
+        assert_equal(found[keep], expected[keep], f"columns {pieces}")
+
+
+@pytest.mark.parametrize("stack", [name for name in kinds.STACKS if "values by token" in name])
+def test_graphs_know_what_tokens_add_to_values(stack: str) -> None:
+    assert_graph_is(kinds.language_model(stack))
+
+
+@pytest.mark.parametrize("criterion", [name for name in CRITERIA if name not in OF_STATES])
+def test_graphs_stop_tokens_by_what_is_predicted(criterion: str) -> None:
+    model = kinds.language_model("shared, coordinates, ACT").double()
+    ids = of_sentences(SENTENCES).target.ids_BT
+    with torch.no_grad():
+        whole = model(ids, n_steps=4).logits_BTV
+    with model.execution(exit=criterion, halting_threshold=0.5):
+        assert_graph_is(model)
+        with torch.no_grad():
+            assert not torch.allclose(model(ids).logits_BTV, whole)
+
+
+def test_graphs_predict_by_the_steps_behind_the_loop_as_cached_steps_do() -> None:
+    """There a token may stop after another round than in a whole pass (`ostinato.nn.exits`)."""
+    model: Any = kinds.language_model("loop, add, reach").double()
+    target, pieces = of_sentences(SENTENCES).target, [4, 1, 2]
+    with model.execution(exit="agreement", halting_threshold=0.5), torch.no_grad():
+        graphs, cache = graphs_of(model), Cache(execution=model.current_execution)
+        assert graphs[0].rounds == 3
+        parts = zip(target.ids_BT.split(pieces, 1), target.keep_BT.split(pieces, 1), strict=True)
+        expected = torch.cat([model.logits(model.extend(ids, cache, keep)) for ids, keep in parts], dim=1)
+        found = decoder_logits(graphs, [graph.module for graph in graphs], of_sentences(SENTENCES), pieces)
+    keep = target.keep_BT
+    assert_equal(found[keep], expected[keep], "cached steps")

@@ -129,6 +129,14 @@ def test_language_models_of_every_kind(stack: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("criterion", ["agreement", "stable"])
+def test_exits_by_what_is_predicted(criterion: str, tmp_path: Path) -> None:
+    model = kinds.language_model("loop, add, reach")
+    with model.execution(exit=criterion, halting_threshold=0.5):
+        check_everywhere(model, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_prefix_language_model(tmp_path: Path) -> None:
     check_everywhere(kinds.language_model("shared, window, experts", mask="prefix"), tmp_path)
 

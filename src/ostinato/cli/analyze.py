@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.options import AccessOption, CheckpointOption, DeviceOption, JsonOption, NoVerifyOption
+from ostinato.cli.options import (
+    AccessOption,
+    CheckpointOption,
+    DeviceOption,
+    JsonOption,
+    NoVerifyOption,
+    SetOption,
+    run_settings,
+)
 from ostinato.cli.output import print_json, print_line, progress_bar
 from ostinato.cli.results import describe_average
 
@@ -32,6 +40,7 @@ def analyze(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: analysis in the first run.")] = None,
     checkpoint: CheckpointOption = None,
+    settings: SetOption = None,
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     access: AccessOption = None,
@@ -52,7 +61,8 @@ def analyze(
         check_run(path)
     folder = out or runs[0] / "analysis"
     logic.check_folder(folder)
-    loaded = [load(run, checkpoint=checkpoint, device=device, verify=not no_verify) for run in runs]
+    how: dict[str, Any] = {"checkpoint": checkpoint, "device": device, "verify": not no_verify}
+    loaded = [load(run, overrides=run_settings(settings), **how) for run in runs]
     given = logic.subjects(loaded, split, max_examples, access, example)
     # With as many threads as it was trained with: more are slower for small models, above all beside other work.
     threads = cpu_threads(loaded[0].recipe.training.n_threads)

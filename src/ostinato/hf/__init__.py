@@ -3,8 +3,8 @@
     import ostinato.hf
     model = AutoModelForCausalLM.from_pretrained(FOLDER)        FOLDER: what `ostinato export hf RUN FOLDER` wrote
 
-`configuration` says what config.json holds, `modeling` wraps models and heads, `cache` is what decoding keeps, `export`
-writes folders. It needs the extra `hf`.
+`configuration` says what config.json holds, `modeling` what all classes have; `language_model`, `seq2seq` and `encoder`
+are those classes. `cache` is what decoding keeps, `export` writes folders. It needs the extra `hf`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from transformers import (
 
 from ostinato.hf.cache import DepthCache
 from ostinato.hf.configuration import OstinatoConfig
-from ostinato.hf.modeling import (
-    OstinatoForCausalLM,
+from ostinato.hf.encoder import (
     OstinatoForMaskedLM,
     OstinatoForQuestionAnswering,
-    OstinatoForSeq2SeqLM,
     OstinatoForSequenceClassification,
     OstinatoForTokenClassification,
-    OstinatoPreTrainedModel,
 )
+from ostinato.hf.language_model import OstinatoForCausalLM
+from ostinato.hf.modeling import OstinatoPreTrainedModel
+from ostinato.hf.seq2seq import OstinatoForSeq2SeqLM
 
 __all__ = [
     "DepthCache",

@@ -28,15 +28,15 @@ from ostinato.data.tokenizer import KeptTokenizer, LabelTokenizer, SubwordTokeni
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.configuration import OstinatoConfig
-from ostinato.hf.modeling import (
-    OstinatoForCausalLM,
+from ostinato.hf.encoder import (
     OstinatoForMaskedLM,
     OstinatoForQuestionAnswering,
-    OstinatoForSeq2SeqLM,
     OstinatoForSequenceClassification,
     OstinatoForTokenClassification,
-    OstinatoPreTrainedModel,
 )
+from ostinato.hf.language_model import OstinatoForCausalLM
+from ostinato.hf.modeling import OstinatoPreTrainedModel
+from ostinato.hf.seq2seq import OstinatoForSeq2SeqLM
 from ostinato.interop.unrolled import as_plain
 from ostinato.training.rundir import RunDirectory
 

@@ -99,11 +99,21 @@ class Transformer(TokenModel):
         self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         """Add T target columns to the cache and return their states, of which `logits` makes logits; see `step`."""
+        return self.extended(ids_BT, cache, keep_BT).states_BTD
+
+    def extended(
+        self,
+        ids_BT: Int[Tensor, "B T"],
+        cache: Cache,
+        keep_BT: Bool[Tensor, "B T"] | None = None,
+        request: Collection[str] = (),
+    ) -> StackOutput:
+        """Do the same, and return all that the decoder gives; `request`: captures, see `ostinato.nn.Stack`."""
         _extend_keep(cache, ids_BT, keep_BT)
         if cache.execution is None:
             cache.execution = self.current_execution
         embedded_BTE = self.embed(ids_BT, self.target_embedding)
-        return compiled_step(self.stacks["decoder"], embedded_BTE, cache, ids_BT).states_BTD
+        return compiled_step(self.stacks["decoder"], embedded_BTE, cache, ids_BT, request)
 
     def _fill_banks(self, plan: Plan, stack: StackConfig) -> None:
         """Make every parameter set the plan names that is not there yet (another stack may have made it)."""

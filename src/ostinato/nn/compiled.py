@@ -14,7 +14,7 @@ they were made in, in which weights do not change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from threading import get_ident
 from typing import Any
@@ -50,13 +50,18 @@ _TIMES_OF_EXPERTS = 8
 
 
 def compiled_step(
-    stack: Stack, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T *W"] | None = None
+    stack: Stack,
+    embedded_BTE: Float[Tensor, "B T E"],
+    cache: Cache,
+    ids_BT: Int[Tensor, "B T *W"] | None = None,
+    request: Collection[str] = (),
 ) -> StackOutput:
-    """Run new columns after the cached ones, by compiled kernels where they can. Plain twin: `stack.step`."""
+    """Run new columns after the cached ones, by compiled kernels where they can: they capture nothing. Plain twin:
+    `stack.step`."""
     keeps_all = (cache.execution or DEFAULT_EXECUTION).cached_rounds is None
-    packing = compiled_packing(embedded_BTE) if keeps_all and not stack.banks.training else None
+    packing = compiled_packing(embedded_BTE) if keeps_all and not request and not stack.banks.training else None
     if packing is None:
-        return stack.step(embedded_BTE, cache, ids_BT=ids_BT)
+        return stack.step(embedded_BTE, cache, ids_BT=ids_BT, request=request)
     # A prepared call says what it reads before it is made: every thread needs its own.
     key = stack, get_ident()
     if key not in packing.compiled:

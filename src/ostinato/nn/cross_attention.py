@@ -48,7 +48,9 @@ class CrossAttention(SubLayer):
         if attention.q_norm is not None:
             q = attention.normed_and_turned(q, attention.q_norm, None)
         if "weights" in run.request:
-            capture_weights(self, attention.weights(q, k, visibility), run, replace(here, rows=rows))
+            of_sentences = attention.weights(q, k, visibility)  # their queries are those of all hypotheses
+            weights_BHQS = of_sentences.unflatten(2, (G, -1)).transpose(1, 2).flatten(0, 1)
+            capture_weights(self, weights_BHQS, run, replace(here, rows=rows))
         draws, ranges = run.execution.dropout_draws, None if rows.occupied is None else rows.ranges(k, G)
         x = attention.attend(q, k, v, visibility, ranges=ranges, draws=draws)
         return rows.from_queries(x.reshape(B, A, -1))

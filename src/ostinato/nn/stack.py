@@ -161,6 +161,7 @@ class Stack:
         program: Program | None = None,
         *,
         ids_BT: Int[Tensor, "B T *W"] | None = None,
+        request: Collection[str] = (),
     ) -> StackOutput:
         """Run all steps over T new columns after the cached ones.
 
@@ -169,6 +170,7 @@ class Stack:
         Args:
             ids_BT: tokens of the new columns, where the plan names tables of values.
             program: what runs in place of the stack's own sub-layers and halting rule.
+            request: captures to return, as of a pass without a cache.
         """
         execution = cache.execution or DEFAULT_EXECUTION
         start, end = cache.length, cache.length + embedded_BTE.shape[1]
@@ -186,6 +188,7 @@ class Stack:
             Visibility(keep_BS=cache.memory_keep_BS),
             cache,
             execution,
+            request=request,
             cross_kv=cache.cross_kv,
         )
         output = self._loop(embedded_BTE, run, program or self.program(cache.n_steps, execution))

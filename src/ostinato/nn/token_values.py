@@ -43,6 +43,6 @@ class TokenValues(nn.Module):
             read_ND: x.
         """
         gates_NH = 2 * torch.sigmoid(self.gate(read_ND[:, : self.gate_width]))
-        added_NHK = rows_NJ.view(len(rows_NJ), self.n_heads, self.d_head) * gates_NH[..., None]
+        added_NHK = rows_NJ.view(rows_NJ.shape[0], self.n_heads, self.d_head) * gates_NH[..., None]
         k_NJ, v_NJ = kv_NJ.chunk(2, dim=-1)
         return torch.cat([k_NJ, v_NJ + added_NHK.flatten(1).to(v_NJ.dtype)], dim=-1)

@@ -134,9 +134,6 @@ def _execution_of(model: Model) -> Execution:
         raise CheckpointError("rounds by sentence are for training: a model that runs so cannot be exported")
     if given.cached_rounds is not None:
         raise CheckpointError("a model that caches only some rounds (cached_rounds) cannot be exported: leave it out")
-    if any(use.values is not None for stack in model.stacks.values() for use in stack.plan.uses()):
-        reason = "tables of what tokens add to values (value_embeddings) are not written yet"
-        raise CheckpointError(f"this model cannot be exported: {reason}")
     return replace(
         given, as_graph=True, compaction="never", expert_backend="dense", gradient_rounds=None, gradient_repeats=None
     )
@@ -270,7 +267,8 @@ class DecoderModule(GraphModule):
         """Return the logits of the new columns, and what is cached after them."""
         cache = self._cache(given)
         embedded = self.model.embed(given["ids"], self.model.target_embedding)
-        logits = self.model.logits(self.model.stacks["decoder"].step(embedded, cache).states_BTD)
+        output = self.model.stacks["decoder"].step(embedded, cache, ids_BT=given["ids"])
+        logits = self.model.logits(output.states_BTD)
         return {"logits": logits, "present_keep": cache.keep_BS, **self._present(cache)}
 
     def _cache(self, given: Tensors) -> GraphCache:

@@ -1,0 +1,83 @@
+"""Language models: `AutoModelForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ostinato.data.batch import Batch
+from ostinato.errors import CheckpointError
+from ostinato.hf.cache import DepthCache
+from ostinato.hf.configuration import OstinatoConfig
+from ostinato.hf.modeling import OstinatoPreTrainedModel
+from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, wanted, weights_of
+from ostinato.nn.cache import Cache
+
+
+class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
+    """A language model: `AutoModelForCausalLM`."""
+
+    kind = "language_model"
+
+    def __init__(self, config: OstinatoConfig) -> None:
+        super().__init__(config)
+        if self.model.config.mask == "prefix":
+            raise CheckpointError("a prefix language model (model.mask=prefix) has no class in transformers")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: DepthCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: States = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        n_steps: int | None = None,
+        halting_threshold: float | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **ignored: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Return logits of the next tokens.
+
+        Args:
+            input_ids: `[B, T]`; with a cache the new ones. attention_mask: `[B, S]` of all columns, 1 for real ones;
+                padding may stand on either side, before a cached step on the left.
+            labels: `[B, T]`, the ids themselves (they are shifted here); -100 does not count.
+            n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
+            logits_to_keep: the last so many columns only; 0: all.
+        """
+        self._project_routers()
+        n_steps, execution = self._how(n_steps, halting_threshold)
+        tokens = tokens_of(input_ids, attention_mask)
+        shown = wanted(output_hidden_states, output_attentions)
+        if past_key_values is None and not use_cache:
+            batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
+            output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
+            logits, stack = output.logits_BTV[:, -logits_to_keep:], output.stacks["decoder"]
+        else:
+            if past_key_values is None:
+                cache = Cache(n_steps=n_steps, execution=execution, device=input_ids.device)
+                past_key_values = DepthCache(cache)
+            stack = self.model.extended(input_ids, past_key_values.content, tokens.keep_BT, shown)
+            logits, output = self.model.logits(stack.states_BTD[:, -logits_to_keep:]), None
+        loss = None
+        if labels is not None:
+            shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, -logits.shape[1] :]
+            loss = self._loss(logits.flatten(0, 1), shifted.flatten(), output, num_items_in_batch)
+        return returned(
+            CausalLMOutputWithPast(
+                loss=cast(Any, loss),
+                logits=logits,
+                past_key_values=past_key_values,
+                hidden_states=states_of(stack, output_hidden_states),
+                attentions=weights_of(stack, output_attentions),
+            ),
+            return_dict,
+        )

@@ -1,0 +1,163 @@
+"""Encoder-decoder models: `AutoModelForSeq2SeqLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from ostinato.data.batch import Batch
+from ostinato.hf.cache import DepthCache
+from ostinato.hf.configuration import OstinatoConfig
+from ostinato.hf.modeling import OstinatoPreTrainedModel
+from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, wanted, weights_of
+from ostinato.models.output import ModelOutput
+from ostinato.nn.cache import Cache
+from ostinato.nn.types import StackOutput
+
+
+class EncoderView(nn.Module):
+    """The encoder of a wrapped model, as `generate` calls it; its weights are the model's."""
+
+    def __init__(self, of: OstinatoForSeq2SeqLM) -> None:
+        super().__init__()
+        self._of = (of,)  # in a tuple, so that it is no part of this module
+
+    @property
+    def config(self) -> OstinatoConfig:
+        """That of the whole model."""
+        return self._of[0].config
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: States = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        n_steps: int | None = None,
+        halting_threshold: float | None = None,
+    ) -> BaseModelOutput | tuple[Any, ...]:
+        """Return the states of the source."""
+        of = self._of[0]
+        source, shown = tokens_of(input_ids, attention_mask), wanted(output_hidden_states, output_attentions)
+        n_steps, execution = of._how(n_steps, halting_threshold)
+        stack = of.model.encoded(source, n_steps, shown, execution)
+        return cast(Any, returned(_encoder_output(stack, output_hidden_states, output_attentions), return_dict))
+
+
+def _encoder_output(stack: StackOutput, states: States, weights: bool | None) -> BaseModelOutput:
+    return BaseModelOutput(
+        last_hidden_state=stack.states_BTD,
+        hidden_states=states_of(stack, states),
+        attentions=weights_of(stack, weights),
+    )
+
+
+class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
+    """An encoder-decoder model: `AutoModelForSeq2SeqLM`."""
+
+    kind = "seq2seq"
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> EncoderView:
+        """Return what `generate` runs once a sentence."""
+        return EncoderView(self)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Return the begin symbol and the labels but the last; what does not count becomes padding."""
+        special = self.model.special_ids
+        begin = torch.full_like(labels[:, :1], special.bos)
+        return torch.cat([begin, labels[:, :-1]], dim=1).masked_fill_(
+            torch.cat([torch.zeros_like(begin, dtype=torch.bool), labels[:, :-1] == IGNORED], dim=1), special.pad
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | Sequence[Tensor] | None = None,
+        past_key_values: DepthCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: States = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        n_steps: int | None = None,
+        halting_threshold: float | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **ignored: Any,
+    ) -> Seq2SeqLMOutput | tuple[Any, ...]:
+        """Return logits of the target's next tokens.
+
+        Args:
+            input_ids, attention_mask: of the source. decoder_input_ids, decoder_attention_mask: of the target, begin
+                symbol first; None: made of the labels. encoder_outputs: in place of the source's ids.
+            labels: of the target's columns, not shifted; -100 does not count.
+            n_steps: rounds to run in both stacks in place of the plans' own. halting_threshold: at which tokens halt.
+        """
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError("a seq2seq model needs decoder_input_ids or labels")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
+            decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
+        self._project_routers()
+        n_steps, execution = self._how(n_steps, halting_threshold)
+        target = tokens_of(decoder_input_ids, decoder_attention_mask)
+        shown = wanted(output_hidden_states, output_attentions)
+        output: ModelOutput | None = None
+        if past_key_values is None and not use_cache and encoder_outputs is None:
+            assert input_ids is not None  # as with all models of this kind: ids, or states of an encoder
+            batch = Batch(target, target.ids_BT, target.keep_BT, source=tokens_of(input_ids, attention_mask))
+            output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
+            logits, stack = output.logits_BTV, output.stacks["decoder"]
+            encoder_outputs = _encoder_output(output.stacks["encoder"], output_hidden_states, output_attentions)
+        else:
+            if encoder_outputs is None:
+                encoder_outputs = self.get_encoder()(
+                    input_ids,
+                    attention_mask,
+                    output_hidden_states,
+                    output_attentions,
+                    n_steps=n_steps,
+                    halting_threshold=halting_threshold,
+                )
+            cache = past_key_values
+            if cache is None:
+                keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
+                memory_BSD = encoder_outputs[0]
+                fresh = Cache(
+                    memory_BSD=memory_BSD,
+                    memory_keep_BS=keep,
+                    n_steps=n_steps,
+                    execution=execution,
+                    device=memory_BSD.device,
+                )
+                cache = DepthCache(fresh)
+            stack = self.model.extended(decoder_input_ids, cache.content, target.keep_BT, shown)
+            logits = self.model.logits(stack.states_BTD)
+            past_key_values = cache if use_cache else past_key_values
+        loss = None
+        if labels is not None:
+            loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
+        return returned(
+            Seq2SeqLMOutput(
+                loss=cast(Any, loss),
+                logits=logits,
+                past_key_values=cast(Any, past_key_values),
+                decoder_hidden_states=states_of(stack, output_hidden_states),
+                decoder_attentions=weights_of(stack, output_attentions),
+                cross_attentions=weights_of(stack, output_attentions, "cross_attention"),
+                encoder_last_hidden_state=cast(Any, encoder_outputs[0]),
+                encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+                encoder_attentions=getattr(encoder_outputs, "attentions", None),
+            ),
+            return_dict,
+        )
