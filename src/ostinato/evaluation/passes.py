@@ -78,13 +78,18 @@ class Passes:
         with noting_plan(model.config, batch.shape, beam=self.decoding.beam if self.decoding else 1):
             output = model(batch, n_steps=self.n_steps)
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
-            rounds = {name: one.rounds for name, one in expected_depths(model.config, n_steps=self.n_steps).items()}
-            depths = sentence_depths(output, batch, rounds)
+            depths = sentence_depths(output, batch, self.rounds(model))
             began = time.perf_counter()
             outputs = self._decode(model, output, batch)
             seconds = time.perf_counter() - began
         halting = frozenset(name for name, stack in output.stacks.items() if stack.halting is not None)
         return BatchResult(scores, outputs, depths, halting, routing_sums(output), seconds)
+
+    def rounds(self, model: Model) -> dict[str, int]:
+        """Return how many rounds every stack runs at most: those asked for, else those of the model's execution."""
+        if self.n_steps is None:
+            return model.n_rounds()
+        return {name: one.rounds for name, one in expected_depths(model.config, n_steps=self.n_steps).items()}
 
     def _decode(self, model: Model, output: ModelOutput, batch: Batch) -> Sequence[Hypothesis | None]:
         if self.decoding is None:
@@ -149,7 +154,7 @@ class PassTotals:
         self.halting: set[str] = set()
         """Stacks in which tokens may halt."""
         self._routing = RoutingTotals()
-        self._counter = MacCounter(model.config, n_steps=passes.n_steps, exits=model.exits())
+        self._counter = MacCounter(model.config, n_steps=passes.rounds(model), exits=model.exits())
         self._decoding_seconds = 0.0
 
     def add(self, batch: Batch, result: BatchResult) -> list[SentenceResult]:
