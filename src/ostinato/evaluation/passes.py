@@ -16,6 +16,7 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.data.batch import Batch, TextSize
 from ostinato.decoding import Hypothesis, search
+from ostinato.decoding.search import OnStep
 from ostinato.decoding.work import batch_key
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.depth import real_tokens, sentence_depths
@@ -66,11 +67,13 @@ class Passes:
 
     Args:
         decoding: None: nothing is decoded. metrics: decoded metrics, for the message where there is no source.
+        on_step: called before every token that is decoded, see `ostinato.decoding.search`; in this process only.
     """
 
     decoding: DecodingConfig | None
     metrics: tuple[str, ...] = ()
     n_steps: int | None = None
+    on_step: OnStep | None = None
 
     def __call__(self, model: Model, item: Batch) -> BatchResult:
         """Return the results of a batch."""
@@ -103,7 +106,7 @@ class Passes:
                 "so leave the list empty"
             )
             raise ConfigError([Problem("evaluation.metrics", list(self.metrics), reason)])
-        return search(model, batch, self.decoding, n_steps=self.n_steps)
+        return search(model, batch, self.decoding, n_steps=self.n_steps, on_step=self.on_step)
 
     def pack(self, result: BatchResult) -> dict[str, Any]:
         """Return a result as what JSON can hold."""
