@@ -18,7 +18,7 @@ from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import BalanceConfig, DepthCostConfig, RoundLossConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding.search import inference, left_padded, real_ids, search
-from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.errors import ConfigError, DataError, Problem, see
 from ostinato.models.embeddings import Embeddings
 from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss_of_rounds, requested
 from ostinato.models.output import ModelOutput
@@ -192,13 +192,14 @@ class TokenModel(Embeddings, ABC):
         if execution is None:
             return self._execution
         if execution.exit is not None and not any(stack.exits(execution) for stack in self.stacks.values()):
-            raise ConfigError([self._why_no_exit(execution)])
+            why_not = self._why_no_exit(execution)
+            raise ConfigError([replace(why_not, reason=why_not.reason + see("halting"))])
         if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
             why = " and ".join(f"model.{name}.halting.kind is none" for name in self.stacks) or "it has no rounds"
             reason = f"no token of this model can halt ({why})"
             if self.stacks:
                 reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
-            raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
+            raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason + see("halting"))])
         if execution.cached_rounds is not None:
             self._check_cached_rounds(execution.cached_rounds)
         for name in (*execution.rounds, *execution.paths):

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, see
 from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
 from ostinato.nn.attention import Visibility
 from ostinato.nn.context import Pass
@@ -124,7 +124,7 @@ def graphs_of(model: Model) -> list[Graph]:
         return [_decoder_graph("model", model)]
     if isinstance(model, Seq2Seq):
         return [_source_graph(model), _decoder_graph("decoder", model)]
-    raise CheckpointError(f"a model of kind {model.config.kind} cannot be exported: only Transformers can")
+    raise CheckpointError(f"a model of kind {model.config.kind} cannot be exported: only Transformers can{see('onnx')}")
 
 
 def _execution_of(model: Model) -> Execution:
@@ -136,7 +136,7 @@ def _execution_of(model: Model) -> Execution:
         raise CheckpointError("a model that caches only some rounds (cached_rounds) cannot be exported: leave it out")
     if any(use.values is not None for stack in model.stacks.values() for use in stack.plan.uses()):
         reason = "tables of what tokens add to values (value_embeddings) are not written yet"
-        raise CheckpointError(f"this model cannot be exported: {reason}")
+        raise CheckpointError(f"this model cannot be exported: {reason}{see('onnx')}")
     return replace(
         given, as_graph=True, compaction="never", expert_backend="dense", gradient_rounds=None, gradient_repeats=None
     )
