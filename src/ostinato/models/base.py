@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -44,6 +44,8 @@ class TokenModel(Embeddings, ABC):
         config: the model's configuration, vocabulary sizes set.
         execution: how it runs where a call does not say otherwise; None: as `Execution` does by default.
     """
+
+    __call__: Callable[..., ModelOutput]
 
     def __init__(self, config: ModelConfig, execution: Execution | None = None) -> None:
         super().__init__(config)
