@@ -26,8 +26,8 @@ def claim_names(incomplete: str) -> list[str]:
 def setting_keys(incomplete: str) -> list[str]:
     """Return the keys of settings that begin so, each with the `=` behind it; of a single key values, too.
 
-    Shells put a space behind the only word that is possible, but a value has to follow the `=`. With the default, or all
-    kinds that may be chosen, beside it there are several words, which begin alike.
+    Shells put a space behind the only word that is possible, but a value has to follow the `=`. With the default beside
+    it, or all kinds that may be chosen, there are several words, which begin alike.
     """
     from ostinato.config.recipe import Recipe
     from ostinato.config.settings import list_settings

@@ -132,7 +132,7 @@ def _differences(config: StackModelConfig, expected: Any, architecture: str) -> 
     mine, theirs = dict(_normal(config)), dict(_normal(expected))
     for key in sorted(mine.keys() | theirs.keys()):
         if mine.get(key) != theirs.get(key) and not any(part in _IGNORED for part in key.split(".")):
-            yield Problem(f"model.{key}", mine.get(key), f"{architecture} has {theirs.get(key)!r}{see('hugging-face')}")
+            yield Problem(f"model.{key}", mine.get(key), f"{architecture} has {theirs.get(key)!r}")
 
 
 def _normal(config: Any) -> Iterator[tuple[str, object]]:

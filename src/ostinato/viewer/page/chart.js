@@ -15,7 +15,7 @@ function ticks(low, high, n = 5) {
   return found;
 }
 
-const shown = (value) => (Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-3)
+const shown = (value) => (Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-4)
   ? value.toExponential(1) : `${Number(value.toPrecision(4))}`);
 
 // series: [{ name, points: [[x, y]], here: [x, y] or undefined, number }]
