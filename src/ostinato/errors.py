@@ -21,6 +21,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
+def see(page: str) -> str:
+    """Return the end of a message on whose subject the documentation has a page, by its name in the folder docs."""
+    return f" (docs/{page}.md)"
+
+
 class OstinatoError(Exception):
     """Base of every error whose message is meant for the user; the command line prints it without a traceback.
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import count, groupby, islice, product
 from typing import Literal, get_args
 
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, see
 
 Kind = Literal["self_attention", "cross_attention", "ffn"]
 Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
@@ -323,7 +323,7 @@ class Plan:
         if not self.is_fully_shared:
             reason = (
                 f"the {self.stack} has {self.n_rounds} rounds with different parameter sets; only a stack whose rounds "
-                "all share their weights and norms can run for another number"
+                f"all share their weights and norms can run for another number{see('looping')}"
             )
             raise ConfigError([Problem("n_steps", n_rounds, reason)])
         rounds = list(self.loop.rounds())

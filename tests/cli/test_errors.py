@@ -40,7 +40,7 @@ def test_three_problems_give_three_lines_and_exit_code_two(run, tmp_path: Path) 
     outcome = run("train", path)
     assert outcome.code == 2
     assert sorted(outcome.err.splitlines()) == [
-        "model.encoder.n_stps is 3: no such setting; did you mean n_steps?",
+        "model.encoder.n_stps is 3: no such setting; did you mean n_steps? (docs/recipes.md)",
         "model.encoder.self_attention.n_heads is 7: must divide model.d_model = 128 (nearest: 4), "
         "or set model.encoder.self_attention.d_head",
         "training.n_updates is 'eight': must be an integer in [0, 2^31 - 1]",

@@ -27,7 +27,7 @@ def test_a_wrong_key_a_wrong_type_and_an_impossible_head_count_give_three_lines(
     encoder = {"n_stps": 3, "self_attention": {"n_heads": 7}}
     found = lines({"model": {"encoder": encoder}, "training": {"n_updates": "eight"}})
     assert sorted(found) == [
-        "model.encoder.n_stps is 3: no such setting; did you mean n_steps?",
+        "model.encoder.n_stps is 3: no such setting; did you mean n_steps? (docs/recipes.md)",
         "model.encoder.self_attention.n_heads is 7: must divide model.d_model = 512 (nearest: 4), "
         "or set model.encoder.self_attention.d_head",
         "training.n_updates is 'eight': must be an integer in [0, 2^31 - 1]",
@@ -59,7 +59,7 @@ def test_no_combination_is_blamed_on_the_default_of_a_faulty_setting() -> None:
     broken_width = {"model": {"d_model": "wide", "encoder": {"self_attention": {"n_heads": 7}}}}
     assert lines(broken_width) == ["model.d_model is 'wide': must be an integer in [1, 2^31 - 1]"]
     misspelt_width = {"model": {"dmodel": 70, "encoder": {"self_attention": {"n_heads": 7}}}}
-    assert lines(misspelt_width) == ["model.dmodel is 70: no such setting; did you mean d_model?"]
+    assert lines(misspelt_width) == ["model.dmodel is 70: no such setting; did you mean d_model? (docs/recipes.md)"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_unknown_key_names_the_nearest_setting(override: str, expected: str) 
     (line,) = lines({}, override)
     key, _, _ = override.partition("=")
     assert line.startswith(f"{key} is ")
-    assert line.endswith(f"no such setting; {expected}")
+    assert line.endswith(f"no such setting; {expected} (docs/recipes.md)")
 
 
 @pytest.mark.parametrize(

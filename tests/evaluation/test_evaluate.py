@@ -220,6 +220,16 @@ def test_n_steps_runs_another_depth(model: Seq2Seq, tokenizers: Tokenizers) -> N
     assert four["n_steps"] == 4
 
 
+def test_rounds_of_the_execution_are_counted_as_those_of_a_call(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    settings: dict[str, Any] = {"data": DATA, "decoding": GREEDY, "metrics": ["exact_match"]}
+    for n in (1, 5):
+        by_call = evaluate(model, letter_examples(6), tokenizers, **settings, n_steps=n)
+        with model.execution(rounds=dict.fromkeys(model.stacks, n)):
+            by_execution = evaluate(model, letter_examples(6), tokenizers, **settings)
+        assert by_execution["depth"] == dict.fromkeys(model.stacks, n)
+        assert numbers(by_execution) | {"n_steps": n} == numbers(by_call)
+
+
 def test_predictions_are_written_with_their_rows(model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path) -> None:
     examples, path = letter_examples(25), tmp_path / "out" / "predictions.jsonl"
     with PredictionWriter(path) as writer:

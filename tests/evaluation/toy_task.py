@@ -82,6 +82,9 @@ class ConstantModel(nn.Module):
     def exits(self) -> dict[str, bool]:
         return {}
 
+    def n_rounds(self) -> dict[str, int]:
+        return {name: plan.n_rounds for name, plan in self.config.plans().items()}
+
     def forward(self, batch: Batch, *, n_steps: int | None = None) -> ModelOutput:
         stacks = {name: StackOutput(torch.zeros(*batch.labels_BT.shape, 1)) for name in self.config.stacks()}
         return ModelOutput(self.logits_V.expand(*batch.labels_BT.shape, -1), stacks)

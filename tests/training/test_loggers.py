@@ -71,6 +71,19 @@ def test_a_tracker_is_told_what_the_runs_own_log_holds_and_changes_nothing_of_it
     assert yaml.safe_load((tmp_path / "plain" / "recipe.yaml").read_text(encoding="utf-8"))["training"]["loggers"] == []
 
 
+def test_a_tracker_that_refuses_to_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_tracker(monkeypatch)
+
+    def refuse(**given: Any) -> None:
+        raise RuntimeError("No API key configured.\n Log in.")
+
+    monkeypatch.setattr("wandb.init", refuse)
+    with pytest.raises(ConfigError) as caught:
+        train(load_recipe("digits/universal", [*TINY, "training.loggers=[wandb]"]), tmp_path / "run")
+    assert str(caught.value) == "training.loggers is 'wandb': it does not start: No API key configured. Log in."
+    assert calls == []
+
+
 def test_a_logger_that_is_not_installed_is_a_line_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

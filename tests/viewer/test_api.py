@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from ostinato.analysis.capture import batches
 from ostinato.analysis.collectors import SubLayerKey
 from ostinato.decoding import inference
+from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import load
 from ostinato.evaluation.scores import score_sentences
 from ostinato.nn.execution import CRITERIA_AT_TEST
@@ -200,6 +201,21 @@ def test_a_curve_has_the_point_where_one_stands_and_the_numbers_of_an_evaluation
     result = run.run.evaluate(run.splits[0], metrics=[], by=[], max_examples=6, n_steps=2)
     (two,) = (point for point in by_rounds[1:-1] if point["setting"] == 2)
     assert two["token_accuracy"] == pytest.approx(result["token_accuracy"])
+    assert first["score"] is None
+    assert "this run's metrics are exact_match" in lines(client, "curve", asked | {"metric": "bleu"})[-1]["error"]
+
+
+def test_a_curve_scores_what_is_written_as_an_evaluation_does(client: TestClient, opened: Opened) -> None:
+    run = opened["sparse"]
+    asked = {"run": "sparse", "split": "train", "n": 20, "along": "rounds", "beam": 2}
+    for metric in run.metrics:
+        (two,) = (p for p in lines(client, "curve", asked | {"metric": metric})[1:-1] if p["setting"] == 2)
+        data, decoding = run.run.recipe.data, run.run.decoding(beam=2)
+        settings: dict[str, Any] = {"data": data, "decoding": decoding, "metrics": [metric], "n_steps": 2}
+        result = evaluate(run.run.model, run.examples("train"), run.run.tokenizers, **settings)
+        assert two["score"] == pytest.approx(result[metric])
+        assert two["macs"] == pytest.approx(result["macs"]["realised"])
+    assert 0 < two["score"] < 1
 
 
 def test_whether_an_output_is_right_is_said_where_an_answer_is_known(client: TestClient, opened: Opened) -> None:

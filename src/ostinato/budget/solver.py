@@ -22,7 +22,7 @@ from ostinato.budget.free import ROOT, Measure, Setting, free_variable, with_set
 from ostinato.budget.macs import count_macs
 from ostinato.budget.parameters import count_parameters
 from ostinato.config.model import ModelConfig
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, see
 
 Rounding = Literal["nearest", "down"]
 """nearest: the value whose cost is nearest to the target. down: the largest that does not cost more."""
@@ -120,6 +120,7 @@ def solve(
     value = _best(at, lead, least, target, rounding)
     if value is None:
         reason = f"even the smallest value, {least}, costs {at(least):,}, more than the {target:,} to be matched"
+        reason += see("budgets")
         raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])
     values = variable.at(value)
     return Solution(with_settings(config, values), free, values, at(value), target)
@@ -164,7 +165,7 @@ def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, 
             one_more = cost - at(largest - step) if largest > least else 0
             if target - cost <= (one_more / 2 if rounding == "nearest" else one_more):
                 return largest
-            reason = f"the largest value, {largest}, costs {cost:,}, not {target:,}"
+            reason = f"the largest value, {largest}, costs {cost:,}, not {target:,}{see('budgets')}"
             problems = [Problem(ROOT + lead.path, lead.value, reason)]
             try:
                 at(largest + step)
@@ -240,6 +241,7 @@ def _search(at: Callable[[int], float], lead: Setting, start: int, target: float
         if not left or following == value:
             reason = (
                 f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
+                + see("budgets")
             )
             raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])
         if (at(following) > target) == goes_up:

@@ -24,13 +24,21 @@ def claim_names(incomplete: str) -> list[str]:
 
 
 def setting_keys(incomplete: str) -> list[str]:
-    """Return the keys of settings that begin so, each with the `=` behind it."""
+    """Return the keys of settings that begin so, each with the `=` behind it; of a single key values, too.
+
+    Shells put a space behind the only word that is possible, but a value has to follow the `=`. With the default beside
+    it, or all kinds that may be chosen, there are several words, which begin alike.
+    """
     from ostinato.config.recipe import Recipe
     from ostinato.config.settings import list_settings
     from ostinato.tasks.registry import TASKS
 
-    found = list_settings(Recipe, {"task": {kind: task.config_type for kind, task in TASKS.items()}})
-    return _beginning((f"{setting.key}=" for setting in found), incomplete)
+    known = list_settings(Recipe, {"task": {kind: task.config_type for kind, task in TASKS.items()}})
+    found = [setting for setting in known if f"{setting.key}=".startswith(incomplete)]
+    keys = [f"{setting.key}=" for setting in found]
+    if len(set(keys)) == 1:
+        keys += [f"{one.key}={value}" for one in found for value in one.kinds or [one.default or "null"]]
+    return list(dict.fromkeys(keys))
 
 
 def recipe_names_and_setting_keys(incomplete: str) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 from ostinato.cli.exporting_graphs import ONNX_EPILOG, TORCH_EPILOG, export_onnx, export_torch
 from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument, SetOption
 from ostinato.cli.output import print_line
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, see
 
 EPILOG = "Example: ostinato export hf runs/x models/x"
 
@@ -46,7 +46,9 @@ def export_hf(
     try:
         from ostinato.hf.export import export_plain, export_run
     except ImportError as error:
-        raise ConfigError(f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'") from error
+        raise ConfigError(
+            f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'{see('hugging-face')}"
+        ) from error
     loaded = load(run, checkpoint=checkpoint, device="cpu")
     written = export_run(loaded, folder) if plain is None else export_plain(loaded, folder, plain)
     print_line(f"{written}: {loaded.recipe.name}, {loaded.model.n_parameters():,} parameters")
@@ -71,7 +73,9 @@ def export_lm_eval(
     try:
         from ostinato.hf.harness_tasks import write_tasks
     except ImportError as error:
-        raise ConfigError(f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'") from error
+        raise ConfigError(
+            f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'{see('hugging-face')}"
+        ) from error
     loaded = load(run, device="cpu", overrides=settings or [])
     splits = split or loaded.recipe.evaluation.splits or []
     for file in write_tasks(loaded, folder, splits, access):

@@ -10,11 +10,11 @@ import typer
 
 from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument
 from ostinato.cli.output import print_line
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, see
 
 ONNX_EPILOG = "Example: ostinato export onnx runs/x x.onnx --int8"
 TORCH_EPILOG = "Example: ostinato export torch runs/x x.pt2"
-_MISSING = "ONNX's libraries are not here ({error}): pip install 'ostinato[onnx]'"
+_MISSING = "ONNX's libraries are not here ({error}): pip install 'ostinato[onnx]'" + see("onnx")
 
 
 def export_onnx(

@@ -50,13 +50,13 @@ def lm_eval(
     lm-eval. Tasks are files of your own, or `ostinato export lm-eval`'s; names are of tasks that come with lm-eval,
     which downloads their data.
     """
-    from ostinato.errors import ConfigError
+    from ostinato.errors import ConfigError, see
     from ostinato.evaluation.loading import load
 
     try:
         from ostinato.hf.harness import score
     except ImportError as error:
-        raise ConfigError(f"lm-eval is not here ({error}): pip install 'ostinato[lm-eval]'") from error
+        raise ConfigError(f"lm-eval is not here ({error}): pip install 'ostinato[lm-eval]'{see('lm-eval')}") from error
     from ostinato.hf.harness_tasks import write_tasks
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are loaded already

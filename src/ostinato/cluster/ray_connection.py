@@ -9,9 +9,9 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, see
 
-HOW_TO_GET = "--executor ray needs Ray: pip install 'ostinato[ray]'"
+HOW_TO_GET = f"--executor ray needs Ray: pip install 'ostinato[ray]'{see('clusters')}"
 _ANSWER_S = 20
 """Seconds that a cluster has to answer. Ray itself tries for some minutes."""
 _CONNECT_S = 5

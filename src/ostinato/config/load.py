@@ -42,7 +42,7 @@ from ostinato.config.schema import (
     slots_of,
     suggestions,
 )
-from ostinato.errors import ConfigError, Inert, Problem
+from ostinato.errors import ConfigError, Inert, Problem, see
 
 C = TypeVar("C", bound=Config)
 
@@ -217,9 +217,9 @@ class _Repair(Generic[C]):
             elif meant := self._meant(node, path):
                 same_group = len(meant) == 1 and meant[0][:-1] == path[:-1]
                 names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
-                reason = f"no such setting; did you mean {names}?"
+                reason = f"no such setting; did you mean {names}?{see('recipes')}"
             else:
-                reason = f"no such setting; valid here: {', '.join(node.model_fields)}"
+                reason = f"no such setting; valid here: {', '.join(node.model_fields)}{see('recipes')}"
             self.removed += meant
             self._add(path, value, reason)
             self._remove(path)

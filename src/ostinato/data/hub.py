@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.sources import checked_text, missing
-from ostinato.errors import DataError
+from ostinato.errors import DataError, see
 
 if TYPE_CHECKING:
     from ostinato.config.data import DataConfig, DataSetConfig
@@ -80,7 +80,9 @@ def _loaded(given: DataSetConfig) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"data sets of Hugging Face need datasets ({error}): pip install 'ostinato[hf]'") from error
+        raise DataError(
+            f"data sets of Hugging Face need datasets ({error}): pip install 'ostinato[hf]'{see('own-data')}"
+        ) from error
     path = Path(given.hf)
     datasets.disable_progress_bars()
     try:

@@ -31,7 +31,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from ostinato.data.disk import json_object, reading, refetch_hint, sha256_of, stored_hash, stored_hash_path
-from ostinato.errors import DataError, MissingFileError
+from ostinato.errors import DataError, MissingFileError, see
 from ostinato.folders import cache_folder
 
 _BASE = "https://raw.githubusercontent.com"
@@ -42,6 +42,7 @@ _STALE_AFTER_S = 24 * 3600.0
 _HEAD = 1024
 _MIRROR_HINT = (
     "without a network, use --mirror DIR_OR_URL (or OSTINATO_MIRROR): a copy laid out as <owner>/<repo>/<commit>/<path>"
+    + see("tasks")
 )
 
 

@@ -27,7 +27,7 @@ import tokenizers
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.disk import read_json_object
 from ostinato.data.subwords import train_subwords
-from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, see
 from ostinato.system_errors import kind_of, naming
 
 if TYPE_CHECKING:
@@ -530,7 +530,7 @@ def _all_texts(examples: Iterable[Example]) -> Iterator[str]:
 
 
 def _unknown_symbol(symbol: str, vocabulary: str) -> DataError:
-    fix = "data.unknown=replace reads such symbols as the unknown token"
+    fix = f"data.unknown=replace reads such symbols as the unknown token{see('own-data')}"
     return DataError(f"{symbol!r} is not among the {vocabulary} of the vocabulary, which is the training data's: {fix}")
 
 

@@ -74,9 +74,10 @@ def search(
     config: DecodingConfig,
     prefix: Tokens | None = None,
     n_steps: int | None = None,
+    on_step: OnStep | None = None,
 ) -> list[Hypothesis]:
     """Search the best output for every sentence of a batch, in the batch's order; see `search_n_best`."""
-    return [found[0] for found in search_n_best(model, batch, config, prefix, n_steps)]
+    return [found[0] for found in search_n_best(model, batch, config, prefix, n_steps, on_step)]
 
 
 @runtime_checkable

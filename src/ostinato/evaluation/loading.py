@@ -19,7 +19,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizer import Tokenizers
 from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.work import BatchRunner
-from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, see
 from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
@@ -335,7 +335,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = f"cannot be used here ({str(error).splitlines()[0]}); 'auto' and 'cpu' always can"
+        reason = f"cannot be used here ({str(error).splitlines()[0]}); 'auto' and 'cpu' always can{see('gpu')}"
         raise ConfigError([Problem("device", name, reason)]) from error
     return device
 

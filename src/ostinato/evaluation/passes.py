@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ostinato.budget import MacCounter, SentenceMacs, expected_depths
 from ostinato.budget.out_of_memory import noting_plan
-from ostinato.budget.sizes import Rounds
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.data.batch import Batch, TextSize
 from ostinato.decoding import Hypothesis, search
+from ostinato.decoding.search import OnStep
 from ostinato.decoding.work import batch_key
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.depth import real_tokens, sentence_depths
@@ -67,11 +67,13 @@ class Passes:
 
     Args:
         decoding: None: nothing is decoded. metrics: decoded metrics, for the message where there is no source.
+        on_step: called before every token that is decoded, see `ostinato.decoding.search`; in this process only.
     """
 
     decoding: DecodingConfig | None
     metrics: tuple[str, ...] = ()
     n_steps: int | None = None
+    on_step: OnStep | None = None
 
     def __call__(self, model: Model, item: Batch) -> BatchResult:
         """Return the results of a batch."""
@@ -79,19 +81,18 @@ class Passes:
         with noting_plan(model.config, batch.shape, beam=self.decoding.beam if self.decoding else 1):
             output = model(batch, n_steps=self.n_steps)
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
-            depths_of = expected_depths(model.config, n_steps=self.rounds_of(model))
-            depths = sentence_depths(output, batch, {name: one.rounds for name, one in depths_of.items()})
+            depths = sentence_depths(output, batch, self.rounds(model))
             began = time.perf_counter()
             outputs = self._decode(model, output, batch)
             seconds = time.perf_counter() - began
         halting = frozenset(name for name, stack in output.stacks.items() if stack.halting is not None)
         return BatchResult(scores, outputs, depths, halting, routing_sums(output), seconds)
 
-    def rounds_of(self, model: Model) -> Rounds:
-        """Return the rounds that a model runs, where they are not its plans' own."""
-        execution, given = model.current_execution, model.n_rounds()
-        changed = {name: given[name] for name in (*execution.rounds, *execution.paths)}
-        return self.n_steps if self.n_steps is not None else changed or None
+    def rounds(self, model: Model) -> dict[str, int]:
+        """Return how many rounds every stack runs at most: those asked for, else those of the model's execution."""
+        if self.n_steps is None:
+            return model.n_rounds()
+        return {name: one.rounds for name, one in expected_depths(model.config, n_steps=self.n_steps).items()}
 
     def _decode(self, model: Model, output: ModelOutput, batch: Batch) -> Sequence[Hypothesis | None]:
         if self.decoding is None:
@@ -105,7 +106,7 @@ class Passes:
                 "so leave the list empty"
             )
             raise ConfigError([Problem("evaluation.metrics", list(self.metrics), reason)])
-        return search(model, batch, self.decoding, n_steps=self.n_steps)
+        return search(model, batch, self.decoding, n_steps=self.n_steps, on_step=self.on_step)
 
     def pack(self, result: BatchResult) -> dict[str, Any]:
         """Return a result as what JSON can hold."""
@@ -156,7 +157,7 @@ class PassTotals:
         self.halting: set[str] = set()
         """Stacks in which tokens may halt."""
         self._routing = RoutingTotals()
-        self._counter = MacCounter(model.config, n_steps=passes.rounds_of(model), exits=model.exits())
+        self._counter = MacCounter(model.config, n_steps=passes.rounds(model), exits=model.exits())
         self._decoding_seconds = 0.0
 
     def add(self, batch: Batch, result: BatchResult) -> list[SentenceResult]:

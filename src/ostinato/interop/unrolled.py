@@ -19,7 +19,7 @@ from ostinato.config.positions import NoScalingConfig, RotaryConfig
 from ostinato.config.schema import leaves
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, see
 from ostinato.interop.architectures import ARCHITECTURES
 from ostinato.interop.weights import from_ours
 from ostinato.models import Model
@@ -40,7 +40,7 @@ def unroll(model: Model) -> tuple[StackModelConfig, dict[str, Tensor]]:
     """
     config = model.config
     if not isinstance(config, Seq2SeqConfig | LanguageModelConfig):
-        reason = "only encoder-decoder and language models made of stacks are unrolled"
+        reason = f"only encoder-decoder and language models made of stacks are unrolled{see('hugging-face')}"
         raise ConfigError([Problem("model.kind", config.kind, reason)])
     given = config.stacks()
     if problems := [one for name, stack in given.items() for one in _problems(name, stack, stack.plan(name))]:
@@ -151,7 +151,10 @@ def _normal(config: Any) -> Iterator[tuple[str, object]]:
 
 def _dense(stack: StackConfig) -> tuple[AttentionConfig, DenseFeedForwardConfig]:
     if not isinstance(stack.self_attention, AttentionConfig) or not isinstance(stack.ffn, DenseFeedForwardConfig):
-        raise ConfigError("only models with dense attention and dense feed-forwards are unrolled, not those of experts")
+        raise ConfigError(
+            "only models with dense attention and dense feed-forwards are unrolled, not those of experts"
+            + see("hugging-face")
+        )
     return stack.self_attention, stack.ffn
 
 

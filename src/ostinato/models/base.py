@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import BalanceConfig, DepthCostConfig, RoundLossConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding.search import inference, left_padded, real_ids, search
-from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.errors import ConfigError, DataError, Problem, see
 from ostinato.models.embeddings import Embeddings
 from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss_of_rounds, requested
 from ostinato.models.output import ModelOutput
@@ -44,6 +44,8 @@ class TokenModel(Embeddings, ABC):
         config: the model's configuration, vocabulary sizes set.
         execution: how it runs where a call does not say otherwise; None: as `Execution` does by default.
     """
+
+    __call__: Callable[..., ModelOutput]
 
     def __init__(self, config: ModelConfig, execution: Execution | None = None) -> None:
         super().__init__(config)
@@ -192,7 +194,8 @@ class TokenModel(Embeddings, ABC):
         if execution is None:
             return self._execution
         if execution.exit is not None and not any(stack.exits(execution) for stack in self.stacks.values()):
-            raise ConfigError([self._why_no_exit(execution)])
+            why_not = self._why_no_exit(execution)
+            raise ConfigError([replace(why_not, reason=why_not.reason + see("halting"))])
         if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
             stacks = self.config.stacks().items()
             kinds = (f"model.{name}.halting.kind is {stack.halting.kind}" for name, stack in stacks)
@@ -200,7 +203,7 @@ class TokenModel(Embeddings, ABC):
             reason = f"no token of this model can halt by a threshold ({why})"
             if self.stacks:
                 reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
-            raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason)])
+            raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason + see("halting"))])
         if execution.cached_rounds is not None:
             self._check_cached_rounds(execution.cached_rounds)
         for name in (*execution.rounds, *execution.paths):

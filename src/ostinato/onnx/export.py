@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ostinato.data.disk import PARTIAL, give_mode, make_folder, sync
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, see
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.onnx.graphs import Graph, graphs_of
 from ostinato.system_errors import naming
@@ -137,7 +137,7 @@ def _one_line(format: str) -> Iterator[None]:
         yield
     except (torch.onnx.OnnxExporterError, RuntimeError, NotImplementedError) as error:
         reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"this model cannot be written for {format}: {reason[0]}") from error
+        raise CheckpointError(f"this model cannot be written for {format}: {reason[0]}{see('onnx')}") from error
 
 
 @contextmanager

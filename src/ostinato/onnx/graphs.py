@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, see
 from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
 from ostinato.nn.attention import Visibility
 from ostinato.nn.choosing import Chooser
@@ -124,7 +124,7 @@ def graphs_of(model: Model) -> list[Graph]:
         return [_decoder_graph("model", model)]
     if isinstance(model, Seq2Seq):
         return [_source_graph(model), _decoder_graph("decoder", model)]
-    raise CheckpointError(f"a model of kind {model.config.kind} cannot be exported: only Transformers can")
+    raise CheckpointError(f"a model of kind {model.config.kind} cannot be exported: only Transformers can{see('onnx')}")
 
 
 def _execution_of(model: Model) -> Execution:

@@ -13,7 +13,7 @@ from ostinato.data.hub import read_data_set
 from ostinato.data.lines import read_lines
 from ostinato.data.paths import find_files, name_of
 from ostinato.data.sources import fields_of, kind_of_file, read_examples
-from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.errors import ConfigError, DataError, Problem, see
 from ostinato.system_errors import kind_of
 from ostinato.tasks.base import Only, Task, TaskConfig
 
@@ -191,7 +191,10 @@ class FilesTask(OwnFilesTask):
 
     def _read(self, paths: list[str]) -> Iterator[Example]:
         if self.config.documents == "lines":
-            yield from read_examples(paths, self.data, self.config.model_kind)
+            try:
+                yield from read_examples(paths, self.data, self.config.model_kind)
+            except DataError as error:
+                raise DataError(f"{error}{see('own-data')}") from error
             return
         for path in find_files(paths):
             text = "\n".join(line for _, line in read_lines(path))

@@ -14,7 +14,7 @@ from ostinato.config.files import did_you_mean, map_data_paths, parse_overrides,
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.data.output_files import check_output, write_new_text
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, see
 from ostinato.system_errors import kind_of
 
 _SUFFIXES = (".yaml", ".yml")
@@ -66,6 +66,7 @@ def find_recipe(name_or_path: str | Path) -> Path:
     else:
         hint = did_you_mean(_FOLDER, name)
         reason = f"no recipe, file or run directory of that name{hint} (`ostinato recipes` lists the names)"
+        reason += see("recipes")
     raise ConfigError([Problem("recipe", name, reason)])
 
 

@@ -14,7 +14,7 @@ from ostinato.config.data import DataConfig
 from ostinato.config.own_code import is_own, own_class
 from ostinato.config.recipe import TaskRef
 from ostinato.config.schema import describe
-from ostinato.errors import ConfigError, Inert, Problem
+from ostinato.errors import ConfigError, Inert, Problem, see
 from ostinato.tasks.base import Task, TaskConfig
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _check(settings: dict[str, Any]) -> tuple[TaskConfig | None, list[Problem]]:
     except KeyError:
         close = get_close_matches(str(kind), TASKS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        return None, [Problem("task.kind", kind, f"must be one of {', '.join(TASKS)}{hint}")]
+        return None, [Problem("task.kind", kind, f"must be one of {', '.join(TASKS)}{hint}{see('tasks')}")]
     except ConfigError as error:
         return None, list(error.problems)
     try:
@@ -140,4 +140,4 @@ def _explain(error: ValidationError, node: type[TaskConfig], kind: str) -> Itera
         close = get_close_matches(name, valid, n=1)
         hint = f"did you mean task.{close[0]}? " if close else ""
         keys = f"its settings are {', '.join(valid)}" if valid else "it has no settings"
-        yield Problem(f"task.{name}", given, f"the task {kind} has no such setting; {hint}{keys}")
+        yield Problem(f"task.{name}", given, f"the task {kind} has no such setting; {hint}{keys}{see('tasks')}")

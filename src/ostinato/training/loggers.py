@@ -136,10 +136,19 @@ class Tracker(Reporter):
         self._module: Any = None
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
-        """Begin a run of that name with the recipe as its configuration."""
+        """Begin a run of that name with the recipe as its configuration.
+
+        Raises:
+            ConfigError: the module refuses, for example because nobody is logged in.
+        """
         self._module = import_module(self._name)
         settings = recipe.model_dump(mode="json")
-        self._module.init(project=_PROJECT, name=Path(info["directory"]).name, config=settings)
+        try:
+            self._module.init(project=_PROJECT, name=Path(info["directory"]).name, config=settings)
+        except Exception as error:  # each library raises its own
+            self._module = None
+            told = f"it does not start: {' '.join(str(error).split()) or type(error).__name__}"
+            raise ConfigError([Problem("training.loggers", self._name, told)]) from error
 
     def on_update(self, record: dict[str, Any]) -> None:
         """Log its numbers."""

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ostinato.data.batch import Batch
-from ostinato.errors import ConfigError, Problem, TrainingError
+from ostinato.errors import ConfigError, Problem, TrainingError, see
 from ostinato.evaluation.loading import resolve_device
 from ostinato.nn.balance import Sum, no_reduction
 
@@ -294,6 +294,7 @@ def _init_process_group() -> None:
     missing = [name for name in _REQUIRED if not os.environ.get(name)]
     if missing:
         reason = f"{', '.join(missing)} not set: start several processes with torchrun, or unset WORLD_SIZE"
+        reason += see("several-processes")
         raise ConfigError([Problem("environment variable WORLD_SIZE", os.environ["WORLD_SIZE"], reason)])
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # NCCL wants a GPU for each process; gloo also works between processes that share one.

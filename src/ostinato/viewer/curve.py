@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from ostinato.analysis.capture import CapturedBatch, Collector, stream
-from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
 from ostinato.data.example import Example, take_evenly
+from ostinato.decoding.work import InThisProcess, Item, Result, Work
 from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.evaluate import evaluate
+from ostinato.evaluation.passes import Passes
+from ostinato.metrics import make_metric
+from ostinato.models import Model
 from ostinato.viewer.calls import Call
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import CurveRequest, End, Point
@@ -18,19 +21,29 @@ from ostinato.viewer.schema import CurveRequest, End, Point
 THRESHOLDS = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 
 
-@dataclass
-class _Checked(Collector):
-    """Asks after every batch whether the work may go on."""
+class _Checked(InThisProcess):
+    """Does the passes of an evaluation, and asks before every batch and every token whether it may go on."""
 
-    call: Call
+    def __init__(self, model: Model, call: Call) -> None:
+        super().__init__(model)
+        self._call = call
 
-    def add(self, captured: CapturedBatch) -> None:
-        """Take in one batch."""
-        self.call.check()
+    def submit(self, work: Work[Item, Result], item: Item) -> Callable[[], Result]:
+        """Return the function that does one batch."""
+        passes: Any = work
+        if isinstance(passes, Passes):
+            passes = replace(passes, on_step=lambda leading: self._call.check())
+
+        def checked() -> Result:
+            self._call.check()
+            found: Result = passes(self.model, item)
+            return found
+
+        return checked
 
 
 def draw_curve(opened: OpenRun, request: CurveRequest, call: Call, emit: Callable[[Point | End], None]) -> None:
-    """Tell score and cost at the settings that were sent, and then at others.
+    """Tell scores and cost at the settings that were sent, and then at others.
 
     Raises:
         ConfigError: a request that is not possible of this run. DataError: data that cannot be read.
@@ -38,6 +51,9 @@ def draw_curve(opened: OpenRun, request: CurveRequest, call: Call, emit: Callabl
     """
     if request.n > opened.limits.examples:
         raise ConfigError([Problem("n", request.n, f"must be at most {opened.limits.examples}")])
+    if request.metric is not None and request.metric not in opened.metrics:
+        known = ", ".join(opened.metrics) or "none: what it predicts is scored teacher-forced"
+        raise ConfigError([Problem("metric", request.metric, f"this run's metrics are {known}")])
     examples = list(take_evenly(opened.examples(request.split), request.n))
     model = opened.run.model
     own = opened.execution(request)
@@ -59,25 +75,38 @@ def draw_curve(opened: OpenRun, request: CurveRequest, call: Call, emit: Callabl
         tried = rounds_to_try(max(model.stacks[name].plan.n_rounds for name in varying))
         others = [own | {"rounds": {**request.rounds, **dict.fromkeys(varying, n)}} for n in tried]
         settings = [float(n) for n in tried]
-    emit(_point(opened, own, examples, here, call, is_here=True))
-    for setting, changes in zip(settings, others, strict=True):
-        emit(_point(opened, changes, examples, setting, call, is_here=False))
+    points = [(own, here, True), *((changes, at, False) for changes, at in zip(others, settings, strict=True))]
+    for changes, setting, is_here in points:
+        with model.execution(**changes):
+            point = _point(opened, request, examples, setting, call, is_here=is_here)
+        emit(point)
     emit(End(n=len(examples)))
 
 
 def _point(
-    opened: OpenRun, changes: dict[str, Any], examples: list[Example], setting: float, call: Call, *, is_here: bool
+    opened: OpenRun, request: CurveRequest, examples: list[Example], setting: float, call: Call, *, is_here: bool
 ) -> Point:
-    outcomes = Outcomes(len(examples))
-    with opened.run.model.execution(**changes):
-        stream(opened.run, examples, [outcomes, _Checked(call)])
-    full, realised = outcomes.macs_N2.mean(0).tolist()
+    """Return what the examples come to, as the model runs now."""
+    run, metrics = opened.run, [] if request.metric is None else [request.metric]
+    data = run.recipe.data.model_copy(update={"block_length": None})
+    chosen = {} if request.beam is None else {"beam": request.beam}
+    found = evaluate(
+        run.model,
+        examples,
+        run.tokenizers,
+        data=data,
+        decoding=run.decoding(n_best=1, **chosen),
+        metrics=metrics,
+        name=request.split,
+        runner=_Checked(run.model, call),
+    )
     return Point(
         setting=setting,
         here=is_here,
-        token_accuracy=outcomes.token_accuracy,
-        sequence_accuracy=outcomes.sequence_accuracy,
-        macs=realised,
-        macs_full=full,
-        rounds={name: found["mean"] for name, found in outcomes.depths.compute().items()},
+        token_accuracy=found["token_accuracy"],
+        sequence_accuracy=found["sequence_accuracy_forced"],
+        score=None if request.metric is None else found[request.metric] / make_metric(request.metric).perfect,
+        macs=found["macs"]["realised"],
+        macs_full=found["macs"]["full"],
+        rounds=found["depth"],
     )

@@ -44,6 +44,7 @@ def describe_run(opened: OpenRun) -> RunInfo:
         exits=_exits(model),
         threshold_from=run.halting_threshold_from,
         beam=recipe.decoding.beam,
+        metrics=list(opened.metrics),
     )
 
 

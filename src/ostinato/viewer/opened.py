@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -44,6 +44,14 @@ class OpenRun:
             return []
         named = self.run.recipe.evaluation.splits or []
         return list(dict.fromkeys([*named, *self._task.splits()]))
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The metrics of outputs that it is scored by; none for texts, which have no answer."""
+        if self._task is None:
+            return ()
+        named = self.run.recipe.evaluation.metrics
+        return self._task.metrics if named is None else named
 
     def examples(self, split: str) -> list[Example]:
         """Return the first examples of a split, which stay in memory.

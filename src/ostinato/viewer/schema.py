@@ -91,6 +91,10 @@ class CurveRequest(Depth):
     split: Name
     n: Annotated[int, Field(ge=1)] = 50
     along: Literal["threshold", "rounds"]
+    metric: Name | None = None
+    """One of the run's metrics: outputs are then written at every setting, and scored by it."""
+    beam: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Of that search, in place of the run's own."""
 
 
 class ExamplesQuery(_Request):
@@ -154,6 +158,7 @@ class RunInfo(_Answer):
     exits: list[str]
     threshold_from: str
     beam: int
+    metrics: list[str]
 
 
 class Runs(_Answer):
@@ -313,13 +318,18 @@ class Output(_Answer):
 
 
 class Point(_Answer):
-    """A line of `/api/curve`: score and cost of the examples at one setting; here: the settings that were sent."""
+    """A line of `/api/curve`: scores and cost of the examples at one setting; here: the settings that were sent.
+
+    Accuracies are teacher-forced. score: of what was written, by the metric that was asked for, as a share of a perfect
+    score (BLEU 30 is 0.3). Multiply-accumulates are those of a teacher-forced pass.
+    """
 
     kind: Literal["point"] = "point"
     setting: float
     here: bool
     token_accuracy: float
     sequence_accuracy: float
+    score: float | None
     macs: float
     macs_full: float
     rounds: dict[str, float]

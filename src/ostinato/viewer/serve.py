@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, see
 from ostinato.viewer.guard import LOCAL
 
 if TYPE_CHECKING:
     from ostinato.viewer.guard import Guard
 
-HOW_TO_GET = "the page needs starlette and uvicorn: pip install 'ostinato[view]'"
+HOW_TO_GET = f"the page needs starlette and uvicorn: pip install 'ostinato[view]'{see('view')}"
 _REFUSED = {
     errno.EADDRINUSE: "is in use: another one, or 0 for any that is free",
     errno.EACCES: "may not be used by this user: one above 1023, or 0 for any that is free",

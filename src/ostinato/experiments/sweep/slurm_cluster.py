@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config.files import parse_overrides
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, see
 from ostinato.experiments.sweep.cluster_executor import attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.version import __version__
 
-HOW_TO_GET = "--executor slurm needs submitit: pip install 'ostinato[slurm]'"
+HOW_TO_GET = f"--executor slurm needs submitit: pip install 'ostinato[slurm]'{see('clusters')}"
 FOLDER = "submitit"
 """Folder of the store with what submitit writes: scripts, pickles, and the output of every job."""
 _OPTION = "--slurm"

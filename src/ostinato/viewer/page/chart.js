@@ -4,7 +4,7 @@ import { svg, lineColour } from "./dom.js";
 
 const WIDTH = 640;
 const HEIGHT = 260;
-const EDGE = { left: 62, right: 12, top: 12, bottom: 40 };
+const EDGE = { left: 62, right: 12, top: 26, bottom: 40 };
 
 function ticks(low, high, n = 5) {
   const span = high - low || 1;
@@ -15,7 +15,7 @@ function ticks(low, high, n = 5) {
   return found;
 }
 
-const shown = (value) => (Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-3)
+const shown = (value) => (Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-4)
   ? value.toExponential(1) : `${Number(value.toPrecision(4))}`);
 
 // series: [{ name, points: [[x, y]], here: [x, y] or undefined, number }]
@@ -46,7 +46,7 @@ export function chart(label, xName, yName, series, { points = false, legend = fa
   for (const x of ticks(x0, x1)) made.append(text(at(x, y0)[0], HEIGHT - EDGE.bottom + 16, shown(x), "middle"));
   made.append(
     svg("line", { class: "axis", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: HEIGHT - EDGE.bottom, y2: HEIGHT - EDGE.bottom }),
-    text((EDGE.left + WIDTH) / 2, HEIGHT - 6, xName, "middle"), text(4, EDGE.top + 2, yName, "start"));
+    text((EDGE.left + WIDTH) / 2, HEIGHT - 6, xName, "middle"), text(4, 12, yName, "start"));
   if (series.length > 1 && legend) {
     series.forEach((one, i) => {
       const y = EDGE.top + 4 + 16 * i;

@@ -159,18 +159,20 @@ function numberOf(name) {
   return sets.get(name);
 }
 
-export function curve(byRun, along) {
+export function curve(byRun, along, metric) {
+  const scoreOf = (point) => (metric ? point.score : point.token_accuracy);
   const series = Object.entries(byRun).map(([name, points], number) => {
     const here = points.find((point) => point.here);
-    const line = points.filter((point) => !point.here).map((point) => [point.macs / 1e6, 100 * point.token_accuracy]).sort((a, b) => a[0] - b[0]);
-    return { name, number, points: line, here: here && [here.macs / 1e6, 100 * here.token_accuracy] };
+    const line = points.filter((point) => !point.here).map((point) => [point.macs / 1e6, 100 * scoreOf(point)]).sort((a, b) => a[0] - b[0]);
+    return { name, number, points: line, here: here && [here.macs / 1e6, 100 * scoreOf(here)] };
   });
   const rows = Object.entries(byRun).flatMap(([name, points]) => points.map((point) => el("tr", {},
-    el("th", { scope: "row" }, name), el("td", {}, `${point.setting}${point.here ? " (here)" : ""}`), el("td", {}, percent(point.token_accuracy)),
+    el("th", { scope: "row" }, name), el("td", {}, `${point.setting}${point.here ? " (here)" : ""}`), metric ? el("td", {}, percent(point.score)) : null, el("td", {}, percent(point.token_accuracy)),
     el("td", {}, percent(point.sequence_accuracy)), el("td", {}, compact(point.macs)), el("td", {}, percent(point.macs / point.macs_full)))));
   return [
-    chart(`Accuracy against cost by ${along}`, "million multiply-accumulates of an example", "labels right, %", series, { points: true, legend: true }),
-    el("details", {}, el("summary", {}, "Numbers"), scrolled("Numbers of the curve", table("Teacher-forced.",
-      ["run", along, "labels right", "all right", "MACs", "of full depth"], rows))),
+    chart(`Accuracy against cost by ${along}`, "million multiply-accumulates of an example", metric ? `${metric}, % of a perfect score` : "labels right, %", series, { points: true, legend: true }),
+    el("details", {}, el("summary", {}, "Numbers"), scrolled("Numbers of the curve", table(
+      metric ? `Labels and costs are teacher-forced; ${metric} is of what was written.` : "Teacher-forced.",
+      ["run", along, ...(metric ? [metric] : []), "labels right", "all right", "MACs", "of full depth"], rows))),
   ];
 }

@@ -4,13 +4,13 @@ const NUMBERS = ["index", "threshold", "beam", "temperature", "seed", "head", "r
 
 export const state = {
   runs: [], text: null, split: null, index: 0, reads: "output", rounds: {}, stop: "trained", threshold: 0.9, beam: 1,
-  temperature: 0, seed: 0, attention: null, head: 0, round: 0, along: null, n: 50,
+  temperature: 0, seed: 0, attention: null, head: 0, round: 0, along: null, n: 50, metric: "",
 };
 
 export function read() {
   const found = new URLSearchParams(location.hash.slice(1));
   if (found.has("run")) state.runs = found.getAll("run").slice(0, 2);
-  for (const name of ["text", "split", "reads", "stop", "attention", "along"]) {
+  for (const name of ["text", "split", "reads", "stop", "attention", "along", "metric"]) {
     if (found.has(name)) state[name] = found.get(name);
   }
   for (const name of NUMBERS) {
@@ -31,7 +31,7 @@ export function write() {
     made.set("index", state.index);
   }
   for (const [name, own] of [["reads", "output"], ["stop", "trained"], ["beam", 1], ["temperature", 0], ["seed", 0],
-    ["attention", null], ["head", 0], ["round", 0], ["along", null], ["n", 50]]) {
+    ["attention", null], ["head", 0], ["round", 0], ["along", null], ["n", 50], ["metric", ""]]) {
     if (state[name] !== own) made.set(name, state[name]);
   }
   if (state.stop !== "trained") made.set("threshold", state.threshold);

@@ -111,16 +111,18 @@ async function look(run) {
 async function drawCurve() {
   seen.curve = {};
   const along = state.along ?? (chosen().some((run) => run.stacks.some((stack) => stack.varies)) ? "rounds" : "threshold");
+  const metric = metrics().includes(state.metric) ? state.metric : "";
   say("…");
   let problem = null;
   for (const run of chosen()) {
     const points = [];
     const asked = { ...depthOf(run), split: state.split, n: state.n, along };
+    if (metric) Object.assign(asked, { metric, ...(run.generates ? { beam: state.beam } : {}) });
     try {
       await stream("/api/curve", asked, `curve ${run.name}`, (line) => {
         if (line.kind !== "point") return;
         points.push(line);
-        Object.assign(seen, { along, curve: { ...seen.curve, [run.name]: points } });
+        Object.assign(seen, { along, metric, curve: { ...seen.curve, [run.name]: points } });
         render("curve");
       });
     } catch (error) {
@@ -164,7 +166,7 @@ function render(name) {
   const pair = section.querySelector(".pair");
   if (name === "curve") {
     pair.className = "pair";
-    pair.replaceChildren(...(Object.keys(seen.curve).length ? draw.curve(seen.curve, seen.along) : []));
+    pair.replaceChildren(...(Object.keys(seen.curve).length ? draw.curve(seen.curve, seen.along, seen.metric) : []));
     return;
   }
   const runs = chosen();
@@ -303,6 +305,7 @@ function changeRuns() {
   Object.assign(seen, { found: {}, streamed: {}, attention: {}, curve: {} });
   runChoices();
   sliders();
+  curveTools();
   $("panels").classList.toggle("wide", state.runs.length < 2);
   PANELS.forEach(([name]) => render(name));
 }
@@ -331,11 +334,19 @@ function listen() {
   addEventListener("hashchange", () => location.reload());
 }
 
+// The metrics of outputs that all chosen runs have.
+function metrics() {
+  const [first, ...others] = chosen();
+  return (first?.metrics ?? []).filter((name) => others.every((run) => run.metrics.includes(name)));
+}
+
 function curveTools() {
   const along = el("select", { id: "along", onchange: (event) => { state.along = event.target.value; write(); } },
     ["rounds", "threshold"].map((name) => el("option", { value: name, selected: name === state.along }, name)));
   const n = el("input", { id: "n", type: "number", min: 1, max: 200, value: state.n, onchange: (event) => { state.n = Number(event.target.value); write(); } });
-  $("curve").querySelector(".extra").replaceChildren(el("div", { class: "row" }, el("label", {}, "by", along), el("label", {}, "examples", n),
+  const metric = el("select", { id: "metric", onchange: (event) => { state.metric = event.target.value; write(); } },
+    ["", ...metrics()].map((name) => el("option", { value: name, selected: name === state.metric }, name ? `${name} of what is written` : "labels right, teacher-forced")));
+  $("curve").querySelector(".extra").replaceChildren(el("div", { class: "row" }, el("label", {}, "score", metric), el("label", {}, "by", along), el("label", {}, "examples", n),
     el("button", { type: "button", id: "draw-curve", onclick: () => { state.along = along.value; drawCurve(); } }, "Draw")));
 }
 
@@ -344,15 +355,15 @@ async function start() {
   read();
   $("panels").append(...PANELS.map(panel));
   listen();
-  curveTools();
   try {
     const found = await get("/api/runs");
     seen.runs = Object.fromEntries(found.runs.map((run) => [run.name, run]));
     state.runs = state.runs.filter((name) => name in seen.runs);
     if (!state.runs.length) state.runs = [found.runs[0].name];
-    if (state.along === null && !chosen().some((run) => run.stacks.some((stack) => stack.varies))) $("along").value = "threshold";
     runChoices();
     sliders();
+    curveTools();
+    if (state.along === null && !chosen().some((run) => run.stacks.some((stack) => stack.varies))) $("along").value = "threshold";
     $("panels").classList.toggle("wide", state.runs.length < 2);
     render("plan");
     document.body.dataset.ready = "1";
