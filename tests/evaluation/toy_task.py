@@ -17,6 +17,7 @@ from ostinato.data.tokenizer import Tokenizers
 from ostinato.models import Seq2Seq
 from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache
+from ostinato.nn.execution import Execution
 from ostinato.nn.types import StackOutput
 
 LETTERS = ["a", "b", "c", "d", "e", "f"]
@@ -72,6 +73,7 @@ class ConstantModel(nn.Module):
     """The same logits everywhere."""
 
     device = torch.device("cpu")
+    current_execution = Execution()
 
     def __init__(self, logits_V: Tensor) -> None:
         super().__init__()
