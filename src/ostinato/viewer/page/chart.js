@@ -2,7 +2,6 @@
 
 import { svg, lineColour } from "./dom.js";
 
-const WIDTH = 640;
 const HEIGHT = 260;
 const EDGE = { left: 62, right: 12, top: 26, bottom: 40 };
 
@@ -20,9 +19,11 @@ const shown = (value) => (Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(val
 
 // series: [{ name, points: [[x, y]], here: [x, y] or undefined, number }]
 export function chart(label, xName, yName, series, { points = false, legend = false } = {}) {
+  // Drawn as wide as the screen has room for: scaled down, its words would be too small to read.
+  const width = matchMedia("(max-width: 700px)").matches ? 340 : 640;
   const all = series.flatMap((one) => [...one.points, ...(one.here ? [one.here] : [])])
     .filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
-  const made = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label, width: WIDTH, height: HEIGHT });
+  const made = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label, width, height: HEIGHT });
   if (!all.length) return made;
   let [x0, x1] = [Math.min(...all.map((p) => p[0])), Math.max(...all.map((p) => p[0]))];
   let [y0, y1] = [Math.min(...all.map((p) => p[1])), Math.max(...all.map((p) => p[1]))];
@@ -31,7 +32,7 @@ export function chart(label, xName, yName, series, { points = false, legend = fa
   const [px, py] = [(x1 - x0) * 0.03, (y1 - y0) * 0.06];
   [x0, x1, y0, y1] = [x0 - px, x1 + px, y0 - py, y1 + py];
   const at = (x, y) => [
-    EDGE.left + ((x - x0) / (x1 - x0)) * (WIDTH - EDGE.left - EDGE.right),
+    EDGE.left + ((x - x0) / (x1 - x0)) * (width - EDGE.left - EDGE.right),
     HEIGHT - EDGE.bottom - ((y - y0) / (y1 - y0)) * (HEIGHT - EDGE.top - EDGE.bottom),
   ];
   const text = (x, y, words, anchor) => {
@@ -41,18 +42,18 @@ export function chart(label, xName, yName, series, { points = false, legend = fa
   };
   for (const y of ticks(y0, y1)) {
     const [, h] = at(x0, y);
-    made.append(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: h, y2: h }), text(EDGE.left - 6, h + 4, shown(y), "end"));
+    made.append(svg("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: h, y2: h }), text(EDGE.left - 6, h + 4, shown(y), "end"));
   }
   for (const x of ticks(x0, x1)) made.append(text(at(x, y0)[0], HEIGHT - EDGE.bottom + 16, shown(x), "middle"));
   made.append(
-    svg("line", { class: "axis", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: HEIGHT - EDGE.bottom, y2: HEIGHT - EDGE.bottom }),
-    text((EDGE.left + WIDTH) / 2, HEIGHT - 6, xName, "middle"), text(4, 12, yName, "start"));
+    svg("line", { class: "axis", x1: EDGE.left, x2: width - EDGE.right, y1: HEIGHT - EDGE.bottom, y2: HEIGHT - EDGE.bottom }),
+    text((EDGE.left + width) / 2, HEIGHT - 6, xName, "middle"), text(4, 12, yName, "start"));
   if (series.length > 1 && legend) {
     series.forEach((one, i) => {
       const y = EDGE.top + 4 + 16 * i;
       const colour = lineColour(one.number ?? i);
-      made.append(text(WIDTH - EDGE.right - 24, y + 4, one.name, "end"),
-        svg("line", { x1: WIDTH - EDGE.right - 18, x2: WIDTH - EDGE.right, y1: y, y2: y, stroke: colour, "stroke-width": 3 }));
+      made.append(text(width - EDGE.right - 24, y + 4, one.name, "end"),
+        svg("line", { x1: width - EDGE.right - 18, x2: width - EDGE.right, y1: y, y2: y, stroke: colour, "stroke-width": 3 }));
     });
   }
   series.forEach((one, i) => {
