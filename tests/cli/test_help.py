@@ -87,7 +87,7 @@ def test_the_options_of_generate_are_in_named_groups() -> None:
     assert found.pop("Arguments") == ["RUN", "FILES"]
     assert found.pop("Options") == ["-h,"]
     assert list(found) == ["Model", "Search", "Sampling", "Input", "Output", "Where the work is done"]
-    assert sum(map(len, found.values())) == 28
+    assert sum(map(len, found.values())) == 30
     assert found["Sampling"] == ["--sample", "--temperature", "--top-k", "--seed"]
 
 
