@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -215,7 +216,7 @@ def test_int8_is_smaller_and_its_loss_is_measured(tmp_path: Path, capsys: pytest
     plain, small = tmp_path / "x.onnx", tmp_path / "x.int8.onnx"
     assert small.stat().st_size < plain.stat().st_size
     out = capsys.readouterr().out
-    loss, with_int8 = (float(word) for word in out.split(": ")[-1].split() if word.replace(".", "").isdigit())
+    loss, with_int8 = map(float, re.findall(r"\d+\.\d{4}", out.split("of dev: ")[-1]))
     run: Any = runs.ostinato.load(tmp_path / "run")
     assert loss == pytest.approx(run.evaluate("dev")["loss"], abs=1e-3)
     assert with_int8 == pytest.approx(loss, abs=0.5)
