@@ -102,6 +102,8 @@ def of_hugging_face(reader: Reader) -> None:
     runs.make_run("looped", reader.folder / "runs" / "mine", decoder)
     tiny.save("gpt2", reader.folder / "models" / "gpt2")
     (reader.folder / "text.txt").write_text("w7 w8 w9\nw10 w11\n", encoding="utf-8")
+    sentences = [f"w{5 + i} w{6 + i % 7} w{8 + i % 3}\n" for i in range(24)]
+    (reader.folder / "sentences.txt").write_text("".join(sentences), encoding="utf-8")
 
 
 def of_texts(reader: Reader) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,28 @@ def test_a_converted_run_is_trained_on(way: str, dense: Path, tmp_path: Path) ->
     settings = [f"training.init_from={tmp_path / 'new'}", "training.n_updates=40", "training.evaluate_every=40"]
     train(ostinato.load_recipe(tmp_path / "new", settings), tmp_path / "healed")
     assert ostinato.load(tmp_path / "healed").evaluate("dev")["loss"] < before
+
+
+def test_steps_whose_states_are_alike_share_weights(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", str(dense), "--alike", "2", "--split", "train", "--run-dir", str(tmp_path / "new")]
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    assert not end.value.code
+    said = dict(line.split("=") for line in capsys.readouterr().out.splitlines() if "share=" in line)
+    plans = ostinato.load(tmp_path / "new").model.config.plans()
+    assert json.loads(said["model.encoder.ffn.share"]) in ([0, 0, 1], [0, 1, 1])
+    for name, plan in plans.items():
+        for kind in ("self_attention", "ffn"):
+            assert name == "encoder" or said[f"model.{name}.{kind}.share"] == "[0]"
+            sets = [use.weights for step in plan.steps for use in step.uses if use.kind == kind]
+            shared = json.loads(said[f"model.{name}.{kind}.share"])
+            assert [sets.index(one) for one in sets] == [shared.index(one) for one in shared]
+    with pytest.raises(SystemExit) as end:
+        main([*command[:2], "--alike", "4", "--split", "train", "--run-dir", str(tmp_path / "other")])
+    assert end.value.code == 2
+    assert "alike is 4: must be from 1 to" in capsys.readouterr().err
 
 
 def test_the_command_writes_it_once(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import CheckpointOption, OverridesArgument, RunArgument, one_of
+from ostinato.cli.options import AccessOption, CheckpointOption, OverridesArgument, RunArgument, one_of
 from ostinato.cli.output import print_line
 
 _SHARED = ("average", "first", "last", "stepwise")
@@ -21,18 +21,38 @@ def convert(
         str, typer.Option(metavar="WEIGHTS", help="What steps share: average, first, last or stepwise.")
     ] = "average",
     noise: Annotated[float, typer.Option(min=0.0, help="Of copies as experts, in standard deviations.")] = 0.0,
+    alike: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Let steps whose states are alike share: N sets of weights a stack."),
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split on which states are compared (--alike).")] = None,
+    max_examples: Annotated[int, typer.Option(min=1, help="Its examples, spread evenly (--alike).")] = 500,
+    access: AccessOption = None,
     checkpoint: CheckpointOption = None,
 ) -> None:
     """Make a run with shared weights of one without.
 
     The settings say what the new model is: shared over depth, in a loop with prelude and coda, with low-rank deltas
-    (delta_rank), with one wide feed-forward, or with experts. It has as many steps; training.init_from=NEW trains
-    it on.
+    (delta_rank), with one wide feed-forward, or with experts. With --alike steps share weights where states change
+    least between them. It has as many steps; training.init_from=NEW trains it on.
     """
     from ostinato.evaluation.loading import load
     from ostinato.training.converted import convert_run
 
-    loaded = load(run, checkpoint=checkpoint, device="cpu")
-    found = convert_run(loaded, settings or [], run_dir, one_of("--shared", shared, *_SHARED), noise)
+    changed = settings or []
+    of_data = [one for one in changed if one.startswith("data.")]
+    loaded = load(run, checkpoint=checkpoint, device="cpu", overrides=of_data)
+    if alike is not None:
+        from ostinato.analysis.alike import shared_by_likeness
+        from ostinato.analysis.analyze import subjects
+
+        (subject,) = subjects([loaded], split, max_examples, access)
+        by_likeness, similarities = shared_by_likeness(subject, alike)
+        for name, values in similarities.items():
+            print_line(f"{name}: similarity of neighbours {', '.join(f'{value:.3f}' for value in values)}")
+        for setting in by_likeness:
+            print_line(setting)
+        changed = [*by_likeness, *changed]
+    found = convert_run(loaded, changed, run_dir, one_of("--shared", shared, *_SHARED), noise)
     before, after = loaded.model.n_parameters(), found.model.n_parameters()
     print_line(f"{run_dir}: {before:,} parameters became {after:,}")
