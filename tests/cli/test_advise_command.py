@@ -52,7 +52,7 @@ def test_an_empty_split_is_one_line(
     (tmp_path / "dev.jsonl").write_text("", encoding="utf-8")
     assert fails(capsys, ["mine.jsonl", "data.dev=dev.jsonl"]).startswith("the split 'train' has 60 examples")
     (tmp_path / "mine.jsonl").write_text(2 * PAIRS, encoding="utf-8")
-    assert fails(capsys, ["mine.jsonl", "data.dev=dev.jsonl"]) == "dev.jsonl: no examples"
+    assert fails(capsys, ["mine.jsonl", "data.dev=dev.jsonl"]) == "dev.jsonl: no examples (docs/own-data.md)"
 
 
 def test_a_budget_that_nothing_fits_names_the_nearest(

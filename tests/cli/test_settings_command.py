@@ -13,7 +13,7 @@ def test_a_setting_is_shown_with_type_default_unit_and_meaning(run) -> None:
         "    W: updates over which the learning rate grows linearly from 0.",
     ]
     kinds = run("settings", "model.encoder.halting.kind").out
-    assert "only with model.kind=seq2seq or encoder" in kinds
+    assert "only with model.kind=seq2seq or encoder" in " ".join(kinds.split())
     assert "\n    none: Every token takes part in every round.\n" in kinds
     assert "    inverse_sqrt:      lr * min(u / W, sqrt(W / u)) " in run("settings", "training.schedule").out
 
