@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -96,11 +95,13 @@ def commands_page() -> str:
     """Return the help of every command."""
     lines = ["# Commands", "", "Every command with its options, as `--help` shows them; written from the code.", ""]
 
-    def add(command: click.Command, name: str, depth: int) -> None:
-        context = click.Context(command, info_name=name)
+    # By what parameters say they are: typer may bring classes of its own in the place of click's.
+    def add(command: Any, name: str, depth: int) -> None:
+        context = command.context_class(command, info_name=name)
         lines.extend([f"{'#' * depth} {name}", "", (command.help or "").split("\f")[0].strip(), ""])
-        options = [p for p in command.params if isinstance(p, click.Option) and p.name != "help" and not p.hidden]
-        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        kinds = {kind: [p for p in command.params if p.param_type_name == kind] for kind in ("argument", "option")}
+        options = [p for p in kinds["option"] if p.name != "help" and not p.hidden]
+        arguments = kinds["argument"]
         if arguments or options:
             lines.extend(["| argument or option | meaning |", "|---|---|"])
         for parameter in (*arguments, *options):
