@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from pathlib import Path
 
 import pytest
 from documents import README, ROOT, blocks, links, rows
+
+from serving import serving
 
 DOCUMENT = ROOT / "docs" / "view.md"
 RUN = ROOT / "tests" / "old_runs" / "trained" / "sparse"
@@ -15,28 +15,15 @@ RUN = ROOT / "tests" / "old_runs" / "trained" / "sparse"
 def test_the_program_asks_the_api(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("starlette", "uvicorn"):
         pytest.importorskip(name, reason="the page needs the extra [view]: pip install 'ostinato[view]'")
-    import uvicorn
-
     from ostinato.evaluation.loading import load
     from ostinato.viewer.opened import open_runs
     from ostinato.viewer.schema import Limits
-    from ostinato.viewer.serve import address_of, listen
     from ostinato.viewer.server import view_app
 
     (code,) = blocks(DOCUMENT, "python")
     opened = open_runs({"sparse": load(RUN, device="cpu")}, Limits())
-    with listen("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(view_app(opened, Limits()), log_level="warning", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        exec(
-            compile(code, str(DOCUMENT), "exec"),
-            {"address": address_of(bound, "127.0.0.1"), "run": "sparse", "text": "1 2"},
-        )
-        server.should_exit = True
-        thread.join(10)
+    with serving(view_app(opened, Limits())) as address:
+        exec(compile(code, str(DOCUMENT), "exec"), {"address": address, "run": "sparse", "text": "1 2"})
     opened["sparse"].close()
     first, second = capsys.readouterr().out.splitlines()
     assert 0 < float(first.split()[-1]) <= 1

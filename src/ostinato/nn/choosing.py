@@ -15,7 +15,7 @@ from torch import nn
 
 from ostinato.kernels import without_autocast
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import HaltingPass
+from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
@@ -75,6 +75,11 @@ class Chooser(ABC):
     @abstractmethod
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> ChooserPass:
         """Begin a pass."""
+
+
+def whole(rule: HaltingRule) -> HaltingRule:
+    """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
+    return rule.whole() if isinstance(rule, Chooser) else NoHalting()
 
 
 class ChooserPass(HaltingPass):

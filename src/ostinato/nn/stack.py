@@ -33,7 +33,7 @@ from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
-from ostinato.nn.choosing import Chooser
+from ostinato.nn.choosing import Chooser, whole
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
@@ -256,7 +256,7 @@ class Stack:
     ) -> Float[Tensor, "B T E"]:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
         alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
-        until = segment._replace(rounds=segment.rounds[: index + 1], rule=_whole(segment.rule))
+        until = segment._replace(rounds=segment.rounds[: index + 1], rule=whole(segment.rule))
         left_BTE, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTE)
         return left_BTE
 
@@ -446,7 +446,7 @@ class Stack:
         if sentences is not None:
             rule = BySentence(sentences.rounds)
         elif not execution.halting:
-            rule = _whole(rule)
+            rule = whole(rule)
         elif self.exits(execution):
             is_sequence = execution.exit_scope == "sequence"
             rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0, is_sequence=is_sequence)
@@ -493,8 +493,3 @@ class Stack:
         if isinstance(self.banks.ffn[use.weights], SeparableConv):
             return SeparableConvSubLayer(*given, is_causal=self.is_causal, dropout=self.dropout)
         return FeedForwardSubLayer(*given, dropout=self.dropout)
-
-
-def _whole(rule: HaltingRule) -> HaltingRule:
-    """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
-    return rule.whole() if isinstance(rule, Chooser) else NoHalting()
