@@ -53,9 +53,9 @@ def gather_active(
 
 
 def rows_of_round(halting: HaltingPass, run: Pass) -> tuple[Tensor | None, Rows]:
-    """Return which rows a round computes, where others may come back after it, and their places; None: all that are
-    there."""
-    if not halting.comes_back or run.execution.compaction == "never" or halting.active_N is None:
+    """Return which rows a round computes, of a pass in which others come back after it, and their places; None: all
+    that are there."""
+    if run.execution.compaction == "never" or halting.active_N is None:
         return None, halting.rows
     if not halting.n_active or not pays_to_gather(halting, run.execution):
         return None, halting.rows

@@ -373,7 +373,7 @@ class Stack:
         if own.vectors is not None:
             entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
         weight_N, visible = halting.enter(index, states_ND, entered_ND)
-        kept_M, rows = rows_of_round(halting, run)
+        kept_M, rows = rows_of_round(halting, run) if halting.comes_back else (None, halting.rows)
         if kept_M is not None:
             entered_ND, weight_N = entered_ND.index_select(0, kept_M), None
         here = Round.of(run, index, rows, weight_N, visible, halted, time_D=time_D, seen_BS=halting.seen_BS)
