@@ -20,7 +20,8 @@ from typing import Any
 
 from ostinato.data.packs import make, source, unit
 from ostinato.data.packs.source import PackSource
-from ostinato.data.tokenizer import SymbolTokenizer, Tokenizers
+from ostinato.data.symbols import SymbolTokenizer
+from ostinato.data.tokenizers import Tokenizers
 
 WORDS = SymbolTokenizer("words", list("abcdefgh"))
 

@@ -11,7 +11,7 @@ import pytest
 from ostinato.analysis.curves import learning_curves
 from ostinato.data import disk
 from ostinato.data.disk import make_folder, new_folder, read_json_object, reading
-from ostinato.data.tokenizer import Tokenizer
+from ostinato.data.tokenizers import load_tokenizer
 from ostinato.errors import CheckpointError, DataError, OstinatoError
 from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.training.checkpoint import Checkpoints
@@ -34,7 +34,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "changes.jsonl": ("changes.jsonl", lambda run: RunDirectory(run).recorded_changes()),
     "metrics.jsonl": ("metrics.jsonl", lambda run: learning_curves(run / "metrics.jsonl")),
     "last.json": ("last.json", lambda run: Checkpoints(run, 1).last_update()),
-    "source.json": ("source.json", lambda run: Tokenizer.load(run / "source.json")),
+    "source.json": ("source.json", lambda run: load_tokenizer(run / "source.json")),
 }
 
 

@@ -7,7 +7,8 @@ from ostinato.data.batching import evaluation_batches
 from ostinato.data.collate import Row, collate
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_examples
-from ostinato.data.tokenizer import UNK_ID, Tokenizers
+from ostinato.data.tokenizer import UNK_ID
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
 EXAMPLES = [Example("a b", "x"), Example("a b c d", "x y"), Example("a", "x y x y x", {"k": 1})]

@@ -9,7 +9,8 @@ from ostinato.config.data import DataConfig
 from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.example import Example
 from ostinato.data.labelled import facts_row
-from ostinato.data.tokenizer import PAD_ID, Tokenizers
+from ostinato.data.tokenizer import PAD_ID
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
 STORY = "mary went home .\tjohn sat .\twhere is mary ?"

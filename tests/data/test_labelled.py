@@ -21,7 +21,9 @@ from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.labelled import classification_row, continuation_row, first_tokens, passage_of, span_row, tagging_row
 from ostinato.data.objectives import mask_tokens, objective_of, split_prefix
 from ostinato.data.rows import Blocks, encode_rows
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, LabelTokenizer, SymbolTokenizer, Tokenizer, Tokenizers
+from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from ostinato.data.tokenizers import Tokenizers, train_tokenizer
 from ostinato.errors import ConfigError, DataError
 
 WORDS = SymbolTokenizer("words", list("abcdefgh"))
@@ -73,7 +75,7 @@ def test_label_tokenizers_survive_their_file(tmp_path: object) -> None:
 
 
 def test_words_have_their_label_at_their_first_piece() -> None:
-    pieces = Tokenizer.train(TokenizerConfig(kind="bpe", vocab_size=270), ["ab ab abba"])
+    pieces = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=270), ["ab ab abba"])
     text = " ab  abbaé b"
     ids = pieces.encode(text)
     assert len(pieces.spans(text)) == len(ids)
@@ -106,7 +108,7 @@ _CACHE: dict[str, Tokenizer] = {}
 def _trained(kind: str) -> Tokenizer:
     if kind not in _CACHE:
         config = TokenizerConfig(kind=kind, vocab_size=270)  # type: ignore[arg-type]
-        _CACHE[kind] = Tokenizer.train(config, ["ab ab é 日本 ba", "abba"])
+        _CACHE[kind] = train_tokenizer(config, ["ab ab é 日本 ba", "abba"])
     return _CACHE[kind]
 
 

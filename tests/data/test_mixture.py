@@ -16,7 +16,8 @@ from ostinato.data.collate import LabelledRow, Row
 from ostinato.data.example import Example
 from ostinato.data.mixture import Mixture, counts, data_sets_of
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import SymbolTokenizer, Tokenizers
+from ostinato.data.symbols import SymbolTokenizer
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
 

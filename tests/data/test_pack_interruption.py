@@ -41,7 +41,8 @@ PACKING = """
 import sys
 from pathlib import Path
 from ostinato.data.packs import make, source
-from ostinato.data.tokenizer import SymbolTokenizer, Tokenizers
+from ostinato.data.symbols import SymbolTokenizer
+from ostinato.data.tokenizers import Tokenizers
 source.UNIT_BYTES = make.UNIT_BYTES = 400_000
 words = SymbolTokenizer("words", list("abcdefgh"))
 files = source.PackSource((("a", Path(sys.argv[1])),), (("text", "data.text_field"),))

@@ -34,7 +34,9 @@ from ostinato.data.packs.shards import Pack
 from ostinato.data.packs.source import PackSource, all_examples, sample, units_of
 from ostinato.data.rows import encode_rows
 from ostinato.data.sources import fields_of
-from ostinato.data.tokenizer import EOS_ID, SymbolTokenizer, Tokenizers
+from ostinato.data.symbols import SymbolTokenizer
+from ostinato.data.tokenizer import EOS_ID
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
 WORDS = SymbolTokenizer("words", list("abcdefgh"))

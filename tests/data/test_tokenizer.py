@@ -12,7 +12,8 @@ from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.load import check_recipe
 from ostinato.data.example import Example
 from ostinato.data.sources import read_examples
-from ostinato.data.tokenizer import BOS_ID, EOS_ID, N_SPECIAL, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer, Tokenizers
+from ostinato.data.tokenizer import BOS_ID, EOS_ID, N_SPECIAL, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer
+from ostinato.data.tokenizers import Tokenizers, load_tokenizer, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, DataError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -30,7 +31,7 @@ def tokenizer_of(kind: str, texts: list[str] | None = None, **settings: int) -> 
     config = TokenizerConfig.model_validate(
         {"kind": kind, **({"vocab_size": 300} if kind in ("bpe", "unigram") else {}), **settings}
     )
-    return Tokenizer.train(config, TEXTS if texts is None else texts)
+    return train_tokenizer(config, TEXTS if texts is None else texts)
 
 
 BPE, UNIGRAM = tokenizer_of("bpe"), tokenizer_of("unigram")
@@ -164,7 +165,7 @@ def test_a_saved_tokenizer_loads_unchanged(kind: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(kind)
     tokenizer.save(tmp_path / "t.json")
     existing = TokenizerConfig(kind="file", path=str(tmp_path / "t.json"))
-    for again in (Tokenizer.load(tmp_path / "t.json"), Tokenizer.train(existing, [])):
+    for again in (load_tokenizer(tmp_path / "t.json"), train_tokenizer(existing, [])):
         assert again.vocab_size == tokenizer.vocab_size
         assert again.kind == kind
         for text in TEXTS:
@@ -188,9 +189,9 @@ def test_a_damaged_tokenizer_file_is_named(content: str, reason: str, tmp_path: 
     path = tmp_path / "t.json"
     path.write_text(content)
     with pytest.raises(CheckpointError, match=f"{path}: .*{reason}"):
-        Tokenizer.load(path)
+        load_tokenizer(path)
     with pytest.raises(CheckpointError, match=r"none\.json: cannot be read"):
-        Tokenizer.load(tmp_path / "none.json")
+        load_tokenizer(tmp_path / "none.json")
 
 
 def existing_file(path: Path) -> TokenizerConfig:
@@ -207,7 +208,7 @@ def existing_file(path: Path) -> TokenizerConfig:
 
 
 def test_an_existing_file_keeps_its_pieces_and_adds_nothing(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train(existing_file(tmp_path / "tokenizer.json"), [])
+    tokenizer = train_tokenizer(existing_file(tmp_path / "tokenizer.json"), [])
     assert tokenizer.vocab_size == 9
     assert tokenizer.encode("walk twice walk [PAD]") == [7, 8, 7, 4]
     assert tokenizer.decode([BOS_ID, 7, 8, 4, EOS_ID]) == "walk twice [PAD]"
@@ -215,7 +216,7 @@ def test_an_existing_file_keeps_its_pieces_and_adds_nothing(tmp_path: Path) -> N
         tokenizer.encode("walk run twice")
     assert tokenizer.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
     tokenizer.save(tmp_path / "saved.json")
-    again = Tokenizer.load(tmp_path / "saved.json")
+    again = load_tokenizer(tmp_path / "saved.json")
     assert again.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
 
 
@@ -227,7 +228,7 @@ def test_the_ids_of_an_existing_file_are_kept_in_their_order_after_the_four_spec
     model.train_from_iterator(TEXTS * 5, trainer)
     model.add_special_tokens(["<extra>"])
     model.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.train(TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json")), [])
+    tokenizer = train_tokenizer(TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json")), [])
     assert tokenizer.vocab_size == N_SPECIAL + model.get_vocab_size()
     model.encode_special_tokens = True  # "</s>" in a text is text
     for text in TEXTS:
@@ -239,11 +240,11 @@ def test_the_ids_of_an_existing_file_are_kept_in_their_order_after_the_four_spec
 def test_an_unusable_existing_file_is_named(tmp_path: Path) -> None:
     config = TokenizerConfig(kind="file", path=str(tmp_path / "t.json"))
     with pytest.raises(DataError, match=r"t\.json: cannot read data\.tokenizer\.path: No such file"):
-        Tokenizer.train(config, [])
+        train_tokenizer(config, [])
     for content in ("{", "[]", '{"model": {}}'):
         (tmp_path / "t.json").write_text(content)
         with pytest.raises(DataError, match=r"t\.json: data\.tokenizer\.path is no tokenizer\.json"):
-            Tokenizer.train(config, [])
+            train_tokenizer(config, [])
 
 
 EXAMPLES = [Example("walk twice", "WALK WALK"), Example("run", "RUN")]

@@ -10,7 +10,8 @@ from tiny_models import DATA, WORDS, trained_language_model, trained_seq2seq, wo
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.collate import Row, collate
 from ostinato.data.inputs import Input
-from ostinato.data.tokenizer import BOS_ID, Tokenizers
+from ostinato.data.tokenizer import BOS_ID
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding import inference, search
 from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.search import left_padded

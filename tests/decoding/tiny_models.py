@@ -17,7 +17,7 @@ from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, 
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import Row
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.models import LanguageModel, Seq2Seq
 
 WORDS = "do re mi fa sol la si ut"

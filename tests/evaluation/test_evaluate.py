@@ -22,7 +22,7 @@ from ostinato.data.batching import evaluation_batches
 from ostinato.data.collate import Row, collate
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_examples
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import PredictionWriter, evaluate
 from ostinato.kernels import packed

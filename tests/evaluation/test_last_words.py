@@ -16,7 +16,7 @@ from ostinato.config.recipe import TaskRef
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.collate import Row, collate
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.evaluation import evaluate
 from ostinato.models import LanguageModel
 from ostinato.tasks.registry import build_task

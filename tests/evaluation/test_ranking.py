@@ -17,7 +17,7 @@ from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.collate import Row, collate
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 from ostinato.evaluation.ranking import rank
 from ostinato.models import LanguageModel

@@ -6,7 +6,8 @@ from ostinato.config.data import DataConfig
 from ostinato.config.model import EncoderConfig, SpanHeadConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import LabelTokenizer, SymbolTokenizer, Tokenizers
+from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.evaluation.readout import read_out, text_of
 
 LEAST = torch.finfo(torch.float32).min

@@ -21,7 +21,7 @@ from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq, tra
 
 from architectures import any_architecture, draws, random_model, right_padded, sentences
 from ostinato.config.decoding import DecodingConfig
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding import inference
 from ostinato.decoding.generate import Generation, generate_stream
 from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work

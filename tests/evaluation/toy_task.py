@@ -13,7 +13,7 @@ from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.models import Seq2Seq
 from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache

@@ -9,7 +9,7 @@ import torch
 
 import ostinato
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.interop.pretrained import Pretrained
 from ostinato.models import build_model

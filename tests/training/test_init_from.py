@@ -14,7 +14,7 @@ from tiny_runs import tiny_recipe
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.models.checkpoint import load_model
 from ostinato.training import train

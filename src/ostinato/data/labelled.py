@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.example import NOT_IN_PASSAGE
-from ostinato.data.tokenizer import LabelTokenizer, Tokenizer, Tokenizers
+from ostinato.data.symbols import LabelTokenizer
+from ostinato.data.tokenizer import Tokenizer
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ import numpy as np
 from ostinato.config.data import DataConfig, MaskingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
-from ostinato.data.tokenizer import SPECIAL_TOKENS, Tokenizers
+from ostinato.data.tokenizer import SPECIAL_TOKENS
+from ostinato.data.tokenizers import Tokenizers
 
 Objective = Callable[[LabelledRow, np.random.Generator], LabelledRow]
 _LONGEST_SPAN = 10

@@ -15,7 +15,8 @@ from ostinato.data.batch import TextSize
 from ostinato.data.collate import AnyRow, LabelledRow, Row
 from ostinato.data.labelled import classification_row, continuation_row, facts_row, span_row, tagging_row
 from ostinato.data.objectives import objective_of
-from ostinato.data.tokenizer import Tokenizer, Tokenizers
+from ostinato.data.tokenizer import Tokenizer
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from ostinato.data.batch import Batch, Tokens
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.collate import Row
 from ostinato.data.inputs import Input
-from ostinato.data.tokenizer import Tokenizer, Tokenizers
+from ostinato.data.tokenizer import Tokenizer
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding.beams import Hypothesis
 from ostinato.decoding.search import Decodable, Evaluable, inference, left_padded, search_n_best
 from ostinato.decoding.work import BatchRunner, InThisProcess, batch_key

@@ -31,7 +31,7 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding import inference
 from ostinato.decoding.work import BatchRunner, InThisProcess, in_order
 from ostinato.errors import ConfigError, Problem

@@ -16,7 +16,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object, reading
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.work import BatchRunner
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, see

@@ -18,7 +18,7 @@ from ostinato.config.data import DataConfig
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 from ostinato.evaluation.scores import score_sentences
 from ostinato.models import Model

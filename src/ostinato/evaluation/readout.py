@@ -15,7 +15,7 @@ from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
 from ostinato.data.labelled import passage_of
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding import Hypothesis
 
 

@@ -24,7 +24,9 @@ from ostinato.config.load import recipe_text
 from ostinato.config.model import EncoderConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.disk import new_folder, write_json, write_text
-from ostinato.data.tokenizer import KeptTokenizer, LabelTokenizer, SubwordTokenizer, SymbolTokenizer, Tokenizer
+from ostinato.data.pieces import KeptTokenizer, SubwordTokenizer
+from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
+from ostinato.data.tokenizer import Tokenizer
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.configuration import OstinatoConfig

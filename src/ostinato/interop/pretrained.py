@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
-from ostinato.data.tokenizer import Tokenizers, read_kept
+from ostinato.data.tokenizers import Tokenizers, read_kept
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.interop.architectures import ARCHITECTURES, Architecture
 from ostinato.interop.weights import load_weights

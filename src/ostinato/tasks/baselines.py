@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.metrics import make_metric
 from ostinato.tasks.base import Task
 

@@ -13,7 +13,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
 from ostinato.data.packs.make import hash_of, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
-from ostinato.data.tokenizer import Tokenizer, Tokenizers
+from ostinato.data.tokenizers import Tokenizers, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.tasks.base import Task
 
@@ -77,13 +77,13 @@ def tokenizers_of(source: PackSource, data: DataConfig) -> Tokenizers:
 
 def _train(source: PackSource, data: DataConfig) -> Tokenizers:
     if data.target_tokenizer is None:
-        joint = Tokenizer.train(data.tokenizer, _texts(source, data.tokenizer, ("source", "target")))
+        joint = train_tokenizer(data.tokenizer, _texts(source, data.tokenizer, ("source", "target")))
         return Tokenizers(joint, joint)
     if len(source.fields) == 1:
         reason = "the examples have no source, so there is one side only: remove it and use data.tokenizer"
         raise ConfigError([Problem("data.target_tokenizer", data.target_tokenizer.kind, reason)])
     sides = ((data.tokenizer, "source"), (data.target_tokenizer, "target"))
-    return Tokenizers(*(Tokenizer.train(config, _texts(source, config, (side,))) for config, side in sides))
+    return Tokenizers(*(train_tokenizer(config, _texts(source, config, (side,))) for config, side in sides))
 
 
 def _texts(source: PackSource, config: TokenizerConfig, sides: tuple[str, ...]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from ostinato.config.common import SequenceModelConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.packing import pack_source, tokenizers_of
 from ostinato.tasks.registry import build_task

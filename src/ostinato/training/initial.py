@@ -16,7 +16,7 @@ import torch
 
 from ostinato.config.training import TrainingConfig
 from ostinato.data.example import Example
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.interop.recursive import Shared, to_recursive

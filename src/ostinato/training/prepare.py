@@ -17,7 +17,7 @@ from ostinato.data.objectives import objective_of
 from ostinato.data.packs.make import OnProgress
 from ostinato.data.registry import DataAccess
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.evaluate import check_reported
 from ostinato.evaluation.scores import check_metrics

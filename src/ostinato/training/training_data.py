@@ -14,7 +14,7 @@ from ostinato.data.packs.rows import packed_rows
 from ostinato.data.packs.shards import Pack
 from ostinato.data.packs.source import PackSource
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.tasks.base import Task
 from ostinato.tasks.packing import pack_source, tokenizers_of
 from ostinato.training.initial import load_tokenizers

@@ -24,7 +24,7 @@ from ostinato.analysis.capture import CapturedBatch
 from ostinato.analysis.collectors import OneExample, SubLayerKey
 from ostinato.budget import MacCounter
 from ostinato.data.collate import AnyRow
-from ostinato.data.tokenizer import LabelTokenizer
+from ostinato.data.symbols import LabelTokenizer
 from ostinato.decoding import Hypothesis, inference
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.depth import sentence_depths

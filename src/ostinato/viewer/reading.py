@@ -8,7 +8,8 @@ from ostinato.data.batch import Batch
 from ostinato.data.collate import AnyRow, Row, collate
 from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import BOS_ID, PAD_ID, LabelTokenizer
+from ostinato.data.symbols import LabelTokenizer
+from ostinato.data.tokenizer import BOS_ID, PAD_ID
 from ostinato.decoding import Hypothesis
 from ostinato.decoding.search import OnStep, left_padded, search_n_best
 from ostinato.errors import ConfigError, DataError, Problem

@@ -33,7 +33,7 @@ from ostinato.data.packs.shards import PACK_FILE, PACK_VERSION, TOKENIZERS, Pack
 from ostinato.data.packs.source import UNIT_BYTES, PackSource, Unit, units_of
 from ostinato.data.packs.unit import Work, read_unit
 from ostinato.data.sources import Part, kind_of_file
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 from ostinato.folders import cache_folder
 

@@ -17,7 +17,7 @@ from ostinato.data.batching import StoredRows
 from ostinato.data.collate import AnyRow, LabelledRow, Row
 from ostinato.data.objectives import objective_of
 from ostinato.data.rows import Blocks, labelled_text, too_long
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
 if TYPE_CHECKING:

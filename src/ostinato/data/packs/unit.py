@@ -19,7 +19,8 @@ from ostinato.data.mixture import data_set_of
 from ostinato.data.packs.shards import LENGTHS, Shard, dtype_of
 from ostinato.data.packs.source import PackSource, Unit
 from ostinato.data.sources import kind_of_file
-from ostinato.data.tokenizer import Tokenizer, Tokenizers
+from ostinato.data.tokenizer import Tokenizer
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 from ostinato.system_errors import naming
 

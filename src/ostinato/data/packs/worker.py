@@ -20,7 +20,7 @@ from ostinato.data.packs.shards import TOKENIZERS
 from ostinato.data.packs.source import PackSource, Unit
 from ostinato.data.packs.unit import Work
 from ostinato.data.sources import Part
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import OstinatoError
 
 _LOOKS_EVERY = 0.2

@@ -23,7 +23,7 @@ from ostinato.data.batching import TrainingBatches
 from ostinato.data.example import Example
 from ostinato.data.objectives import objective_of
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizer import Tokenizers
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.experiments.claims.fingerprint import PLACES, without_dropout
 from ostinato.metrics import make_metric

@@ -1,0 +1,211 @@
+"""Tokenizers of pieces of words, by models of the `tokenizers` library.
+
+- bpe, unigram: pieces of UTF-8 bytes, so that no text is unknown; ``decode(encode(x)) == x``.
+- file: an existing ``tokenizer.json``, whose own ids are moved up by four; as lossless as that file is.
+- hf: an existing ``tokenizer.json`` with its own ids and special symbols; see `KeptTokenizer`.
+
+`ostinato.data.subwords` trains such models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import tokenizers
+
+from ostinato.config.special_ids import SpecialIds
+from ostinato.data.tokenizer import N_SPECIAL, UNK_ID, UNKNOWN_TEXT, Tokenizer, Unknown, unknown_symbol
+from ostinato.errors import DataError
+
+
+class SubwordTokenizer(Tokenizer):
+    """A model of the `tokenizers` library, its ids moved up by four.
+
+    Args:
+        content: the JSON text of the model.
+        leading_space: whether texts are encoded with one space before them, which `decode` removes; see `subwords`.
+
+    Raises:
+        ValueError: the JSON is no such model.
+    """
+
+    def __init__(self, kind: str, content: str, leading_space: bool) -> None:
+        self.kind, self._leading_space = kind, leading_space
+        try:
+            self._model = tokenizers.Tokenizer.from_str(content)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(str(error)) from error
+        # The model's special symbols are plain text here, and its padding and truncation would change a sentence.
+        self._model.encode_special_tokens = True
+        self._model.no_padding()
+        self._model.no_truncation()
+        # Unigram names the id that stands for unknown text, the other models a token.
+        settings = json.loads(content)["model"]
+        token = settings.get("unk_token")
+        self._unknown: int | None = settings.get("unk_id")
+        if self._unknown is None and token is not None:
+            self._unknown = self._model.token_to_id(token)
+        self._n_pieces = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = N_SPECIAL + self._n_pieces
+
+    def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
+        """Return the ids of a text; see `Tokenizer.encode`."""
+        encoding = self._tokenize(text)
+        pieces: list[int] = encoding.ids
+        if unknown == "error" and self._unknown is not None and self._unknown in pieces:
+            start, end = self._characters(encoding)[pieces.index(self._unknown)]
+            raise unknown_symbol(text[start:end], f"{self._n_pieces} pieces")
+        return [UNK_ID if piece == self._unknown else N_SPECIAL + piece for piece in pieces]
+
+    def moved_up(self, first: Sequence[str]) -> dict[str, Any]:
+        """Return the model as JSON with our ids: `first` are the symbols that have those before its own.
+
+        Raises:
+            ValueError: the model has such a piece, which would then have two ids.
+        """
+        content: dict[str, Any] = json.loads(self._model.to_str())
+        model, shift = content["model"], len(first)
+        if taken := [text for text in first if self._model.token_to_id(text) is not None]:
+            raise ValueError(f"it has pieces {taken}, which are special symbols")
+        if isinstance(model["vocab"], list):  # unigram: pieces with scores, in the order of their ids
+            worst = min((score for _, score in model["vocab"]), default=0.0)
+            model["vocab"] = [[text, worst] for text in first] + model["vocab"]
+            model["unk_id"] = None if model["unk_id"] is None else model["unk_id"] + shift
+        else:
+            numbered = {piece: i + shift for piece, i in model["vocab"].items()}
+            model["vocab"] = {text: i for i, text in enumerate(first)} | numbered
+        for added in content["added_tokens"]:
+            added["id"] += shift
+        content["post_processor"] = None
+        if self._leading_space:
+            content["normalizer"] = {"type": "Prepend", "prepend": " "}
+            strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+            content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], strip]}
+        return content
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of every piece; see `Tokenizer.spans`."""
+        found = []
+        for start, end in self._characters(self._tokenize(text)):
+            found.append(_without_space(text, start, end))
+        return found
+
+    def _tokenize(self, text: str) -> tokenizers.Encoding:
+        try:
+            return self._model.encode(" " + text if self._leading_space else text, add_special_tokens=False)
+        # Half of a surrogate pair, or an unknown symbol where the model has no unknown token.
+        except Exception as error:
+            raise DataError(f"cannot tokenize {text!r}: {error}") from error
+
+    def _characters(self, encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
+        shift = int(self._leading_space)
+        return [(max(start - shift, 0), end - shift) for start, end in encoding.offsets]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        parts = []
+        for is_unknown, group in groupby(ids, key=lambda i: i == UNK_ID):
+            pieces = [i - N_SPECIAL for i in group]
+            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, skip_special_tokens=False))
+        text = "".join(parts)
+        return text.removeprefix(" ") if self._leading_space else text
+
+    def _content(self) -> dict[str, Any]:
+        return {"leading_space": self._leading_space, "model": json.loads(self._model.to_str())}
+
+
+class KeptTokenizer(Tokenizer):
+    """A model of the `tokenizers` library as it is: its own ids, special symbols and post-processing.
+
+    What its post-processing puts around a text belongs to the text, but for the begin symbol before it and the end
+    symbol behind it, which rows of ids have anyway. Special symbols in a text are plain text, and are left out of what
+    `decode` returns.
+
+    Args:
+        content: the JSON text of the model. special_ids: which of its ids begin, end, pad and mask.
+        vocab_size: rows of the embedding it is for; None: its greatest id and one.
+
+    Raises:
+        ValueError: the JSON is no such model, or has no special symbols of these ids.
+    """
+
+    kind = "hf"
+
+    def __init__(self, content: str, special_ids: SpecialIds, vocab_size: int | None = None) -> None:
+        try:
+            self._model = tokenizers.Tokenizer.from_str(content)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(str(error)) from error
+        self._model.encode_special_tokens = True
+        self._model.no_padding()
+        self._model.no_truncation()
+        settings = json.loads(content)
+        model = settings["model"]
+        unknown = model.get("unk_token")
+        self._unknown: int | None = model.get("unk_id")
+        if self._unknown is None and unknown is not None:
+            self._unknown = self._model.token_to_id(unknown)
+        n_ids = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = n_ids if vocab_size is None else vocab_size
+        if n_ids > self.vocab_size:
+            raise ValueError(f"it has {n_ids} ids, and the embedding {self.vocab_size} rows")
+        self.special_ids = special_ids
+        named = {i for _, i in special_ids if i is not None}
+        if too_large := sorted(i for i in named if i >= self.vocab_size):
+            raise ValueError(f"special ids {too_large} are not below its {self.vocab_size} ids")
+        added = {int(one["id"]) for one in settings.get("added_tokens") or () if one["special"]}
+        self.special_tokens = frozenset(added | named | (set() if self._unknown is None else {self._unknown}))
+
+    @property
+    def special_texts(self) -> dict[int, str]:
+        """How special symbols are shown, by their ids."""
+        return {i: self._model.id_to_token(i) or "<pad>" for i in self.special_tokens}
+
+    def to_json(self) -> str:
+        """Return the text of its tokenizer.json."""
+        return str(self._model.to_str(pretty=True))
+
+    def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
+        """Return the ids of a text; see `Tokenizer.encode`."""
+        pieces = self._pieces(text)
+        ids = [piece for piece, _ in pieces]
+        if unknown == "error" and self._unknown is not None and self._unknown in ids:
+            start, end = pieces[ids.index(self._unknown)][1]
+            raise unknown_symbol(text[start:end], f"{self.vocab_size} pieces")
+        return ids
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of every piece; see `Tokenizer.spans`."""
+        return [_without_space(text, start, end) for _, (start, end) in self._pieces(text)]
+
+    def _pieces(self, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """Return ids and characters, without the begin and end symbol that post-processing adds."""
+        try:
+            found = self._model.encode(text)
+        except Exception as error:  # half of a surrogate pair, or an unknown symbol where there is no unknown token
+            raise DataError(f"cannot tokenize {text!r}: {error}") from error
+        pieces, added = list(zip(found.ids, found.offsets, strict=True)), found.special_tokens_mask
+        first = int(bool(pieces) and bool(added[0]) and pieces[0][0] == self.special_ids.bos)
+        last = len(pieces) - int(len(pieces) > first and bool(added[-1]) and pieces[-1][0] == self.special_ids.eos)
+        return pieces[first:last]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        parts = []
+        for is_unknown, group in groupby(ids, key=lambda i: i == self._unknown):
+            pieces = list(group)
+            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces))
+        return "".join(parts)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "special_ids": self.special_ids.model_dump(),
+            "vocab_size": self.vocab_size,
+            "model": json.loads(self._model.to_str()),
+        }
+
+
+def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
+    piece = text[start:end]
+    return (end - len(piece.lstrip()), start + len(piece.rstrip())) if piece.strip() else (end, end)
