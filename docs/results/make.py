@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from columns import UNITS, Column, Row, cell, chosen, ends_of, entry, values_of
+from columns import UNITS, Column, Row, Unit, cell, chosen, ends_of, entry, numbers_at, values_of
 from pydantic import Field
 
 from ostinato.analysis.drawing import COLOURS, FONT, WIDE, new_figure
@@ -57,6 +57,19 @@ class Published(Config):
     differs: str
 
 
+class Curve(Config):
+    """A line of a figure of two numbers, against each other."""
+
+    label: str
+    where: dict[str, Any] = Field(default_factory=dict)
+    """Its rows, all seeds of one arm; see `Column.where`."""
+    points: list[str]
+    """What stands for {} in the paths, point after point."""
+    x: str
+    y: str
+    """Dotted paths into a row."""
+
+
 class Page(Config):
     """One question."""
 
@@ -85,6 +98,12 @@ class Page(Config):
     """What the axis shows; empty: the first column."""
     drawn_where: dict[str, Any] = Field(default_factory=dict)
     """The lines of the table that are drawn; see `Column.where`."""
+    curves: list[Curve] = Field(default_factory=list)
+    """What is drawn instead of columns."""
+    curves_x: str = ""
+    """What they are drawn against; `drawn_label` says what they show."""
+    curves_unit: Unit = "number"
+    """Unit of what they are drawn against."""
     published: list[Published] = Field(default_factory=list)
     surprises: list[str] = Field(default_factory=list)
     cut: list[str]
@@ -143,6 +162,7 @@ class Made:
             raise ConfigError([Problem(f"{self.source}: path of '{c.title}'", c.path, reason) for c in empty])
         if unknown := {*self.page.drawn} - {column.title for column in self.page.columns}:
             raise ConfigError([Problem(f"{self.source}: drawn", ", ".join(unknown), "no column has this title")])
+        curve_lines(self)  # raises
 
     def text(self, text: str) -> str:
         """Return a text with its numbers."""
@@ -169,7 +189,7 @@ class Made:
         yield self._table()
         if page.note:
             yield wrapped(self.text(page.note))
-        if page.figure or page.drawn:
+        if page.figure or page.drawn or page.curves:
             yield f"![{page.question}]({page.figure or f'{self.name}.svg'})"
         if page.published:
             yield "## Published numbers"
@@ -236,6 +256,28 @@ def drawn_lines(made: Made) -> list[Drawn]:
     return found
 
 
+def curve_lines(made: Made) -> list[Drawn]:
+    """Return what a figure of curves shows: for every point the numbers of all seeds along both axes.
+
+    Raises:
+        ConfigError: no row has a point, or fewer rows have one than the other of its two numbers.
+    """
+    found = []
+    for curve in made.page.curves:
+        rows = chosen(made.rows, curve.where)
+        points = [tuple(numbers_at(rows, path.format(point)) for path in (curve.x, curve.y)) for point in curve.points]
+        if not all(xs and len(xs) == len(ys) for xs, ys in points):
+            reason = f"not every one of {curve.points} is in its {len(rows)} rows"
+            raise ConfigError([Problem(f"{made.source}: curves", curve.label, reason)])
+        found.append(Drawn(curve.label, points))
+    return found
+
+
+def figure_lines(made: Made) -> list[Drawn]:
+    """Return what the figure of a page shows."""
+    return curve_lines(made) if made.page.curves else drawn_lines(made)
+
+
 def figure_mark(lines: Sequence[Drawn]) -> str:
     """Return what a figure keeps of its numbers, by which an old figure is known."""
     rounded = [(line.label, [[f"{x:.6g}" for x in (*found, *ends)] for found, ends in line.columns]) for line in lines]
@@ -243,12 +285,43 @@ def figure_mark(lines: Sequence[Drawn]) -> str:
 
 
 def draw(made: Made) -> None:
-    """Write the figure of a page: a point for every seed or run, a bar for the mean (of ratios the median), intervals.
+    """Write the figure of a page.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    page, lines, columns = made.page, drawn_lines(made), drawn_columns(made.page)
+    lines = figure_lines(made)
+    figure = _curves(made.page, lines) if made.page.curves else _bars(made.page, lines)
+    # The same numbers give the same file.
+    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": made.name}):
+        figure.savefig(figure_of(made), metadata={"Date": None, "Description": figure_mark(lines)})
+
+
+def _curves(page: Page, lines: Sequence[Drawn]) -> Any:
+    """Return a figure of lines through the means over seeds, every seed a faint point."""
+    scale, unit = UNITS[page.curves_unit]
+    figure = new_figure(WIDE, 0.6 * WIDE)
+    axes = figure.add_subplot()
+    for turn, line in enumerate(lines):
+        colour, marker = COLOURS[turn % len(COLOURS)], "os^D"[turn // len(COLOURS)]
+        for xs, ys in line.columns:
+            axes.plot([scale * x for x in xs], ys, marker, color=colour, markersize=2.5, alpha=0.4)
+        means = [(scale * mean(xs), mean(ys)) for xs, ys in line.columns]
+        axes.plot(
+            *zip(*means, strict=True), f"-{marker}", color=colour, markersize=4.5, linewidth=1.4, label=line.label
+        )
+    axes.set_xlabel(f"{page.curves_x} ({unit.strip()})", fontsize=FONT)
+    axes.set_ylabel(page.drawn_label, fontsize=FONT)
+    axes.set_xscale("log")
+    axes.tick_params(labelsize=FONT)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=FONT, frameon=False)
+    return figure
+
+
+def _bars(page: Page, lines: Sequence[Drawn]) -> Any:
+    """Return a figure with a point for every seed or run, a bar for the mean (of ratios the median), and intervals."""
+    columns = drawn_columns(page)
     figure = new_figure(WIDE, 1.0 + _LINE * len(lines) * max(1.0, len(columns) / 2))
     axes = figure.add_subplot()
     for place, line in enumerate(lines):
@@ -272,9 +345,7 @@ def draw(made: Made) -> None:
             axes.plot([], [], "o", color=c, label=one.title)[0] for one, c in zip(columns, COLOURS, strict=False)
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=FONT, frameon=False)
-    # The same numbers give the same file.
-    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": made.name}):
-        figure.savefig(figure_of(made), metadata={"Date": None, "Description": figure_mark(lines)})
+    return figure
 
 
 def figure_of(made: Made) -> Path:
@@ -300,9 +371,9 @@ def differences(pages: Sequence[Made]) -> list[str]:
     for path, text in documents(pages).items():
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         found += difflib.unified_diff(old.splitlines(), text.splitlines(), str(path), f"{path}, made", lineterm="", n=0)
-    for made in (made for made in pages if made.page.drawn):
+    for made in (made for made in pages if made.page.drawn or made.page.curves):
         file = figure_of(made)
-        if not file.is_file() or figure_mark(drawn_lines(made)) not in file.read_text(encoding="utf-8"):
+        if not file.is_file() or figure_mark(figure_lines(made)) not in file.read_text(encoding="utf-8"):
             found.append(f"{file}: shows other numbers, or is not there: --figures draws it")
     return found
 
@@ -312,7 +383,7 @@ def write_all(pages: Sequence[Made], *, figures: bool) -> None:
     for path, text in documents(pages).items():
         path.write_text(text, encoding="utf-8")
     for made in pages if figures else ():
-        if made.page.drawn:
+        if made.page.drawn or made.page.curves:
             draw(made)
 
 

@@ -166,6 +166,10 @@ def test_timings_are_compared_round_by_round_and_over_files(make: ModuleType, fo
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"curves": [{"label": "mine", "points": ["right", "left"], "x": "cost", "y": "{}"}]},
+            "curves is 'mine': not every one of ['right', 'left'] is in its 4 rows",
+        ),
         ({"answr": "Yes."}, "answr"),
         ({"answer": "{cell[Newer][right]}"}, "there is no 'Newer'"),
         ({"answer": "{cell[New][wrong]}"}, "there is no 'wrong'"),
@@ -220,3 +224,21 @@ def test_the_check_says_what_differs_and_writes_nothing(make: ModuleType, folder
     assert "+| New | 80.0 ± 14.1 % | 3.0 M |" in said[0]
     assert "90.0" in page.read_text(encoding="utf-8")
     assert links(folder / "README.md") == ["claims.md", "mine.md", "old.jsonl"]
+
+
+def test_a_figure_of_curves_has_a_line_through_the_means_and_the_seeds_behind_it(
+    make: ModuleType, folder: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    curve = {"label": "new", "where": {"arm": "new"}, "points": ["right", "n"], "x": "cost", "y": "{}"}
+    settings = {"curves": [curve], "drawn_label": "right", "curves_x": "MACs", "curves_unit": "millions"}
+    made = make.Made(written(folder, **settings))
+    assert make.curve_lines(made) == [("new", [([3e6, 3e6], [0.7, 0.9]), ([3e6, 3e6], [100, 100])])]
+    make.main(["--figures"])
+    assert "mine.svg" in (folder / "mine.md").read_text(encoding="utf-8")
+    make.main(["--check"])
+    (folder / "rows.jsonl").write_text(
+        "".join(f"{json.dumps(row | {'right': 0.5})}\n" for row in ROWS), encoding="utf-8"
+    )
+    with pytest.raises(SystemExit, match="pages are not what their rows say"):
+        make.main(["--check"])
