@@ -265,7 +265,9 @@ def curve_lines(made: Made) -> list[Drawn]:
     found = []
     for curve in made.page.curves:
         rows = chosen(made.rows, curve.where)
-        points = [(numbers_at(rows, curve.x.format(one)), numbers_at(rows, curve.y.format(one))) for one in curve.points]
+        points = [
+            (numbers_at(rows, curve.x.format(one)), numbers_at(rows, curve.y.format(one))) for one in curve.points
+        ]
         if not all(xs and len(xs) == len(ys) for xs, ys in points):
             reason = f"not every one of {curve.points} is in its {len(rows)} rows"
             raise ConfigError([Problem(f"{made.source}: curves", curve.label, reason)])
