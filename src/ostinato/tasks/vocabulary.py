@@ -13,6 +13,9 @@ from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.packing import pack_source, tokenizers_of
 from ostinato.tasks.registry import build_task
 
+FromData = dict[str, tuple[tuple[int, int], str]]
+"""By task and data of a recipe: rows of both vocabularies, and where they come from in words."""
+
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
@@ -31,13 +34,21 @@ class SizedModel:
 
 
 def size_model(
-    recipe: Recipe, access: DataAccess | None = None, *, source: int | None = None, target: int | None = None
+    recipe: Recipe,
+    access: DataAccess | None = None,
+    *,
+    source: int | None = None,
+    target: int | None = None,
+    known: FromData | None = None,
 ) -> SizedModel:
     """Set the vocabulary sizes of a recipe's model.
 
     They come from the arguments, else from the recipe, else from the tokenizers that the task's training data gives
     (generated, the user's own, or already in the cache: nothing is downloaded), else, for trained subwords, from the
     size the recipe asks for.
+
+    Args:
+        known: what earlier calls found in data, to which this one adds: recipes of the same data are read once.
 
     Raises:
         ConfigError: none of them gives a size.
@@ -53,7 +64,11 @@ def size_model(
         given = {"source_vocab_size": source, "target_vocab_size": target}
     sizes, origin = {key: given[key] for key in model.vocabulary_sizes(1, 1)}, "given"
     if None in sizes.values():
-        found, origin = _from_data(recipe, access)
+        known = {} if known is None else known
+        key = f"{recipe.model.reads} {recipe.model_dump_json(include={'task', 'data'})}"
+        if key not in known:
+            known[key] = _from_data(recipe, access)
+        found, origin = known[key]
         sizes = {key: given[key] or size for key, size in model.vocabulary_sizes(*found).items()}
     rows = sizes["target_vocab_size" if "target_vocab_size" in sizes else "vocab_size"]
     assert rows is not None  # just set

@@ -16,6 +16,7 @@ from ostinato.experiments.sweep.files import arm_recipe, load_sweep, shipped_swe
 from ostinato.experiments.sweep.rows import read_sweep, results_folder
 from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
+from ostinato.tasks import vocabulary
 from ostinato.tasks.recipes import load_recipe
 
 
@@ -282,6 +283,22 @@ def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Pat
     assert sweep.measures
     assert all(f"# {line}:" in text for line in ("What", "Source", "Command"))
     assert f"ostinato sweep {name}" in text
+
+
+def test_the_data_of_arms_is_read_once_to_size_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(vocabulary, "_train_tokenizers", lambda recipe, access: read.append(recipe))
+    subwords = [*SMALL, "data.tokenizer={kind: bpe, vocab_size: 300}"]
+    arms = [
+        {"name": "base"},
+        {"name": "next", "after": "base"},
+        {"name": "other", "set": {"training.optimizer.lr": 1e-4}},
+    ]
+    arms += [{"name": "own data", "set": {"task.n_train": 80}}]
+    sweep = tiny(overrides=subwords, arms=arms)
+    budgets = arm_budgets(sweep, plan_runs(sweep, tmp_path / "store"))
+    assert len(read) == 2, "once for each task and data"
+    assert len({budget.figure("parameters") for budget in budgets.values()}) == 1
 
 
 def test_a_classification_that_starts_from_a_masked_model_is_counted_with_its_own_labels(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ostinato.plan import Kind
 from ostinato.tasks.checks import split_problems
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
-from ostinato.tasks.vocabulary import SizedModel, size_model
+from ostinato.tasks.vocabulary import FromData, SizedModel, size_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,9 @@ def plan_recipes(
     given = assumptions or Assumptions()
     halting = {stack for recipe in recipes for stack in _halting_stacks(recipe.model)}
     found, seen = [], Counter[str]()
+    known: FromData = {}
     for name, recipe in zip(names, recipes, strict=True):
-        sized = size_model(recipe, access, source=source_vocab, target=target_vocab)
+        sized = size_model(recipe, access, source=source_vocab, target=target_vocab, known=known)
         own = _halting_stacks(sized.model)
         # What fits none of the recipes is left to fail.
         depths = {stack: d for stack, d in (given.expected_depth or {}).items() if stack in own or stack not in halting}

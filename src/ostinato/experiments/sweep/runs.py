@@ -15,7 +15,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.experiments.results import pass_lengths
 from ostinato.experiments.sweep.files import arm_recipe
 from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
-from ostinato.tasks.vocabulary import SizedModel, size_model
+from ostinato.tasks.vocabulary import FromData, SizedModel, size_model
 from ostinato.training.rundir import RunDirectory
 
 _NAME_LENGTH = 16
@@ -88,22 +88,23 @@ def arm_budgets(sweep: SweepConfig, runs: Sequence[PlannedRun], access: DataAcce
     """
     equal = sweep.equal or EqualConfig()
     found: dict[str, Budget] = {}
+    known: FromData = {}
     for run in runs:
         if run.arm not in found:
-            model = _sized(run, access).model
+            model = _sized(run, access, known).model
             lengths = pass_lengths(run.recipe, (equal.source_length, equal.target_length))
             found[run.arm] = count_budget(model, Assumptions(*lengths))
     return found
 
 
-def _sized(run: PlannedRun, access: DataAccess | None) -> SizedModel:
+def _sized(run: PlannedRun, access: DataAccess | None, known: FromData) -> SizedModel:
     """Return a run's model with its vocabulary sizes: of a run that starts from another, that one's."""
     if run.start is None or run.recipe.training.extend_vocabulary:
-        return size_model(run.recipe, access)
-    start = _sized(run.start, access)
+        return size_model(run.recipe, access, known=known)
+    start = _sized(run.start, access, known)
     if isinstance(run.recipe.model, EncoderConfig):
         # The text's ids are the start's, without the mask symbol's row; labels are the arm's own.
-        return size_model(run.recipe, access, source=start.target - 1)
+        return size_model(run.recipe, access, source=start.target - 1, known=known)
     return size_model(run.recipe, access, source=start.source, target=start.target)
 
 
