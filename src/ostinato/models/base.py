@@ -24,7 +24,6 @@ from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
-from ostinato.nn.choosing import Chooser
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import Choice, Routed
@@ -256,7 +255,7 @@ class TokenModel(Embeddings, ABC):
             reason = "needs a decoder whose rounds share all weights: the keys of others cannot stand for each other"
         elif plan.loop.keys != "own":
             reason = f"rounds read the keys of other rounds as the model says (keys: {plan.loop.keys})"
-        elif isinstance(self.stacks["decoder"].halting, Chooser):
+        elif self.stacks["decoder"].halting.chooses_tokens:
             reason = "the tokens of a round are chosen, and see the keys of that round only (halting.kind: select)"
         else:
             return
@@ -266,7 +265,7 @@ class TokenModel(Embeddings, ABC):
         """Return why no stack stops by an execution's criterion."""
         if not self.stacks:
             return Problem("exit", execution.exit, "this model has no rounds")
-        if all(isinstance(stack.halting, Chooser) for stack in self.stacks.values()):
+        if all(stack.halting.chooses_tokens for stack in self.stacks.values()):
             reason = "routers choose the tokens of every round, and are part of what this model computes"
             return Problem("exit", execution.exit, reason)
         if all(stack.plan.loop.phases for stack in self.stacks.values()):
