@@ -24,6 +24,7 @@ OWN: dict[str, dict[str, Any]] = {
 HEAD_EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 3, "top_k": 2, "n_heads": 2, "d_head": 6}
 FFN_EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 3, "top_k": 2, "d_ff": 24, "activation": "swiglu"}
 EXPERTS: dict[str, Any] = {"self_attention": HEAD_EXPERTS, "ffn": FFN_EXPERTS}
+FFN_MAPS = {"up": "experts.up_EDF", "down": "experts.down_EFD"}
 HEADS = {"query": "query_EDI", "kv": "kv.weight", "out": "out_EID"}
 HEIGHTS = {"up": 24, "down": 16, "query": 12, "kv": 12, "out": 16}
 CROSS_PARTS = {"query": (16, 12), "out": (12, 16)}
@@ -146,7 +147,7 @@ def test_all_experts_of_a_sub_layer_have_the_same_delta(backend: Any) -> None:
         found = logits(model)
     with torch.no_grad():
         for i in range(2):
-            for kind, maps in (("ffn", {"up": "experts.up_EDF", "down": "experts.down_EFD"}), ("self_attention", HEADS)):
+            for kind, maps in (("ffn", FFN_MAPS), ("self_attention", HEADS)):
                 delta = model.banks.delta[f"{kind}_decoder_step_{i}_round_0"]
                 assert set(delta) == set(maps)
                 for name, path in maps.items():

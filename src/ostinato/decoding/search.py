@@ -71,7 +71,7 @@ class Decodable(Protocol):
 
 
 @runtime_checkable
-class Executed(Protocol):
+class HasExecution(Protocol):
     """A model that runs as it is told, as all of this library do."""
 
     @property
@@ -167,7 +167,7 @@ def search_n_best(
     indices = batch.indices or range(n_sentences)
     propose = make_proposer(config, indices, [most for _, most in lengths], device)
     cache = model.encode(batch, n_steps=n_steps)
-    if config.cached_rounds is not None and isinstance(model, Executed):
+    if config.cached_rounds is not None and isinstance(model, HasExecution):
         execution = model.current_execution
         if execution.cached_rounds is None:  # what a call says comes first
             cache.execution = model.checked(replace(execution, cached_rounds=config.cached_rounds))

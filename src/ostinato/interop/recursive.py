@@ -5,7 +5,7 @@
 
 (Bae et al. 2024, Relaxed Recursive Transformers.) With full rank and norms by round it is the model it was made of;
 with rank 0 the shared weights alone are left. Biases, norms of queries and keys, and keys and values of a memory have
-no delta: their mean is taken. All experts of a sub-layer have the same delta, that of the feed-forward they are copies of.
+no delta: their mean is taken. All experts of a sub-layer have one delta, that of the feed-forward they are copies of.
 
 A feed-forward as wide as the n that it replaces together (One Wide FFN) gets all their hidden units, and gives the mean
 of their outputs. Experts get copies of a feed-forward with noise (Komatsuzaki et al. 2023, Sparse Upcycling): without

@@ -338,7 +338,7 @@ class ExpertAttention(MultiHead, Routed):
         return self.queries(x_ND, decision), self.keys_values(x_ND, valued_ND)
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N I"]:
-        """Return queries of every row's choices, side by side; those of padding are 0."""
+        """Return queries of every row's choices, side by side; those of padding are 0, but for what a round adds."""
         maps = (self.query_EDI, self.query_bias_EI)
         q_SI = routed_linear(x_ND, *maps, decision.to, reads="rows", writes="slots", backend=decision.backend)
         q_NI = q_SI.view(x_ND.shape[0], -1)
@@ -366,7 +366,7 @@ class ExpertAttention(MultiHead, Routed):
             backend=decision.backend,
         )
         if self.added is not None:
-            mapped_NKR = self.added["out"].a(x_NI.view(-1, self.n_choices, self.inner))
+            mapped_NKR = self.added["out"].a(x_NI.reshape(-1, self.n_choices, self.inner))
             gates_NK1 = decision.gates_NK[..., None].to(mapped_NKR.dtype)
             y_ND = y_ND + self.added["out"].raised((mapped_NKR * gates_NK1).sum(1))
         return y_ND if self.sum_bias_D is None else y_ND + self.sum_bias_D

@@ -41,7 +41,8 @@ class Blocks(NamedTuple):
     """What a map of a parameter set gives, by what is made of the same ones.
 
     Args:
-        reads: width of what it reads. heights: outputs of every block. n_keys: the last ones, which make keys and values.
+        reads: width of what it reads. heights: outputs of every block. n_keys: the last blocks, which make keys and
+            values.
     """
 
     reads: int
