@@ -433,8 +433,10 @@ def _hidden_row(run: TrainingPass, sub: FeedForward, *, is_fused: bool) -> int:
         is_fused: the maps of experts are one operation, which keeps what its activation reads. Else that, and the
             result; of relu the result alone.
     """
-    n = hidden_branches(sub) if is_fused else 4 if sub.activation in GATED else 1 if sub.activation == "relu" else 2
-    return n * sub.d_ff * run.width + (sub.d_ff if sub.dropout and sub.activation != "relu" else 0)
+    n, is_relu = hidden_branches(sub), sub.activation == "relu"
+    if not is_fused:
+        n = 1 if is_relu else 2 * n
+    return n * sub.d_ff * run.width + (sub.d_ff if sub.dropout and not is_relu else 0)
 
 
 def reads_expected_states(planned: PlannedUse) -> bool:
