@@ -83,7 +83,7 @@ from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import AlibiConfig, BucketsConfig, RotaryConfig, WindowConfig
-from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.plan import PLACES
 
 FLOAT, HALF, ID = 4, 2, 8
