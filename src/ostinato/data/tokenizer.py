@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tokenizers
 
-from ostinato.config.special_ids import SpecialIds
+from ostinato.config.special_ids import NO_LABEL, SpecialIds
 from ostinato.data.disk import read_json_object
 from ostinato.data.subwords import train_subwords
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, see
@@ -379,7 +379,8 @@ class KeptTokenizer(Tokenizer):
 class LabelTokenizer(Tokenizer):
     """A closed list of labels, without special symbols; id 0 is the most frequent one.
 
-    classification: a text is one label, white space at its ends aside. tagging: white space separates labels.
+    classification: a text is one label, white space at its ends aside. tagging: white space separates labels,
+    and `NO_LABEL` is none of them.
     """
 
     def __init__(self, kind: Literal["classification", "tagging"], labels: Sequence[str]) -> None:
@@ -434,7 +435,7 @@ def _by_frequency(counts: Counter[str]) -> list[str]:
 
 
 def _labels(kind: str, text: str) -> list[str]:
-    return [text.strip()] if kind == "classification" else text.split()
+    return [text.strip()] if kind == "classification" else [label for label in text.split() if label != NO_LABEL]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
