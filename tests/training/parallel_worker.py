@@ -1,7 +1,8 @@
 """One of several processes that hold a model by `training.parallel`: what it does is named on its command line.
 
 parallel_worker.py FOLDER updates KIND[,CASE...] ...    the cases of `shared_updates` that the kind knows
-parallel_worker.py FOLDER train NAME KIND N_UPDATES [DECAY of a mean of weights]     a run, begun or gone on with, without pickles
+parallel_worker.py FOLDER train NAME KIND N_UPDATES     a run, begun or gone on with, without pickles; the last one
+                                                        may be the decay of a mean of its weights
 parallel_worker.py FOLDER killed NAME KIND              a run whose last process is killed in an update
 parallel_worker.py FOLDER naive-rounds                  processes that do not agree on rounds
 parallel_worker.py FOLDER naive-experts                 processes that gather single experts

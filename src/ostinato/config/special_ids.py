@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ostinato.config.base import Config, Count
 from ostinato.errors import Problem
 
-
 NO_LABEL = "<no-label>"
 """Stands in the tags of a sequence for a word that has none: it is read, but is in no loss and no score."""
 

@@ -375,9 +375,9 @@ class TrainingConfig(Config):
     clip_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; None: no clipping."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay d of a mean of the weights over the updates, m_u = d m_(u-1) + (1 - d) w_u, which evaluations, the choice of
-    the best checkpoint and everything that reads a checkpoint then use in place of the last weights (TRM: 0.999). None:
-    no mean."""
+    """Decay d of a mean of the weights over the updates, m_u = d m_(u-1) + (1 - d) w_u, which evaluations, the choice
+    of the best checkpoint and everything that reads a checkpoint then use in place of the last weights (TRM: 0.999).
+    None: no mean."""
     accumulate: Size = 1
     """Batches per update, weighted by their target tokens: N batches give the gradient of one large batch."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -56,8 +56,8 @@ def text_of(config: ModelConfig, ids: list[int], example: Example, tokenizers: T
         _, passage = passage_of(example, tokenizers.source, data)
         return passage.answer(ids[0], ids[1])
     if config.reads == "tagging":
-        tags = example.target.split()
-        ids = ids + [0] * (len(tags) - tags.count(NO_LABEL) - len(ids))
-        labels = iter(tokenizers.target.decode(ids).split())
-        return " ".join(tag if tag == NO_LABEL else next(labels) for tag in tags)
+        n_words = len((example.source or "").split())
+        without = {place for place, tag in enumerate(example.target.split()) if tag == NO_LABEL}
+        labels = iter(tokenizers.target.decode(ids + [0] * (n_words - len(without) - len(ids))).split())
+        return " ".join(NO_LABEL if place in without else next(labels) for place in range(n_words))
     return tokenizers.target.decode(ids)

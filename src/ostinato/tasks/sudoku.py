@@ -28,8 +28,8 @@ class SudokuConfig(TaskConfig):
     size: GridSize = 6
     """Rows, columns and digits; boxes are 2x2, 2x3 (two rows, three columns) or 3x3."""
     givens: list[Size] | None = None
-    """Cells that are given, of which every puzzle draws one number: fewer are harder. None: 6, 8 or 10 of 4x4, 10, 14 or
-    18 of 6x6, 26, 30 or 36 of 9x9."""
+    """Cells that are given, of which every puzzle draws one number: fewer are harder. None: 6, 8 or 10 of 4x4, 10, 14
+    or 18 of 6x6, 26, 30 or 36 of 9x9."""
     augmentations: Count = 0
     """Further forms of every puzzle in train, by symmetries that are drawn."""
     n_train: Size = 1000
@@ -67,11 +67,12 @@ class SudokuTask(Task):
     drawn. No puzzle of a split is one of another's after renaming digits, exchanging bands, stacks, rows of a band and
     columns of a stack, or (square boxes) rows and columns: a signature that these do not change decides the split.
     Inside a split puzzles may repeat, of 4x4 often. Every split depends on `seed` and not on the others' sizes.
-    Tokens: words; the cells row by row, a digit or `.` where it is to be found. Every cell has a label, also the givens.
-    Metric: exact match (all cells of a puzzle right) and tag accuracy (cells right), by the number of givens. Beside them
-    belongs what needs no model (`ostinato data baselines`): `by_word` copies the givens, `naked_singles` fills cells for
-    which one digit is left until there are none, and then takes the smallest that is left: it solves what needs no
-    search and no other rule.
+    Tokens: words; the cells row by row, a digit or `.` where it is to be found. Every cell has a label, also the
+    givens.
+    Metric: exact match (all cells of a puzzle right) and tag accuracy (cells right), by the number of givens. Beside
+    them belongs what needs no model (`ostinato data baselines`): `by_word` copies the givens, `naked_singles` fills
+    cells for which one digit is left until there are none, and then takes the smallest that is left: it solves what
+    needs no search and no other rule.
     Selection: dev.
     Departures: HRM and TRM (arXiv 2506.21734, 2510.04871) use 9x9 puzzles of a published collection that were chosen to
     be hard for solvers, 1,000 of them in 1,000 forms each. These here are drawn, most are much easier, and no score on

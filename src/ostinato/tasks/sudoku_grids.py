@@ -1,8 +1,8 @@
 """Sudoku: solving, drawing puzzles with one solution, their symmetries, and which puzzles are the same up to these.
 
 A grid of size n has n rows of n cells with digits 1 .. n, 0 for an empty cell; cells are listed row by row. Every digit
-stands once in every row, column and box. Boxes of 4x4 are 2x2, of 6x6 two rows by three columns, of 9x9 3x3; rows of the
-same boxes are a band, columns of the same boxes a stack.
+stands once in every row, column and box. Boxes of 4x4 are 2x2, of 6x6 two rows by three columns, of 9x9 3x3; rows of
+the same boxes are a band, columns of the same boxes a stack.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def _may_have_another(cells: list[int], place: int, digit: int, grid: Layout) ->
 def shuffled(puzzle: Cells, solution: Cells, rng: Random, grid: Layout) -> tuple[Cells, Cells]:
     """Return a puzzle and its solution after one of the symmetries of Sudoku, drawn uniformly.
 
-    Digits are renamed; bands, and rows inside a band, change places; so do stacks and columns inside a stack; where boxes
-    are square, rows may become columns.
+    Digits are renamed; bands, and rows inside a band, change places; so do stacks and columns inside a stack; where
+    boxes are square, rows may become columns.
     """
     names = [0, *rng.sample(range(1, grid.size + 1), grid.size)]
     rows, columns = _permuted(rng, grid.size, grid.height), _permuted(rng, grid.size, grid.width)
@@ -200,14 +200,14 @@ def signature(puzzle: Cells, grid: Layout) -> str:
     depends on names of digits or order of lines. Different puzzles may have the same signature, but seldom do.
     """
     same_digit = {digit: [p for p, other in enumerate(puzzle) if other == digit] for digit in set(puzzle) - {0}}
-    colours, seen = [int(digit > 0) for digit in puzzle], list[object]()
+    colours, seen = [int(digit > 0) for digit in puzzle], list[list[str]]()
     for _ in range(3):
         found = []
         for place, digit in enumerate(puzzle):
             row, column, box = (sorted([colours[other] for other in unit]) for unit in grid.units[place])
             alike = sorted([colours[other] for other in same_digit.get(digit, ())])
-            found.append((colours[place], *sorted((row, column)), box, alike))
+            found.append(repr((colours[place], *sorted((row, column)), box, alike)))
         seen.append(sorted(found))
-        numbers = {repr(one): number for number, one in enumerate(seen[-1])}  # type: ignore[arg-type]
-        colours = [numbers[repr(one)] for one in found]
+        numbers = {one: number for number, one in enumerate(seen[-1])}
+        colours = [numbers[one] for one in found]
     return repr(seen)

@@ -31,7 +31,7 @@ class MovingAverage:
         averaged = {} if decay is None else {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._trained = averaged
         self._means = [parameter.detach().clone() for parameter in averaged.values()]
-        self._blend = None if decay is None else get_ema_multi_avg_fn(decay)
+        self._blend = None if decay is None else get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
         """Take in the weights after an update."""
