@@ -66,6 +66,7 @@ VALUES: dict[str, list[Any]] = {
     "long_lengths": [[50]],
     "larger_sizes": [[7]],
     "least_path": [7],
+    "size": [6],
     "givens": [[7]],
     "languages": [{"train": "xx"}],
     "train_languages": [["en"]],

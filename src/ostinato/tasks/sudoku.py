@@ -15,7 +15,7 @@ from ostinato.tasks.sudoku_grids import Cells, GridSize, draw_puzzle, layout, na
 _EMPTY = "."
 _GIVENS: dict[GridSize, tuple[int, int, tuple[int, ...]]] = {
     4: (6, 10, (6, 8, 10)),
-    6: (10, 30, (10, 14, 18)),
+    6: (10, 30, (10, 12, 16)),
     9: (25, 70, (26, 30, 36)),
 }
 """By size the fewest givens that are soon found, the most with which there are puzzles for every split, the default."""
@@ -28,8 +28,8 @@ class SudokuConfig(TaskConfig):
     size: GridSize = 6
     """Rows, columns and digits; boxes are 2x2, 2x3 (two rows, three columns) or 3x3."""
     givens: list[Size] | None = None
-    """Cells that are given, of which every puzzle draws one number: fewer are harder. None: 6, 8 or 10 of 4x4, 10, 14
-    or 18 of 6x6, 26, 30 or 36 of 9x9."""
+    """Cells that are given, of which every puzzle draws one number: fewer are harder. None: 6, 8 or 10 of 4x4, 10, 12
+    or 16 of 6x6, 26, 30 or 36 of 9x9."""
     augmentations: Count = 0
     """Further forms of every puzzle in train, by symmetries that are drawn."""
     n_train: Size = 1000
