@@ -13,7 +13,7 @@ import ostinato.data.rows
 from architectures import draws
 from ostinato.config.data import DataConfig, MaskingConfig, TokenizerConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig
-from ostinato.config.special_ids import SpecialIds
+from ostinato.config.special_ids import NO_LABEL, SpecialIds
 from ostinato.data.batch import TextSize
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import LabelledRow, collate
@@ -63,6 +63,7 @@ def test_labels_are_a_closed_list_by_frequency() -> None:
     with pytest.raises(DataError, match="'q' is not among the 3 labels"):
         labels.encode("q")
     assert LabelTokenizer.count("tagging", ["O X O"]).decode([0, 1, 0]) == "O X O"
+    assert LabelTokenizer.count("tagging", [f"O {NO_LABEL} X {NO_LABEL} O"]).labels == ["O", "X"]
 
 
 def test_label_tokenizers_survive_their_file(tmp_path: object) -> None:
@@ -86,6 +87,9 @@ def test_words_have_their_label_at_their_first_piece() -> None:
     assert (row.ids, row.places, row.labels) == ([BOS_ID, A, B, C, EOS_ID], [1, 2, 3], [0, 1, 0])
     with pytest.raises(DataError, match="2 labels for 3 words"):
         tagging_row(Example("a b c", "O X"), TAGS, DATA, 0)
+    some = tagging_row(Example("a b c", f"{NO_LABEL} X {NO_LABEL}"), TAGS, DATA, 0)
+    assert some is not None
+    assert (some.ids, some.places, some.labels) == (row.ids, [2], [1])
     cut = tagging_row(Example("a b c", "O X O"), TAGS, DataConfig(max_source_length=4, over_length="truncate"), 0)
     assert cut is not None
     assert (cut.ids, cut.places, cut.labels) == ([BOS_ID, A, B, EOS_ID], [1, 2], [0, 1])

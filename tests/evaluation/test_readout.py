@@ -4,6 +4,7 @@ import torch
 
 from ostinato.config.data import DataConfig
 from ostinato.config.model import EncoderConfig, SpanHeadConfig
+from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.example import Example
 from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
@@ -53,6 +54,8 @@ def test_outputs_become_texts() -> None:
     tagging = EncoderConfig.model_validate({"head": {"kind": "tagging"}})
     # Two of three words were cut off and get the most frequent tag.
     assert text_of(tagging, [1], Example("Ann met Bob.", "x"), tags, DataConfig()) == "PER O O"
+    some = Example("who Ann met Bob.", f"{NO_LABEL} O O {NO_LABEL}")
+    assert text_of(tagging, [1, 0], some, tags, DataConfig()) == f"{NO_LABEL} PER O {NO_LABEL}"
     joint = Tokenizers(words, words)
     # <bos> who <eos> Ann met Bob.
     assert text_of(_span(9), [4, 5], Example("who\tAnn  met Bob.", "x"), joint, DataConfig()) == "met Bob."

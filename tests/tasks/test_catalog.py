@@ -21,11 +21,13 @@ SMALL = {
     "learning_to_execute": ["n_train=20", "n_eval=5"],
     "listops": ["version=small", "n_train=20", "n_eval=5"],
     "logical_inference": ["origin=generated", "n_pairs=2000"],
+    "maze": ["n_train=20", "n_eval=5"],
     "parity": ["n_train=20", "n_eval=5"],
     "passivization": ["origin=generated", "n_train=20"],
     "pcfg_set": ["origin=generated", "n_train=20"],
     "relay": ["n_train=20", "n_eval=5"],
     "scan": ["split=length"],
+    "sudoku": ["size=4", "n_train=20", "n_eval=5"],
 }
 """Tasks that need no files, with settings that make them short."""
 ROWS: dict[str, list[dict[str, Any]]] = {

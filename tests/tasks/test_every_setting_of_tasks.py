@@ -33,10 +33,12 @@ FEW: dict[str, Settings] = {
     "learning_to_execute": {"n_train": 20, "n_eval": 20},
     "listops": {"version": "small", "n_train": 20, "n_eval": 20},
     "logical_inference": {"n_pairs": 1000},
+    "maze": {"size": 3, "n_train": 20, "n_eval": 10},
     "parity": {"n_train": 20, "n_eval": 20},
     "passivization": {"n_train": 20},
     "pcfg_set": {"n_train": 20},
     "relay": {"n_train": 20, "n_eval": 20},
+    "sudoku": {"size": 4, "n_train": 20, "n_eval": 10},
 }
 """Few examples, so that drawing them takes no time."""
 VARIANTS: dict[str, list[Settings]] = {
@@ -62,6 +64,10 @@ VALUES: dict[str, list[Any]] = {
     "max_length": [4],
     "long_min_length": [60],
     "long_lengths": [[50]],
+    "larger_sizes": [[7]],
+    "least_path": [7],
+    "size": [6],
+    "givens": [[7]],
     "languages": [{"train": "xx"}],
     "train_languages": [["en"]],
     "skipped_labels": [["A"]],
@@ -101,6 +107,7 @@ REFUSED_FOR_PUBLISHED: list[tuple[str, Settings, str]] = [
     ("geoquery", {"split": "length"}, "dev_fraction=0.2"),
     ("geoquery", {"split": "tmcd_1"}, "dev_seed=1"),
     ("geoquery", {"dev_fraction": 0}, "dev_seed=1"),
+    ("arc", {"dev_fraction": 0}, "dev_seed=1"),
     ("babi", {"dev_fraction": 0}, "dev_seed=1"),
     ("translation", {}, "target_tag=to"),
 ]
@@ -112,6 +119,7 @@ TAKEN_FOR_PUBLISHED: list[tuple[str, Settings, str]] = [
     ("scan", {}, "dev_seed=1"),
     ("scan", {"split": "few_shot"}, "n_shots=4"),
     ("geoquery", {"split": "nqg_length"}, "dev_fraction=0.2"),
+    ("arc", {}, "dev_seed=1"),
     ("babi", {}, "dev_seed=1"),
     ("cogs", {}, "train_file=train_100"),
 ]
@@ -121,8 +129,10 @@ OF_TRAIN: dict[str, tuple[str, Any]] = {
     "cogs": ("train_file", "train_100"),
     "learning_to_execute": ("n_train", 9),
     "listops": ("n_train", 9),
+    "maze": ("n_train", 9),
     "parity": ("n_train", 9),
     "relay": ("n_train", 9),
+    "sudoku": ("augmentations", 9),
 }
 BENCHMARKS = sorted(kind for kind in TASKS if not TASKS[kind].config_type(kind=kind).reads_own_files)
 _SQUAD = {"id": "1", "question": "A b?", "answers": [{"text": "c", "answer_start": 2}]}
@@ -188,7 +198,7 @@ def outcome(task: Settings, data: Settings, nowhere: Path) -> Any:
 
 
 CASES = [(kind, settings) for kind in VARIANTS for settings in VARIANTS[kind]]
-CASES += [("classification", {}), ("parity", {}), ("relay", {}), ("listops", {})]
+CASES += [("classification", {}), ("maze", {}), ("sudoku", {}), ("parity", {}), ("relay", {}), ("listops", {})]
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=lambda case: case if isinstance(case, str) else str(case))

@@ -44,6 +44,15 @@ CASES: dict[str, list[tuple[list[tuple[str, str]], dict[str, float]]]] = {
     ],
     "listops": [([("9", "9"), ("0", "1"), ("3", "3")], {"exact_match": 2 / 3})],
     "logical_inference": [([("<", "<"), ("#", "="), ("v", "v"), ("^", "|")], {"exact_match": 1 / 2})],
+    # What has no label is not counted.
+    "arc": [
+        (
+            [("<no-label> 3 4", "<no-label> 3 5"), ("1 <no-label>", "1 <no-label>")],
+            {"exact_match": 1 / 2, "tag_accuracy": 2 / 3},
+        )
+    ],
+    "maze": [([(". o o <no-label>", "o o o <no-label>")], {"exact_match": 0.0, "tag_accuracy": 2 / 3})],
+    "sudoku": [([("1 2 2 1", "1 2 2 1"), ("1 2 2 1", "2 1 2 1")], {"exact_match": 1 / 2, "tag_accuracy": 6 / 8})],
     "parity": [([("1 1 0 1", "1 1 0 1"), ("0 1", "0 0")], {"tag_accuracy": 5 / 6})],
     "passivization": [
         (

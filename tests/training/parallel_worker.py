@@ -1,7 +1,8 @@
 """One of several processes that hold a model by `training.parallel`: what it does is named on its command line.
 
 parallel_worker.py FOLDER updates KIND[,CASE...] ...    the cases of `shared_updates` that the kind knows
-parallel_worker.py FOLDER train NAME KIND N_UPDATES     a run, begun or gone on with, without pickles
+parallel_worker.py FOLDER train NAME KIND N_UPDATES     a run, begun or gone on with, without pickles; the last one
+                                                        may be the decay of a mean of its weights
 parallel_worker.py FOLDER killed NAME KIND              a run whose last process is killed in an update
 parallel_worker.py FOLDER naive-rounds                  processes that do not agree on rounds
 parallel_worker.py FOLDER naive-experts                 processes that gather single experts
@@ -74,13 +75,19 @@ def do_updates(folder: Path, processes: Processes, kind: str, names: list[str]) 
         (folder / f"{kind}.json").write_text(json.dumps(report))
 
 
-def run_recipe(folder: Path, kind: str, n_updates: int) -> Recipe:
+def run_recipe(folder: Path, kind: str, n_updates: int, ema_decay: float | None = None) -> Recipe:
     """Return the recipe of a run without chance: experts, accumulation, and both halting rules, but for ddp."""
     has_halting = kind != "ddp"
     still = shared_updates.still(tiny_recipe(folder / "data", experts=True, halting=has_halting, n_updates=n_updates))
     # Gradients that are nothing but rounding would else move their parameters as far as others do.
     optimizer = still.training.optimizer.model_copy(update={"eps": 1e-2})
-    changed = {"parallel": KINDS[kind], "evaluate_every": 4, "save_every": 4, "optimizer": optimizer}
+    changed = {
+        "parallel": KINDS[kind],
+        "evaluate_every": 4,
+        "save_every": 4,
+        "optimizer": optimizer,
+        "ema_decay": ema_decay,
+    }
     return still.model_copy(update={"training": still.training.model_copy(update=changed)})
 
 
@@ -97,9 +104,10 @@ def forbid_pickles() -> None:
     torch.distributed.distributed_c10d._pickler = torch.distributed.distributed_c10d._unpickler = refuse
 
 
-def do_run(folder: Path, processes: Processes, name: str, kind: str, n_updates: int) -> None:
+def do_run(folder: Path, processes: Processes, name: str, kind: str, *numbers: str) -> None:
     forbid_pickles()
-    results = train(run_recipe(folder, kind, n_updates), folder / name, resume=True)
+    n_updates, *decay = numbers
+    results = train(run_recipe(folder, kind, int(n_updates), *map(float, decay)), folder / name, resume=True)
     (folder / f"{name}-{processes.rank}.json").write_text(json.dumps(results))
 
 
@@ -148,7 +156,7 @@ def main() -> None:
             for kind, *names in (one.split(",") for one in rest):
                 do_updates(folder, processes, kind, names)
         case "train":
-            do_run(folder, processes, rest[0], rest[1], int(rest[2]))
+            do_run(folder, processes, *rest)
         case "killed":
             do_killed(folder, processes, *rest)
         case "naive-rounds":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from ostinato.cli.options import AccessOption, JsonOption, OverridesArgument, RecipeArgument, TrustOption
 from ostinato.cli.output import console, number, print_columns, print_json, print_line, print_table
 
+_MOST_OF_A_FOLDER = 20
+"""Files of one folder that are listed one by one."""
 EPILOG = "Example: ostinato data show scan split=length"
 
 app = typer.Typer(
@@ -153,11 +156,7 @@ def _print_task(described: dict[str, Any]) -> None:
             print_line(f"{kind}: {', '.join(names)}")
     if described["by"]:
         print_line(f"reported by: {', '.join(described['by'])}")
-    for file in described["files"]:
-        where = file["url"] or f"{file['repo']}/{file['path']} at {file['commit'][:10]}"
-        size = f"{number(file['n_bytes'])} bytes" if file["n_bytes"] else "size not known"
-        state = ", not here" if not file["is_here"] else "" if file["is_read"] else ", not read"
-        print_line(f"file: {where}, {size}, {file['licence']}{state}")
+    _print_files(described["files"])
     if described["examples"]:
         print_line()
         print_line(f"examples of {described['examples_of']}")
@@ -165,3 +164,22 @@ def _print_task(described: dict[str, Any]) -> None:
         print_line()
         for key, value in example.items():
             print_line(f"  {key}: {value}")
+
+
+def _print_files(files: list[dict[str, Any]]) -> None:
+    """Print files, those of a folder that holds many of them in one line."""
+    folders: defaultdict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for file in files:
+        state = ", not here" if not file["is_here"] else "" if file["is_read"] else ", not read"
+        folder = file["url"] or f"{file['repo']}/{file['path'].rpartition('/')[0]}"
+        folders[folder, file["commit"], file["licence"], state].append(file)
+    for (folder, commit, licence, state), found in folders.items():
+        end = f"{licence}{state}"
+        if len(found) > _MOST_OF_A_FOLDER:
+            n_bytes = sum(file["n_bytes"] or 0 for file in found)
+            print_line(f"{number(len(found))} files: {folder} at {commit[:10]}, {number(n_bytes)} bytes, {end}")
+            continue
+        for file in found:
+            where = file["url"] or f"{file['repo']}/{file['path']} at {commit[:10]}"
+            size = f"{number(file['n_bytes'])} bytes" if file["n_bytes"] else "size not known"
+            print_line(f"file: {where}, {size}, {end}")

@@ -1,4 +1,4 @@
-"""Which token ids stand for padding, the begin symbol, the end symbol and the mask symbol."""
+"""Which token ids stand for padding, the begin symbol, the end symbol and the mask symbol; the tag of what has none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from ostinato.config.base import Config, Count
 from ostinato.errors import Problem
+
+NO_LABEL = "<no-label>"
+"""Stands in the tags of a sequence for a word that has none: it is read, but is in no loss and no score."""
 
 
 class SpecialIds(Config):

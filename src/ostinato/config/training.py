@@ -374,6 +374,10 @@ class TrainingConfig(Config):
     """Whether halted tokens and padding are gathered away before a round; auto: where it pays."""
     clip_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; None: no clipping."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay d of a mean of the weights over the updates, m_u = d m_(u-1) + (1 - d) w_u, which evaluations, the choice
+    of the best checkpoint and everything that reads a checkpoint then use in place of the last weights (TRM: 0.999).
+    None: no mean."""
     accumulate: Size = 1
     """Batches per update, weighted by their target tokens: N batches give the gradient of one large batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -414,6 +418,9 @@ class TrainingConfig(Config):
         if self.consistency.is_there and self.rounds.per == "sentence":
             reason = f"needs rounds that are the same for all sentences: {path}rounds.per=update"
             yield Problem(f"{path}consistency", "set", reason)
+        if self.ema_decay is not None and self.parallel.kind == "fsdp":
+            reason = f"is not kept by processes that hold parts of a model: use {path}parallel.kind=ddp or none"
+            yield Problem(f"{path}ema_decay", self.ema_decay, reason)
         if self.compile and self.halting.capacity_warmup:
             reason = "would compile every one of these updates anew: must be 0 with training.compile"
             yield Problem(f"{path}halting.capacity_warmup", self.halting.capacity_warmup, reason)

@@ -1,7 +1,8 @@
 """Examples as sequences with labels of their own, for encoder-only models and for texts whose last part is scored.
 
     classification  <bos> text <eos>, of a pair <bos> text <eos> text <eos>;   one label
-    tagging         <bos> words <eos>;                                          one label a word, at its first token
+    tagging         <bos> words <eos>;                                          one label a word, at its first token;
+                                                                                none where the target has `NO_LABEL`
     span            <bos> question <eos> passage <eos>;                         two labels, columns of the passage
     facts           fact, fact, ..., question: a column each;                   one label
 
@@ -17,6 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.example import NOT_IN_PASSAGE
@@ -89,10 +91,12 @@ def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, inde
     """
     text = source_of(example)
     ids = tokenizers.source.encode(text, unknown=data.unknown)
-    labels = tokenizers.target.encode(example.target)
+    tags = example.target.split()
     places = [1 + first for first in first_tokens(text, tokenizers.source)]
-    if len(labels) != len(places):
-        raise DataError(f"{len(labels)} labels for {len(places)} words: every word needs one")
+    if len(tags) != len(places):
+        raise DataError(f"{len(tags)} labels for {len(places)} words: every word needs one")
+    places = [place for place, tag in zip(places, tags, strict=True) if tag != NO_LABEL]
+    labels = tokenizers.target.encode(example.target)
     room = data.max_source_length - 2
     if len(ids) > room:
         if _is_dropped(len(ids) + 2, data):

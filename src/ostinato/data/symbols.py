@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.tokenizer import N_SPECIAL, UNK_ID, UNKNOWN_TEXT, Tokenizer, Unknown, unknown_symbol
 from ostinato.errors import DataError
 
@@ -80,7 +81,8 @@ class SymbolTokenizer(Tokenizer):
 class LabelTokenizer(Tokenizer):
     """A closed list of labels, without special symbols; id 0 is the most frequent one.
 
-    classification: a text is one label, white space at its ends aside. tagging: white space separates labels.
+    classification: a text is one label, white space at its ends aside. tagging: white space separates labels,
+    and `NO_LABEL` is none of them.
     """
 
     def __init__(self, kind: Literal["classification", "tagging"], labels: Sequence[str]) -> None:
@@ -130,4 +132,4 @@ def _by_frequency(counts: Counter[str]) -> list[str]:
 
 
 def _labels(kind: str, text: str) -> list[str]:
-    return [text.strip()] if kind == "classification" else text.split()
+    return [text.strip()] if kind == "classification" else [label for label in text.split() if label != NO_LABEL]

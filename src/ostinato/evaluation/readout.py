@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ostinato.config.data import DataConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
 from ostinato.data.labelled import passage_of
@@ -48,11 +49,15 @@ def _answers(log_probs_B2T: Tensor, longest: int) -> list[Hypothesis]:
 def text_of(config: ModelConfig, ids: list[int], example: Example, tokenizers: Tokenizers, data: DataConfig) -> str:
     """Return an output as text: decoded, or cut out of the example's passage.
 
-    Words that were cut off where `data.over_length` is "truncate" get the most frequent label.
+    Words without a label (`NO_LABEL`) have none here either. Words that were cut off where `data.over_length` is
+    "truncate" get the most frequent label.
     """
     if config.reads == "span":
         _, passage = passage_of(example, tokenizers.source, data)
         return passage.answer(ids[0], ids[1])
     if config.reads == "tagging":
-        ids = ids + [0] * (len((example.source or "").split()) - len(ids))
+        n_words = len((example.source or "").split())
+        without = {place for place, tag in enumerate(example.target.split()) if tag == NO_LABEL}
+        labels = iter(tokenizers.target.decode(ids + [0] * (n_words - len(without) - len(ids))).split())
+        return " ".join(NO_LABEL if place in without else next(labels) for place in range(n_words))
     return tokenizers.target.decode(ids)

@@ -3,7 +3,7 @@
     accuracy      = examples whose label is right / examples
     macro_f1      = mean over classes c of 2 TP_c / (2 TP_c + FP_c + FN_c), over the classes that occur as a label or as
                     a prediction; equal to scikit-learn's f1_score(average="macro")
-    tag_accuracy  = words whose tag is right / words
+    tag_accuracy  = words whose tag is right / words, without those that have none (`NO_LABEL`)
     span_f1       = 2 C / (P + G) with P spans predicted, G in the reference, C in both with both ends and the type
                     right: the score of CoNLL-2000 and 2003 (conlleval); 1 where there is no span at all
     answer_em     = answers that equal one of the references after normalisation / answers          SQuAD
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
+from ostinato.config.special_ids import NO_LABEL
 from ostinato.metrics.base import Metric, Proportion
 from ostinato.metrics.matching import ExactMatch
 
@@ -75,7 +76,8 @@ class TagAccuracy(Proportion):
     def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the words that are right, and the words."""
         written, wanted = prediction.split(), reference.split()
-        return [sum(a == b for a, b in zip_longest(written[: len(wanted)], wanted)), len(wanted)]
+        pairs = [pair for pair in zip_longest(written[: len(wanted)], wanted) if pair[1] != NO_LABEL]
+        return [sum(a == b for a, b in pairs), len(pairs)]
 
 
 class SpanF1(Metric):

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import Field
 
@@ -217,6 +217,10 @@ class Task(ABC):
         name, reason = self.missing
         return reason if split == name else None
 
+    def rules(self, source: str) -> dict[str, str]:
+        """Return what rules without a model answer to a source, by their names, for `ostinato data baselines`."""
+        return {}
+
     @abstractmethod
     def _examples(self, split: str) -> Iterator[Example]:
         """Yield the examples of a split that exists."""
@@ -249,6 +253,15 @@ def first_hashed(items: Iterable[_Key], fraction: float, seed: int) -> set[_Key]
 
     ordered = sorted(items, key=draw)
     return set(ordered[: max(1, round(fraction * len(ordered)))]) if fraction else set()
+
+
+def split_of(key: str) -> Literal["train", "dev", "test"]:
+    """Return the split that everything with this key belongs to, a third of all keys each, by its hash.
+
+    Splits that are drawn apart, each from its own keys, have no key in common, whatever their sizes and seeds.
+    """
+    splits: tuple[Literal["train"], Literal["dev"], Literal["test"]] = ("train", "dev", "test")
+    return splits[int.from_bytes(hashlib.sha256(key.encode()).digest()) % 3]
 
 
 def bucket_of(size: int, width: int, *, digits: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
@@ -57,7 +58,8 @@ def trivial_scores(
     Returns:
         ``majority``: the training split's most frequent target as every answer. ``copy``: the source as the answer.
         Tagging: ``majority``, the most frequent tag for every word, and ``by_word``, the tag that the word has most
-        often in training (words that training lacks: the most frequent). Extraction: ``majority``, and ``last``, what
+        often in training (words that training lacks: the most frequent); so for puzzles, each beside the rules of its
+        own task (`Task.rules`). Extraction: ``majority``, and ``last``, what
         stands last in the passage of all that is an answer in training. LAMBADA's pairs: ``majority``, and of the
         words of the passage ``random``, one drawn with a fixed seed, ``frequent``, the most frequent, and ``name``, the
         most frequent that has a capital and does not begin a sentence.
@@ -68,9 +70,14 @@ def trivial_scores(
     """
     rows = list(take_evenly(task.examples(split), max_examples))
     names = task.metrics if metrics is None else metrics
-    answers = {"tagging": _tags, "parity": _tags, "span_extraction": _spans, "lambada": _words}.get(task.name, _targets)
+    by_kind = dict.fromkeys(("tagging", "parity", "sudoku", "maze", "arc"), _tags)
+    answers = {**by_kind, "span_extraction": _spans, "lambada": _words}.get(task.name, _targets)
+    found = answers(task.examples(task.splits()[0]), rows)
+    for example in rows:
+        for rule, output in task.rules(example.source or "").items():
+            found.setdefault(rule, []).append(output)
     scores: Scores = {}
-    for baseline, outputs in answers(task.examples(task.splits()[0]), rows).items():
+    for baseline, outputs in found.items():
         accumulators = [make_metric(name) for name in names]
         for example, output in zip(rows, outputs, strict=True):
             for metric in accumulators:
@@ -127,13 +134,20 @@ def _tags(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, lis
     by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for example in training:
         for word, tag in zip((example.source or "").split(), example.target.split(), strict=True):
-            by_word[word][tag] += 1
+            if tag != NO_LABEL:
+                by_word[word][tag] += 1
     usual = {word: _most_frequent(counts.elements()) for word, counts in by_word.items()}
     majority = _most_frequent(tag for counts in by_word.values() for tag in counts.elements())
-    words = [(example.source or "").split() for example in rows]
+    by_name: tuple[tuple[str, dict[str, str]], ...] = (("majority", {}), ("by_word", usual))
     return {
-        "majority": [" ".join([majority] * len(sentence)) for sentence in words],
-        "by_word": [" ".join(usual.get(word, majority) for word in sentence) for sentence in words],
+        name: [
+            " ".join(
+                tag if tag == NO_LABEL else chosen.get(word, majority)
+                for word, tag in zip((example.source or "").split(), example.target.split(), strict=True)
+            )
+            for example in rows
+        ]
+        for name, chosen in by_name
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CLASSES = {
     "agreement": "AgreementTask",
     "algorithmic": "AlgorithmicTask",
+    "arc": "ArcTask",
     "babi": "BabiTask",
     "cfq": "CfqTask",
     "classification": "ClassificationTask",
@@ -33,6 +34,7 @@ _CLASSES = {
     "learning_to_execute": "LearningToExecuteTask",
     "listops": "ListOpsTask",
     "logical_inference": "LogicalInferenceTask",
+    "maze": "MazeTask",
     "mcwq": "McwqTask",
     "parity": "ParityTask",
     "passivization": "PassivizationTask",
@@ -40,6 +42,7 @@ _CLASSES = {
     "relay": "RelayTask",
     "scan": "ScanTask",
     "span_extraction": "SpanExtractionTask",
+    "sudoku": "SudokuTask",
     "tagging": "TaggingTask",
     "translation": "TranslationTask",
 }

@@ -2,7 +2,9 @@
 
     checkpoints/
       update-000500/   model.safetensors, model.json    the model (`ostinato.models.checkpoint`)
-                       state.safetensors                the optimiser's tensors, torch's random states
+                       state.safetensors                the optimiser's tensors, torch's random states; with
+                                                        training.ema_decay, whose mean is the model, the weights that
+                                                        are trained
                        optimizer/                       where every process holds a part of the optimiser's tensors
                                                         (training.parallel.kind: fsdp): a file of each
                                                         (`ostinato.training.shards`)
@@ -56,6 +58,8 @@ from ostinato.version import __version__
 
 FORMAT_VERSION = 1
 _TENSORS, _STATE = "state.safetensors", "state.json"
+_TRAINED = "trained/"
+"""What names of weights begin with where the model beside them is a mean over updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,14 @@ class SavedState:
 
     Args:
         randoms: random states of every process of the run, by rank. optimizer: by the names of `optimizer_tensors`.
+        trained: the weights to go on from, by name, where `model` is a mean over updates; else none.
     """
 
     model: Model
     progress: Progress
     randoms: list[RandomState]
     optimizer: dict[str, Tensor]
+    trained: dict[str, Tensor]
 
     def restore_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Give a new optimiser of `model` the saved state."""
@@ -99,15 +105,17 @@ class Checkpoints:
         progress: Progress,
         randoms: Sequence[RandomState] | None = None,
         parallel: Parallel | None = None,
+        trained: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint of the present update and make it the last one; return its folder.
 
         Args:
             randoms: random states of every process of the run, which rank 0 has; None: of this process, the only one.
             parallel: how processes hold the model; where one alone does not have it all, every one calls this.
+            trained: the weights that are trained, where the model shows a mean of them (`MovingAverage.shown`).
         """
         directory = self.directory(progress.update)
-        _write(directory, parallel or Parallel(model, SINGLE_PROCESS), optimizer, progress, randoms)
+        _write(directory, parallel or Parallel(model, SINGLE_PROCESS), optimizer, progress, randoms, trained or {})
         if parallel is None or parallel.processes.is_main:
             self._write_pointer("last", progress.update)
             self._after_save(progress)
@@ -132,6 +140,7 @@ class Checkpoints:
         report: dict[str, Any],
         randoms: Sequence[RandomState] | None = None,
         parallel: Parallel | None = None,
+        trained: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write the state before an update that failed, and a report, to `failed-update-N`.
 
@@ -139,7 +148,8 @@ class Checkpoints:
         batches. Args: see `save`.
         """
         directory = self.root / f"failed-update-{progress.update + 1}"
-        _write(directory, parallel or Parallel(model, SINGLE_PROCESS), optimizer, progress, randoms, report)
+        parallel = parallel or Parallel(model, SINGLE_PROCESS)
+        _write(directory, parallel, optimizer, progress, randoms, trained or {}, report)
         return directory
 
     def last_update(self) -> int | None:
@@ -158,7 +168,9 @@ class Checkpoints:
         directory = self.last_directory()
         progress, randoms = read_state(directory)
         check_hashes(directory)
-        return SavedState(load_model(directory, device, execution), progress, randoms, _read_optimizer(directory))
+        model, optimizer = load_model(directory, device, execution), _read_optimizer(directory)
+        trained = _strip_prefix(_TRAINED, _read_tensors(directory / _TENSORS, _TRAINED))
+        return SavedState(model, progress, randoms, optimizer, trained)
 
     def last_directory(self) -> Path:
         """Return the folder of the last checkpoint.
@@ -226,11 +238,13 @@ def _write(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     randoms: Sequence[RandomState] | None,
+    trained: Mapping[str, Tensor],
     report: dict[str, Any] | None = None,
 ) -> None:
     """Write a new folder with a model, the rest of its training state and the report of a failure."""
     with parallel.new_folder(directory) as folder:
         tensors = {f"{OPTIMIZER}{name}": value for name, value in parallel.save(folder, optimizer).items()}
+        tensors |= {f"{_TRAINED}{name}": value for name, value in trained.items()}
         if parallel.processes.is_main:
             _write_state(folder, tensors, progress, randoms, report)
 

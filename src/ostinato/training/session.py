@@ -24,6 +24,7 @@ from ostinato.training.checkpoint import Checkpoints, check_hashes, read_state
 from ostinato.training.depth import DepthWatch
 from ostinato.training.freeze import freeze
 from ostinato.training.initial import InitialReport, start_from
+from ostinato.training.moving_average import MovingAverage
 from ostinato.training.optim import build_optimizer
 from ostinato.training.parallel import replicated
 from ostinato.training.prepare import Prepared
@@ -137,6 +138,7 @@ class Session:
             saved = self.checkpoints.load(self.device, execution_of(self.config))
             self.progress, randoms = saved.progress, saved.randoms
             self._hold(saved.model)
+            self.average.resume(saved.trained)
             saved.restore_optimizer(self.optimizer)
         self.progress.judge_patience(self.config.selection)
         self.prepared.batches.restore(self.progress.batches)
@@ -167,6 +169,7 @@ class Session:
         self.model = model
         freeze(model, self.config.freeze, self.config.freeze_except)
         self.optimizer = build_optimizer(model, self.config.optimizer)
+        self.average = MovingAverage(model, self.config.ema_decay)
         self.parallel = sharded or replicated(model, self.processes, self.config.parallel)
 
     @property
@@ -215,6 +218,7 @@ class Session:
             self.progress.batches = self.prepared.batches.state()
             self._fail(update, gradient, batches)
         rate = self.updater.apply(gradient, update)
+        self.average.update()
         window = self.progress.window
         window.loss, window.nll = window.loss + sum(gradient.losses), window.nll + sum(gradient.nlls)
         window.n_labels += gradient.n_labels
@@ -268,7 +272,7 @@ class Session:
         """Evaluate on the selection split in rank 0, and rank this model among the best."""
         selection = self.config.selection
         try:
-            with self._interrupts.at_once():
+            with self._interrupts.at_once(), self.average.shown():
                 model = self.parallel.whole_model()
                 result = self.processes.broadcast(lambda: self._scores(model))
         except KeyboardInterrupt:
@@ -316,7 +320,9 @@ class Session:
         if self.processes.is_main:
             self.progress.metrics_bytes, self.progress.metrics_sha256 = self.records.flush()
         if self.processes.is_main or not self.parallel.saves_alone:
-            directory = self.checkpoints.save(self.model, self.optimizer, self.progress, randoms, self.parallel)
+            state = self.model, self.optimizer, self.progress, randoms, self.parallel
+            with self.average.shown() as trained:
+                directory = self.checkpoints.save(*state, trained)
             self.reporter.on_save(self.progress.update, directory)
 
     def _randoms(self) -> list[RandomState]:
@@ -348,7 +354,8 @@ class Session:
 
         def save() -> str:
             state = self.model, self.optimizer, self.progress
-            return str(self.checkpoints.save_failed(*state, report, randoms, self.parallel))
+            with self.average.shown() as trained:
+                return str(self.checkpoints.save_failed(*state, report, randoms, self.parallel, trained))
 
         directory = self.processes.broadcast(save) if self.parallel.saves_alone else save()
         suspects = [batch for loss_sum, batch in losses if not math.isfinite(loss_sum)] or batches
