@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.config.training import BalanceConfig, DepthCostConfig
 from ostinato.errors import CheckpointError
+from ostinato.hf.cache import CACHE
 
 Exported = LanguageModelConfig | Seq2SeqConfig | EncoderConfig
 
@@ -28,7 +29,7 @@ class OstinatoConfig(PreTrainedConfig):
     """
 
     model_type = "ostinato"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [CACHE]
 
     model: dict[str, Any] | None = None
     balance: dict[str, Any] | None = None
