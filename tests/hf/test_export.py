@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -422,6 +423,54 @@ def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -
         auto(run).from_pretrained(other)
     with pytest.raises(CheckpointError, match=r"is for models of the kind seq2seq: .* has language_model"):
         transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def pickled(file: Path) -> None:
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
+
+
+def disguised(file: Path) -> None:
+    """Put a pickle in the place of safetensors: reading it as one would do what it says."""
+    file.write_bytes(b"cos\nsystem\n(S'touch " + bytes(file.with_name("ran")) + b"'\ntR.")
+
+
+def narrower(file: Path) -> None:
+    weights = load_file(file)
+    weights["model.target_weight"] = weights["model.target_weight"][:, :-1].contiguous()
+    save_file(weights, file, {"format": "pt"})
+
+
+def misconfigured(file: Path) -> None:
+    given = json.loads(file.with_name("config.json").read_text())
+    given["model"]["d_model"] = "x"
+    file.with_name("config.json").write_text(json.dumps(given))
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (Path.unlink, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
+        (truncated, r"no weights that can be read \(safetensors only\): .*not fully covered"),
+        (pickled, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
+        (disguised, r"no weights that can be read \(safetensors only\): .*header"),
+        (narrower, r"its weights are not the model's: model\.target_weight is \[\d+, 15\], and must be \[\d+, 16\]"),
+        (misconfigured, r"config\.json: model\.language_model\.d_model is 'x': Input should be a valid integer"),
+    ],
+)
+def test_damaged_folders_are_refused_in_one_line(made: Any, damage: Any, line: str, tmp_path: Path) -> None:
+    run, folder = made("looped")
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    damage(copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=line) as caught:
+        auto(run).from_pretrained(copy)
+    assert "\n" not in str(caught.value)
+    assert not (copy / "ran").exists()
 
 
 def assert_refused(run: LoadedRun, folder: Path, line: str) -> None:

@@ -72,7 +72,9 @@ class OstinatoConfig(PreTrainedConfig):
         try:
             found = TypeAdapter[Any](ModelConfig).validate_python(self.model)
         except ValidationError as error:
-            raise CheckpointError(f"config.json: model: {' '.join(str(error).split())}") from error
+            first = error.errors()[0]
+            where = ".".join(map(str, ("model", *first["loc"])))
+            raise CheckpointError(f"config.json: {where} is {first['input']!r}: {first['msg']}") from error
         if not isinstance(found, LanguageModelConfig | Seq2SeqConfig | EncoderConfig):
             raise CheckpointError(f"config.json: model.kind is {found.kind!r}: recurrences are not exported")
         return found
