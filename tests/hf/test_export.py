@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,9 @@ from safetensors.torch import load_file, save_file
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_run, wrapped
 
 LANGUAGE_MODELS = ["language-model", "looped", "halting", "experts"]
@@ -163,16 +165,18 @@ def test_rounds_and_thresholds_are_arguments_of_generation(made: Any) -> None:
     assert outputs[0] != outputs[2]
 
 
-def test_one_slot_of_the_cache_is_one_executed_attention(made: Any) -> None:
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_one_slot_of_the_cache_is_one_executed_attention(made: Any, name: str) -> None:
     run, folder = made("looped")
     model = auto(run).from_pretrained(folder)
     ids = ids_of(run)
     with torch.no_grad():
         first = model(ids[:, :4], use_cache=True)
-        second = model(ids[:, 4:], past_key_values=first.past_key_values)
+        second = model(ids[:, 4:], **{name: first[CACHE]})
         whole = model(ids, output_hidden_states=True, output_attentions=True)
-    assert len(first.past_key_values) == 4  # rounds of one parameter set
-    assert first.past_key_values.get_seq_length() == 7
+    assert second[CACHE] is first[CACHE]
+    assert len(first[CACHE]) == 4  # rounds of one parameter set
+    assert first[CACHE].get_seq_length() == 7
     torch.testing.assert_close(second.logits, whole.logits[:, 4:], rtol=0, atol=1e-6)
     assert len(whole.hidden_states) == len(whole.attentions) == 4
     torch.testing.assert_close(whole.attentions[3].sum(-1), torch.ones(3, 2, 7), rtol=0, atol=1e-5)
@@ -224,6 +228,46 @@ def test_generation_returns_states_and_weights_of_every_token(made: Any, name: s
                 out.cross_attentions[number][0][:, :, -1], whole.cross_attentions[0][:, :, column], rtol=0, atol=1e-5
             )
     assert len(states[0]) == len(whole[f"{prefix}hidden_states"]) > 1
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cached_target_goes_on_by_either_name(made: Any, name: str) -> None:
+    run, folder = made("pairs")
+    model, ids = auto(run).from_pretrained(folder), ids_of(run)
+    with torch.no_grad():
+        first = model(ids, decoder_input_ids=ids[:, :4], use_cache=True)
+        states = (first.encoder_last_hidden_state,)
+        second = model(encoder_outputs=states, decoder_input_ids=ids[:, 4:], **{name: first[CACHE]})
+        whole = model(ids, decoder_input_ids=ids)
+    torch.testing.assert_close(second.logits, whole.logits[:, 4:], rtol=0, atol=1e-6)
+    assert second[CACHE] is first[CACHE]
+    assert CACHE not in whole
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_generation_goes_on_from_a_cache(made: Any, name: str) -> None:
+    run, folder = made(name)
+    model, ids = auto(run).from_pretrained(folder), ids_of(run, 2, 4)
+    how: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "top_k": None}
+    first = model.generate(ids, return_dict_in_generate=True, **how)
+    assert first[CACHE].get_seq_length() == 7
+    longer = torch.cat([first.sequences, ids_of(run, 2, 3)], dim=1)
+    found = model.generate(longer, **{CACHE: first[CACHE]}, **how)
+    assert first[CACHE].get_seq_length() == 14  # each column once
+    assert torch.equal(found, model.generate(longer, **how))
+
+
+def test_what_would_take_columns_back_is_refused(made: Any) -> None:
+    run, folder = made("looped")
+    model = auto(run).from_pretrained(folder)
+    ids = torch.tensor([[1, 5, 6, 7, 5, 6, 7, 5, 6]])  # each token foretells the next
+    with pytest.raises((OstinatoError, RuntimeError, ValueError), match=r"cropped|requires a cache"):
+        model.generate(ids, max_new_tokens=4, do_sample=False, top_k=None, prompt_lookup_num_tokens=3)
+    with torch.no_grad():
+        cache = model(ids, use_cache=True)[CACHE]
+    assert not cache.is_croppable
+    with pytest.raises(OstinatoError, match="a cache of Ostinato cannot be cropped"):
+        cache.crop(-1)
 
 
 @pytest.mark.parametrize("name", ["experts", "pairs", "masked"])
@@ -379,6 +423,54 @@ def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -
         auto(run).from_pretrained(other)
     with pytest.raises(CheckpointError, match=r"is for models of the kind seq2seq: .* has language_model"):
         transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def pickled(file: Path) -> None:
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
+
+
+def disguised(file: Path) -> None:
+    """Put a pickle in the place of safetensors: reading it as one would do what it says."""
+    file.write_bytes(b"cos\nsystem\n(S'touch " + bytes(file.with_name("ran")) + b"'\ntR.")
+
+
+def narrower(file: Path) -> None:
+    weights = load_file(file)
+    weights["model.target_weight"] = weights["model.target_weight"][:, :-1].contiguous()
+    save_file(weights, file, {"format": "pt"})
+
+
+def misconfigured(file: Path) -> None:
+    given = json.loads(file.with_name("config.json").read_text())
+    given["model"]["d_model"] = "x"
+    file.with_name("config.json").write_text(json.dumps(given))
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (Path.unlink, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
+        (truncated, r"no weights that can be read \(safetensors only\): .*not fully covered"),
+        (pickled, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
+        (disguised, r"no weights that can be read \(safetensors only\): .*header"),
+        (narrower, r"its weights are not the model's: model\.target_weight is \[\d+, 15\], and must be \[\d+, 16\]"),
+        (misconfigured, r"config\.json: model\.language_model\.d_model is 'x': Input should be a valid integer"),
+    ],
+)
+def test_damaged_folders_are_refused_in_one_line(made: Any, damage: Any, line: str, tmp_path: Path) -> None:
+    run, folder = made("looped")
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    damage(copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=line) as caught:
+        auto(run).from_pretrained(copy)
+    assert "\n" not in str(caught.value)
+    assert not (copy / "ran").exists()
 
 
 def assert_refused(run: LoadedRun, folder: Path, line: str) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 import tiny
+import transformers
 
 import ostinato
 from ostinato.cli import main
@@ -32,6 +33,8 @@ def their_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", tiny.MODELS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    if not hasattr(transformers, tiny.MODELS[name][0]):
+        pytest.skip(f"transformers {transformers.__version__} has no {tiny.MODELS[name][0]}")
     theirs = tiny.save(name, tmp_path)
     ours = read_pretrained(tmp_path).model
     target = (IDS.flip(1),) if ours.config.has_two_sides else ()
@@ -58,8 +61,6 @@ def damaged(llama: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_has_the_tokenizer_as_it_is_and_writes_what_transformers_does(llama: Path, tmp_path: Path) -> None:
-    import transformers
-
     import_run(str(llama), tmp_path / "run")
     run = ostinato.load(tmp_path / "run")
     assert run.model.special_ids == SpecialIds(pad=0, bos=1, eos=2, mask=4)
@@ -149,8 +150,27 @@ def truncate(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def mismatched(folder: Path) -> None:
+    change_weights(folder, model__norm__weight=torch.ones(17))
+
+
 def pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def disguised(folder: Path) -> None:
+    """Put a pickle in the place of safetensors: reading it as one would do what it says."""
+    (folder / "model.safetensors").write_bytes(b"cos\nsystem\n(S'touch " + bytes(folder / "ran") + b"'\ntR.")
+
+
+def no_such_part(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "part-1.safetensors"}}')
+
+
+def elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../x.safetensors"}}')
 
 
 @pytest.mark.parametrize(
@@ -160,6 +180,11 @@ def pickle(folder: Path) -> None:
         (lambda f: (f / "config.json").write_text("{"), "is damaged: no JSON"),
         (lambda f: change_config(f, architectures=["PhiForCausalLM"]), "'PhiForCausalLM', which is not read: GPT2"),
         (lambda f: change_config(f, architectures=None), "its architecture is None"),
+        (lambda f: change_config(f, architectures=3), "its architecture is 3"),
+        (lambda f: change_config(f, rope_parameters="x"), "none that a LlamaForCausalLM can have: 'str'"),
+        (lambda f: change_config(f, hidden_act=[]), "none that a LlamaForCausalLM can have: unhashable"),
+        (lambda f: change_config(f, hidden_size="x", num_hidden_layers=0), "is 'x': must be"),
+        (lambda f: change_config(f, eos_token_id=[]), "the id of eos is []: must be a number from 0, or null"),
         (lambda f: change_config(f, rope_parameters={"rope_type": "yarn"}), "rope_type is 'yarn', which is not read"),
         (lambda f: change_config(f, hidden_act="tanh"), "hidden_act is 'tanh', which is not read"),
         (lambda f: change_config(f, num_key_value_heads=3), "n_kv_heads is 3: must divide"),
@@ -167,7 +192,11 @@ def pickle(folder: Path) -> None:
         (lambda f: change_config(f, intermediate_size=25), "mlp.down_proj.weight [16, 24] would make [16, 24]"),
         (lambda f: change_weights(f, model__norm__weight=None), "model.norm.weight is missing"),
         (lambda f: change_weights(f, model__more=torch.ones(2)), "model.more is not known"),
+        (mismatched, "model.norm.weight [17] would make [17], but banks"),
         (truncate, "model.safetensors: cannot be read as weights"),
+        (disguised, "model.safetensors: cannot be read as weights"),
+        (no_such_part, "part-1.safetensors: cannot be read as weights"),
+        (elsewhere, "names '../x.safetensors', which is no file beside it"),
         (pickle, "pytorch_model.bin: no pickled weights are ever read: save them as safetensors"),
         (lambda f: (f / "model.safetensors").unlink(), "holds no weights (model.safetensors)"),
         (lambda f: (f / "tokenizer.json").unlink(), "holds no tokenizer.json"),
@@ -185,6 +214,7 @@ def test_what_cannot_be_read_is_said_in_one_line(damaged: Path, damage: Any, lin
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, CheckpointError | ConfigError | DataError)
     assert not run.exists()
+    assert not (damaged / "ran").exists()
 
 
 def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
@@ -193,6 +223,8 @@ def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
         import_run(str(llama), tmp_path)
     with pytest.raises(CheckpointError, match="there is no such folder"):
         import_run(str(tmp_path / "nowhere"), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="it is a file: name its folder"):
+        import_run(str(tmp_path / "notes.txt"), tmp_path / "run")
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -170,7 +170,8 @@ def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: in
         special = SpecialIds(**{"bos": found["eos"], "pad": found["eos"], **found})
         return KeptTokenizer(json.dumps(content), special, vocab_size)
     except Exception as error:  # the library raises nothing narrower
-        raise DataError(f"{file}: cannot be read as a tokenizer: {error}") from error
+        reason = " ".join(str(error).split())
+        raise DataError(f"{file}: cannot be read as a tokenizer: {reason}") from error
 
 
 def _read_existing(path: Path) -> Tokenizer:

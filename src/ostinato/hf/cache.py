@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import torch
 from torch import Tensor
 from transformers import Cache as TransformersCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ostinato.errors import OstinatoError
 from ostinato.nn.cache import Cache
+
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""What outputs, and the arguments that `generate` gives, call a cache: transformers 5.24 has renamed it.
+
+Calls of our models take both names, with any version.
+"""
 
 
 class DepthCache(TransformersCache):
@@ -35,6 +45,27 @@ class DepthCache(TransformersCache):
     def is_compileable(self) -> bool:
         """Whether its shapes never change: they do."""
         return False
+
+    # The library asks these two of its own layers, of which there are none here: `all` of them would be both.
+    @property
+    def is_linear(self) -> list[bool]:
+        """Say of every slot that its length counts: `generate` gives only the columns that are not cached."""
+        return [False]
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether columns can be taken back: what halting and convolutions remember cannot."""
+        return False
+
+    def crop(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse to take columns back, as assisted generation and look-up of prompts ask for.
+
+        Raises:
+            OstinatoError: always.
+        """
+        raise OstinatoError(
+            "a cache of Ostinato cannot be cropped: leave out assistant_model and prompt_lookup_num_tokens of generate"
+        )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let row i go on from row beam_idx[i], of the same sentence."""

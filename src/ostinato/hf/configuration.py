@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.config.training import BalanceConfig, DepthCostConfig
 from ostinato.errors import CheckpointError
+from ostinato.hf.cache import CACHE
 
 Exported = LanguageModelConfig | Seq2SeqConfig | EncoderConfig
 
@@ -28,7 +29,7 @@ class OstinatoConfig(PreTrainedConfig):
     """
 
     model_type = "ostinato"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [CACHE]
 
     model: dict[str, Any] | None = None
     balance: dict[str, Any] | None = None
@@ -71,7 +72,9 @@ class OstinatoConfig(PreTrainedConfig):
         try:
             found = TypeAdapter[Any](ModelConfig).validate_python(self.model)
         except ValidationError as error:
-            raise CheckpointError(f"config.json: model: {' '.join(str(error).split())}") from error
+            first = error.errors()[0]
+            where = ".".join(map(str, ("model", *first["loc"])))
+            raise CheckpointError(f"config.json: {where} is {first['input']!r}: {first['msg']}") from error
         if not isinstance(found, LanguageModelConfig | Seq2SeqConfig | EncoderConfig):
             raise CheckpointError(f"config.json: model.kind is {found.kind!r}: recurrences are not exported")
         return found

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ostinato.data.batch import Batch
 from ostinato.errors import CheckpointError
-from ostinato.hf.cache import DepthCache
+from ostinato.hf.cache import CACHE, DepthCache
 from ostinato.hf.configuration import OstinatoConfig
 from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, wanted, weights_of
@@ -32,7 +32,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: DepthCache | None = None,
+        cache: DepthCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: States = None,
@@ -42,6 +42,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         halting_threshold: float | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        past_key_values: DepthCache | None = None,
         **ignored: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return logits of the next tokens.
@@ -52,20 +53,21 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             labels: `[B, T]`, the ids themselves (they are shifted here); -100 does not count.
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
             logits_to_keep: the last so many columns only; 0: all.
+            cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
         self._project_routers()
         n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = tokens_of(input_ids, attention_mask)
         shown = wanted(output_hidden_states, output_attentions)
-        if past_key_values is None and not use_cache:
+        cache = past_key_values if cache is None else cache
+        if cache is None and not use_cache:
             batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
             output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
             logits, stack = output.logits_BTV[:, -logits_to_keep:], output.stacks["decoder"]
         else:
-            if past_key_values is None:
-                cache = Cache(n_steps=n_steps, execution=execution, device=input_ids.device)
-                past_key_values = DepthCache(cache)
-            stack = self.model.extended(input_ids, past_key_values.content, tokens.keep_BT, shown)
+            if cache is None:
+                cache = DepthCache(Cache(n_steps=n_steps, execution=execution, device=input_ids.device))
+            stack = self.model.extended(input_ids, cache.content, tokens.keep_BT, shown)
             logits, output = self.model.logits(stack.states_BTD[:, -logits_to_keep:]), None
         loss = None
         if labels is not None:
@@ -75,9 +77,9 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             CausalLMOutputWithPast(
                 loss=cast(Any, loss),
                 logits=logits,
-                past_key_values=past_key_values,
                 hidden_states=states_of(stack, output_hidden_states),
                 attentions=weights_of(stack, output_attentions),
+                **{CACHE: cache},
             ),
             return_dict,
         )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -57,22 +58,34 @@ class OstinatoPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise a head that the weights do not have; all else has been by our own rules."""
-        if module is getattr(self.model, "head", None) and isinstance(module, nn.Linear):
+        if module is not getattr(self.model, "head", None) or not isinstance(module, nn.Linear):
+            return
+        # Older versions of the library call this for heads that were read, too; what was read has its mark.
+        if not getattr(module.weight, "_is_hf_initialized", False):
             init_projection(module, self.model.config.init)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Read a folder, as the base class does; weights that lack are an error, but for a head.
+        """Read a folder, as the base class does, but safetensors only; weights that lack are an error, but for a head.
 
         Raises:
-            CheckpointError: naming weights that lack or are not the model's.
+            CheckpointError: no weights that can be read; naming those that lack, are not the model's, or have other
+                shapes (which `ignore_mismatched_sizes` allows).
         """
-        wants_report = kwargs.pop("output_loading_info", False)
-        model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        wants_report, allows_shapes = (kwargs.pop(x, False) for x in ("output_loading_info", "ignore_mismatched_sizes"))
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
+        try:
+            model, report = super().from_pretrained(*args, **kwargs)
+        except (OSError, SafetensorError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{args[0]}: no weights that can be read (safetensors only): {reason}") from error
         lacking = sorted(name for name in report["missing_keys"] if not name.startswith("model.head."))
         heads = ("model.head.", "model.output_")
         unknown = sorted(name for name in report["unexpected_keys"] if not name.startswith(heads))
         problems = [f"{name} is missing" for name in lacking] + [f"{name} is not known" for name in unknown]
+        if not allows_shapes:
+            shapes = sorted((name, list(found), list(own)) for name, found, own in report["mismatched_keys"])
+            problems += [f"{name} is {found}, and must be {own}" for name, found, own in shapes]
         if problems:
             more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise CheckpointError(f"{args[0]}: its weights are not the model's: {'; '.join(problems[:3])}{more}")

@@ -12,7 +12,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ostinato.data.batch import Batch
-from ostinato.hf.cache import DepthCache
+from ostinato.hf.cache import CACHE, DepthCache
 from ostinato.hf.configuration import OstinatoConfig
 from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, wanted, weights_of
@@ -83,7 +83,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | Sequence[Tensor] | None = None,
-        past_key_values: DepthCache | None = None,
+        cache: DepthCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: States = None,
@@ -92,6 +92,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         n_steps: int | None = None,
         halting_threshold: float | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        past_key_values: DepthCache | None = None,
         **ignored: Any,
     ) -> Seq2SeqLMOutput | tuple[Any, ...]:
         """Return logits of the target's next tokens.
@@ -101,6 +102,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
                 symbol first; None: made of the labels. encoder_outputs: in place of the source's ids.
             labels: of the target's columns, not shifted; -100 does not count.
             n_steps: rounds to run in both stacks in place of the plans' own. halting_threshold: at which tokens halt.
+            cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
         if decoder_input_ids is None:
             if labels is None:
@@ -113,7 +115,8 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         target = tokens_of(decoder_input_ids, decoder_attention_mask)
         shown = wanted(output_hidden_states, output_attentions)
         output: ModelOutput | None = None
-        if past_key_values is None and not use_cache and encoder_outputs is None:
+        cache = past_key_values if cache is None else cache
+        if cache is None and not use_cache and encoder_outputs is None:
             assert input_ids is not None  # as with all models of this kind: ids, or states of an encoder
             batch = Batch(target, target.ids_BT, target.keep_BT, source=tokens_of(input_ids, attention_mask))
             output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
@@ -129,21 +132,21 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
                     n_steps=n_steps,
                     halting_threshold=halting_threshold,
                 )
-            cache = past_key_values
             if cache is None:
                 keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
                 memory_BSD = encoder_outputs[0]
-                fresh = Cache(
+                content = Cache(
                     memory_BSD=memory_BSD,
                     memory_keep_BS=keep,
                     n_steps=n_steps,
                     execution=execution,
                     device=memory_BSD.device,
                 )
-                cache = DepthCache(fresh)
-            stack = self.model.extended(decoder_input_ids, cache.content, target.keep_BT, shown)
+                cache = DepthCache(content) if use_cache else None
+            else:
+                content = cache.content
+            stack = self.model.extended(decoder_input_ids, content, target.keep_BT, shown)
             logits = self.model.logits(stack.states_BTD)
-            past_key_values = cache if use_cache else past_key_values
         loss = None
         if labels is not None:
             loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
@@ -151,13 +154,13 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             Seq2SeqLMOutput(
                 loss=cast(Any, loss),
                 logits=logits,
-                past_key_values=cast(Any, past_key_values),
                 decoder_hidden_states=states_of(stack, output_hidden_states),
                 decoder_attentions=weights_of(stack, output_attentions),
                 cross_attentions=weights_of(stack, output_attentions, "cross_attention"),
                 encoder_last_hidden_state=cast(Any, encoder_outputs[0]),
                 encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
                 encoder_attentions=getattr(encoder_outputs, "attentions", None),
+                **{CACHE: cache},
             ),
             return_dict,
         )

@@ -65,18 +65,23 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
         settings = known.settings(given)
     except KeyError as error:
         raise CheckpointError(f"{folder / _CONFIG}: has no {error.args[0]}") from error
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        name = given["architectures"][0]
+        raise CheckpointError(f"{folder / _CONFIG}: a value in it is none that a {name} can have: {error}") from error
     settings |= {"name": folder.resolve().name, "description": f"{folder.resolve().name}, imported"}
     settings |= {"data.tokenizer": {"kind": "hf", "path": str(Path(tokenizer or folder).absolute())}}
     settings |= {f"model.special_ids.{key}": value for key, value in read.special_ids}
     try:
         recipe = load_recipe(known.recipe, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
     except ConfigError as error:
-        raise ConfigError(f"{folder / _CONFIG}: {error!s}") from error
+        raise ConfigError(f"{folder / _CONFIG}: {_in_one_line(str(error))}") from error
     model = build_model(recipe.model).eval()
     try:
         load_weights(model, known.table(recipe.model), _canonical(read_weights(folder), known))
     except CheckpointError as error:
-        raise CheckpointError(_in_one_line(folder, str(error))) from error
+        problems = _in_one_line(str(error))
+        where = "" if problems.startswith(str(folder)) else f"{folder}: its weights do not fit its {_CONFIG}: "
+        raise CheckpointError(f"{where}{problems}") from error
     return Pretrained(recipe, model, Tokenizers(read, read))
 
 
@@ -87,7 +92,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: there is no such folder, no such file in it, or it is damaged.
     """
     if not (folder / _CONFIG).is_file():
-        reason = f"holds no {_CONFIG}" if folder.is_dir() else "there is no such folder"
+        missing = "it is a file: name its folder" if folder.exists() else "there is no such folder"
+        reason = f"holds no {_CONFIG}" if folder.is_dir() else missing
         raise CheckpointError(f"{folder}: is no model of the Hugging Face library: {reason}")
     return read_json_object(folder / _CONFIG)
 
@@ -98,22 +104,30 @@ def architecture_of(given: Mapping[str, Any], folder: Path) -> Architecture:
     Raises:
         CheckpointError: it is not known; those that are, are named.
     """
-    names = given.get("architectures") or [None]
-    if names[0] not in ARCHITECTURES:
+    names = given.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{folder / _CONFIG}: its architecture is {names[0]!r}, which is not read: {', '.join(ARCHITECTURES)} are"
+            f"{folder / _CONFIG}: its architecture is {name!r}, which is not read: {', '.join(ARCHITECTURES)} are"
         )
-    return ARCHITECTURES[names[0]]
+    return ARCHITECTURES[name]
 
 
 def special_ids(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the special ids that config.json names: a target begins with decoder_start_token_id where there is one."""
+    """Return the special ids that config.json names: a target begins with decoder_start_token_id where there is one.
+
+    Raises:
+        CheckpointError: one of them is no id.
+    """
     begin = given.get("decoder_start_token_id")
     if begin is None:
         # T5 and its relatives begin with the padding, which older files do not say.
         begin = given.get("pad_token_id") if given.get("is_encoder_decoder") else given.get("bos_token_id")
     found = {"pad": given.get("pad_token_id"), "bos": begin, "eos": given.get("eos_token_id")}
-    first = {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
+    first = {name: value[0] if isinstance(value, list) and value else value for name, value in found.items()}
+    for name, value in first.items():
+        if value is not None and (type(value) is not int or value < 0):
+            raise CheckpointError(f"config.json: the id of {name} is {value!r}: must be a number from 0, or null")
     return {name: value for name, value in first.items() if value is not None}
 
 
@@ -178,8 +192,7 @@ def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, 
     return plain
 
 
-def _in_one_line(folder: Path, problems: str) -> str:
-    """Return what is wrong with the weights of a folder, in one line."""
+def _in_one_line(problems: str) -> str:
+    """Return the first problems of several lines, in one line."""
     lines = problems.split("\n")
-    shown = "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
-    return shown if shown.startswith(str(folder)) else f"{folder}: its weights do not fit its {_CONFIG}: {shown}"
+    return "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
