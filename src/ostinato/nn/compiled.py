@@ -204,7 +204,8 @@ class _SelfAttentionInPlace(SelfAttention):
             newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
             made = [self.keys_values(self.module, rows.visible_LD[:0], [rows], run, here) for rows in new]
             for places_L, halted_LJ in self.of_halted(new, made, run, here):
-                newest_2RHK[:, places_L] = halted_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
+                halted_2LHK = halted_LJ.view(-1, 2, *newest_2RHK.shape[2:]).transpose(0, 1)
+                newest_2RHK.index_copy_(1, places_L, halted_2LHK)  # quicker than by an index
         return keys
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:

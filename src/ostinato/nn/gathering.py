@@ -48,7 +48,7 @@ def gather_active(
         n_looked = sum(before - after for before, after in zip(rows.counts(), left, strict=True) if after)
         chosen_L = places_where(looked_L, n_looked)
         places_L, visible_LD = places_L.index_select(0, chosen_L), visible_LD.index_select(0, chosen_L)
-    new = (HaltedRows(places_L, visible_LD),) if len(places_L) else ()
+    new = (HaltedRows(places_L, visible_LD),) if places_L.shape[0] else ()
     return states_ND.index_select(0, kept_M), halted + new
 
 

@@ -83,7 +83,7 @@ class KeyValuesInPlace(KeyValues):
     def newest(self) -> Float[Tensor, "2 R H K"]:
         """Return the last position of the buffer's rows, to be written."""
         assert self._kv_2RHSK is not None
-        return self._kv_2RHSK[:, :, :, self.length - 1]
+        return self._kv_2RHSK.select(3, self.length - 1)
 
     def select(self, rows_B: Int[Tensor, "B"]) -> None:
         """Keep these hypotheses, in this order."""

@@ -104,4 +104,4 @@ class OffsetRMSNorm(nn.RMSNorm):
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32, or in float64 where it is that."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))

@@ -216,4 +216,4 @@ def take_rows(x: Tensor, index_N: Tensor | None) -> Tensor:
 
 def kept_and_halted(active_N: Bool[Tensor, "N"], n_active: int) -> tuple[Int[Tensor, "M"], Int[Tensor, "L"]]:
     """Return the rows that go on, `n_active` of them, and the others."""
-    return places_where(active_N, n_active), places_where(~active_N, len(active_N) - n_active)
+    return places_where(active_N, n_active), places_where(~active_N, active_N.shape[0] - n_active)

@@ -52,13 +52,12 @@ class SelfAttention(SubLayer):
         self.looks_back_only, self.sees_some = looks_back_only, sees_some
         self.keys_from, self.makes_keys = step.keys, step.makes_keys
         self.rounds = rounds or (step.index,)
-        self._segment = step.segment
+        self._keys_of = step.segment, use.weights, use.before_keys, use.delta, use.modulation, use.values
 
     def keys_of(self, here: Round) -> KeysOf:
         """Return what makes keys and values in a round."""
-        use = self.use
-        by_time = int(here.index) if here.time_D is not None and use.modulation is not None else None
-        return self._segment, use.weights, use.before_keys, use.delta, use.modulation, use.values, by_time
+        is_timed = here.time_D is not None and self.use.modulation is not None
+        return *self._keys_of, int(here.index) if is_timed else None
 
     @property
     def relation(self) -> RelativePositions | None:
@@ -148,12 +147,15 @@ class SelfAttention(SubLayer):
         """Return keys and values of rows that look like this, and of newly halted ones behind them: one product."""
         n = visible_ND.shape[0]
         if new:
-            visible_ND = torch.cat([visible_ND, *(rows.visible_LD for rows in new)])
+            shown = [rows.visible_LD for rows in new]
+            visible_ND = torch.cat([visible_ND, *shown]) if n or len(new) > 1 else shown[0]
         read_ND = self.prepared(visible_ND, self.modulation(here))
         norm = self.norm(self.use.scores)
         scored_ND = read_ND if norm is None else norm(read_ND)
         to = self.route_values(attention, scored_ND, n, run, here)
-        kv_NJ = attention.keys_values(scored_ND, None if norm is None else read_ND, *to)
+        kv_NJ: Tensor = attention.keys_values(scored_ND, None if norm is None else read_ND, *to)
+        if self.use.values is None:
+            return kv_NJ
         index_N = here.rows.index_N
         if new:
             index_N = torch.cat([here.rows.places(visible_ND.device)[:n], *(rows.places_L for rows in new)])

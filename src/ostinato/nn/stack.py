@@ -306,7 +306,7 @@ class Stack:
         halting = rule.start(shown_ND, Rows.all(B, T), run, n_rounds if n_rounds is not None else len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
-        any_process = run.execution.any_process
+        any_process, with_gradient = run.execution.any_process, nullcontext()
         if n_free > 0 or (ticks and run.execution.gradient_repeats is not None):
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
@@ -336,10 +336,10 @@ class Stack:
                 is_over = halting.ends_early and not any_process(not is_over)
             if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
-                    one_0D = states_ND.chunk(own.n_states, dim=-1)[0]
+                    one_0D = states_ND.chunk(own.n_states, dim=-1)[0] if own.phases else states_ND
                     fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
                 break
-            with torch.no_grad() if index < n_free else nullcontext():
+            with torch.no_grad() if index < n_free else with_gradient:
                 round_of = index, steps, times[index]
                 states_ND = self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal, halted)
             if ticks and "rounds" in run.request:
