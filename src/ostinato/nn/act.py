@@ -55,6 +55,8 @@ class Act:
         is_global: one probability a sentence, the mean of its tokens': they all halt together.
     """
 
+    chooses_tokens = False
+
     def __init__(
         self, unit: ActUnit, threshold: float, *, mix: Mix, freezes: bool, forces_remainder: bool, is_global: bool
     ) -> None:

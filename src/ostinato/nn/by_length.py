@@ -34,6 +34,7 @@ class ByLength:
 
     threshold = math.inf
     freezes = True
+    chooses_tokens = False
 
     def __init__(self, per_token: float, extra: float) -> None:
         self.per_token, self.extra = per_token, extra
@@ -57,6 +58,7 @@ class BySentence:
 
     threshold = math.inf
     freezes = False
+    chooses_tokens = False
 
     def __init__(self, rounds: Sequence[int]) -> None:
         self.rounds = rounds

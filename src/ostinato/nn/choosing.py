@@ -53,6 +53,7 @@ class Chooser(ABC):
 
     leaves_out = True
     freezes = True
+    chooses_tokens = True
     threshold: float
 
     def __init__(self, routers: Routers, z: float) -> None:

@@ -59,6 +59,8 @@ class Exit:
         is_sequence: the mean confidence of a sentence's real tokens decides for all of them.
     """
 
+    chooses_tokens = False
+
     def __init__(
         self,
         criterion: Criterion,

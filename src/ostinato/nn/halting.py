@@ -35,6 +35,8 @@ class HaltingRule(Protocol):
     Args:
         threshold: of a token's mass: once so much of it is given out, the token halts.
         freezes: a halted token stays as it was; only then is there nothing left to compute for it.
+        chooses_tokens: routers choose the tokens of every round, which see each other only, and weigh what it adds:
+            another rule would be another model.
     """
 
     @property
@@ -44,6 +46,11 @@ class HaltingRule(Protocol):
 
     @property
     def freezes(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def chooses_tokens(self) -> bool:
         """See above."""
         ...
 
@@ -241,6 +248,7 @@ class NoHalting:
 
     threshold = math.inf
     freezes = True
+    chooses_tokens = False
 
     def at(self, threshold: float) -> NoHalting:
         """Return this rule: it has no threshold."""

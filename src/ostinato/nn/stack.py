@@ -33,7 +33,7 @@ from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
-from ostinato.nn.choosing import Chooser, whole
+from ostinato.nn.choosing import whole
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
@@ -389,7 +389,7 @@ class Stack:
         of a causal stack cannot stop by what comes after them, nor single ones in a loop of several states."""
         if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal) or self.plan.loop.phases:
             return False
-        if isinstance(self.halting, Chooser):  # its routers weigh what rounds add: another rule would be another model
+        if self.halting.chooses_tokens:
             return False
         return execution.exit in OF_STATES or self.readout is not None
 
@@ -398,11 +398,11 @@ class Stack:
         """Whether all rounds do the same, so that a graph may run them in a loop (`Execution.as_graph`)."""
         plan = self.plan
         is_alike = plan.is_fully_shared and not plan.loop.tells_rounds_apart and plan.loop.keys == "own"
-        return is_alike and bool(plan.loop.steps) and not isinstance(self.halting, Chooser)
+        return is_alike and bool(plan.loop.steps) and not self.halting.chooses_tokens
 
     def why_not_by_length(self) -> str | None:
         """Return why lengths of sources cannot say how many rounds this stack runs; None: they can."""
-        if isinstance(self.halting, Chooser):
+        if self.halting.chooses_tokens:
             return f"a router chooses the tokens of every round of the {self.plan.stack}; must be a number"
         if self.plan.loop.time is not None:
             return f"the rounds of the {self.plan.stack} have times, which follow from their number for the whole batch"
@@ -484,7 +484,7 @@ class Stack:
             return SelfAttention(
                 *given,
                 looks_back_only=self.is_causal and not self.has_prefix,
-                sees_some=isinstance(self.halting, Chooser),
+                sees_some=self.halting.chooses_tokens,
                 rounds=rounds if self.plan.is_fully_shared else None,
                 dropout=self.dropout,
             )

@@ -69,6 +69,7 @@ class StickBreaking:
     """
 
     freezes = True
+    chooses_tokens = False
 
     def __init__(self, unit: StickBreakingUnit, threshold: float, *, detaches_weight: bool) -> None:
         self.unit, self.threshold, self.detaches_weight = unit, threshold, detaches_weight
