@@ -93,6 +93,7 @@ def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
         "beam": 3,
         "precision": "float32",
         "checkpoint_activations": False,
+        "cached_rounds": None,
     }
     assert found["macs"]["total"] == sum(found["macs"]["by_part"].values())
 

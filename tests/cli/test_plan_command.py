@@ -228,6 +228,19 @@ def test_activations_are_counted_as_the_recipe_trains(run) -> None:
     assert recomputed["bytes"]["activations"] < 0.6 * plain["bytes"]["activations"]
 
 
+def test_the_cache_is_counted_as_the_recipe_decodes(run) -> None:
+    found = {}
+    for n in (None, 1, 2):
+        setting = [] if n is None else [f"decoding.cached_rounds={n}"]
+        loops = [f"model.{name}.n_steps=3" for name in ("encoder", "decoder")]
+        (one,) = json.loads(run("plan", "digits/universal", *loops, *setting, "--json").out)
+        assert one["assumptions"]["cached_rounds"] == n
+        found[n] = one["bytes"]["cache"]
+    of_a_round = found[2] - found[1]
+    assert of_a_round > 0
+    assert found[None] - found[2] == of_a_round
+
+
 def test_a_decoder_only_model_of_pairs_is_counted_for_both_sides(run) -> None:
     sizes = ["--source-vocab", 4000, "--target-vocab", 4000, "--source-length", 8, "--target-length", 24]
     found = json.loads(run("plan", "one-wide-ffn/multi30k/baseline", "multi30k/decoder-only", *sizes, "--json").out)

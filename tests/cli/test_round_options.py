@@ -57,3 +57,20 @@ def test_decoding_caches_as_many_rounds_as_it_is_told(run, folder: Path, tmp_pat
     with torch.no_grad():
         assert loaded.generate(["1 2 3", "4 5 6 7"], max_length=8) == some.out.splitlines()
     assert run(*write, "--cached-rounds", 0).code == 2
+    setting = [*write, "--set", "decoding.cached_rounds=1"]
+    assert run(*setting).out == some.out
+    assert run(*setting, "--cached-rounds", 4).out == whole
+
+
+def test_a_recipe_whose_decoder_cannot_keep_some_rounds_is_refused_with_one_line(run) -> None:
+    for name, given, reason in (
+        ("scan/transformer", (), "needs a decoder whose rounds share all weights"),
+        ("digits/universal", ("model.decoder.halting.kind=select",), "the tokens of a round are chosen"),
+    ):
+        outcome = run("plan", name, *given, "decoding.cached_rounds=2")
+        assert (outcome.code, outcome.err.count("decoding.cached_rounds is 2: ")) == (2, 1), outcome.err
+        assert reason in outcome.err
+    # A model that is wrong itself has no rounds to ask about.
+    wrong = run("plan", "digits/universal", "model.decoder.self_attention.share=[0,7]", "decoding.cached_rounds=2")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
+    assert "must be numbered 0, 1, 2" in wrong.err

@@ -140,3 +140,16 @@ def test_rounds_that_cannot_stand_for_each_other_are_refused(ids: Tensor) -> Non
         decoded(model_of(segments=[]), ids, 1, 2)
     with pytest.raises(ConfigError, match=r"cached_rounds.*the tokens of a round are chosen"):
         decoded(model_of(halting={"kind": "select"}), ids, 1, 2)
+
+
+def test_a_setting_of_decoding_keeps_as_many_unless_a_call_says_otherwise(ids: Tensor) -> None:
+    model, prompts = model_of(), ids[:, :4]
+    whole = model.generate(prompts, max_length=8)
+    with model.execution(cached_rounds=1):
+        some = model.generate(prompts, max_length=8)
+    assert some != whole
+    assert model.generate(prompts, max_length=8, cached_rounds=1) == some
+    with model.execution(cached_rounds=R):
+        assert model.generate(prompts, max_length=8, cached_rounds=1) == whole
+    with pytest.raises(ConfigError, match=r"cached_rounds is 2: .*rounds share all weights"):
+        model_of(segments=[]).generate(prompts, max_length=8, cached_rounds=2)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.config.base import Config, Positive, Probability, Size
+from ostinato.config.halting import ChoosingConfig
 from ostinato.config.output import OutputConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.stack import StackConfig
@@ -129,6 +130,17 @@ class CommonModelConfig(Config):
     def readers(self) -> list[str]:
         """Return the names of what reads tokens, in the order it runs: stacks, or recurrences."""
         return [*self.stacks(), *self.recurrences()]
+
+    def why_not_some_rounds(self) -> str | None:
+        """Return why decoding cannot keep keys and values of some rounds only; None: it can."""
+        plan = self.plans().get("decoder")
+        if plan is None or not plan.is_fully_shared:
+            return "needs a decoder whose rounds share all weights: the keys of others cannot stand for each other"
+        if plan.loop.keys != "own":
+            return f"rounds read the keys of other rounds as the model says (keys: {plan.loop.keys})"
+        if isinstance(self.stacks()["decoder"].halting, ChoosingConfig):
+            return "the tokens of a round are chosen, and see the keys of that round only (halting.kind: select)"
+        return None
 
     def check_rounds(self, n_steps: int | None) -> None:
         """Refuse a number of rounds at call time where there are none.

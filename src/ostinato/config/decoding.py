@@ -73,6 +73,9 @@ class DecodingConfig(Config):
     """Sampling draws from so many of the most probable tokens; None: from all."""
     seed: Count = 0
     """Seed of sampling."""
+    cached_rounds: Size | None = None
+    """Rounds of a loop whose keys and values are kept for later tokens, where its rounds share all weights: an
+    approximation; None: all. 1: all rounds read what the last one left of earlier tokens (Ouro, at decoding)."""
     pack_weights: bool = True
     """On a CPU, search with compiled kernels and with copies of the weights in the form it multiplies by fastest, in as
     much memory again. False: plain products."""

@@ -40,7 +40,7 @@ _NAMES_BY_UNIT = {
     "rows": "n_token_types offset source_vocab_size target_vocab_size vocab_size",
     "updates": "capacity_warmup evaluate_every log_every n_updates off_updates ramp save_every warmup",
     "steps": "after n_steps steps_per_round",
-    "rounds": "gradient_rounds least most n_rounds repeats training.rate",
+    "rounds": "cached_rounds gradient_rounds least most n_rounds repeats training.rate",
     "experts": "k n_experts n_sampled top_k",
     "examples": "max_examples n_eval n_pairs n_train",
     "checkpoints": "keep_best keep_last",

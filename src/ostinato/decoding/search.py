@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from math import floor
 from typing import Protocol, runtime_checkable
@@ -42,6 +43,7 @@ from ostinato.decoding.proposals import make_proposer, next_log_probs
 from ostinato.errors import DataError
 from ostinato.kernels import on_device, packing
 from ostinato.nn.cache import Cache
+from ostinato.nn.execution import Execution
 
 # Stopped sentences are removed from the batch when they are at least this part of it: removing copies the cache of the
 # others, so that doing it for every single sentence would cost more than it saves.
@@ -66,6 +68,22 @@ class Decodable(Protocol):
 
     def step(self, ids_BT: Tensor, cache: Cache, keep_BT: Tensor | None = None) -> Tensor:
         """Add T target columns to the cache and return the logits after the last one, `[B, V]`."""
+
+
+@runtime_checkable
+class HasExecution(Protocol):
+    """A model that runs as it is told, as all of this library do."""
+
+    @property
+    def current_execution(self) -> Execution:
+        """How it runs now."""
+
+    def checked(self, execution: Execution | None) -> Execution:
+        """Return how a call runs.
+
+        Raises:
+            ConfigError: it cannot run so.
+        """
 
 
 def search(
@@ -136,7 +154,8 @@ def search_n_best(
     in the batch where there is none).
 
     Raises:
-        DataError: a prefix that does not fit the batch or is padded on the right.
+        ConfigError: `cached_rounds` of a model that cannot keep some rounds only. DataError: a prefix that does not fit
+            the batch or is padded on the right.
     """
     n_sentences = batch.n_sentences
     if n_sentences == 0:
@@ -148,6 +167,10 @@ def search_n_best(
     indices = batch.indices or range(n_sentences)
     propose = make_proposer(config, indices, [most for _, most in lengths], device)
     cache = model.encode(batch, n_steps=n_steps)
+    if config.cached_rounds is not None and isinstance(model, HasExecution):
+        execution = model.current_execution
+        if execution.cached_rounds is None:  # what a call says comes first
+            cache.execution = model.checked(replace(execution, cached_rounds=config.cached_rounds))
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
     K = config.beam
     if K > 1:

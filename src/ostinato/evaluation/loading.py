@@ -241,7 +241,7 @@ def load(
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
         exit, exit_scope: the criterion by which tokens stop, with a number, see `ostinato.nn.Execution`.
         round_lengths: of the rounds to run, for all stacks whose rounds have times (`ostinato.nn.Execution.paths`).
-        cached_rounds: of how many rounds of a loop decoding keeps keys and values.
+        cached_rounds: of how many rounds of a loop decoding keeps keys and values; None: as its recipe says.
         verify: refuse weights that are not those that were written, or not finite, see `ostinato.load_model`.
 
     Raises:

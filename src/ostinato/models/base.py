@@ -24,7 +24,6 @@ from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
-from ostinato.nn.choosing import Chooser
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import Choice, Routed
@@ -204,8 +203,8 @@ class TokenModel(Embeddings, ABC):
             if self.stacks:
                 reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason + see("halting"))])
-        if execution.cached_rounds is not None:
-            self._check_cached_rounds(execution.cached_rounds)
+        if execution.cached_rounds is not None and (not_so := self.config.why_not_some_rounds()):
+            raise ConfigError([Problem("cached_rounds", execution.cached_rounds, not_so)])
         for name in (*execution.rounds, *execution.paths):
             n_rounds = execution.rounds_of(name)
             if name not in self.stacks:
@@ -249,24 +248,11 @@ class TokenModel(Embeddings, ABC):
             return {}
         return {name: execution.exit not in OF_STATES for name, stack in self.stacks.items() if stack.exits(execution)}
 
-    def _check_cached_rounds(self, n_rounds: int) -> None:
-        """Refuse to keep keys of some rounds where rounds are not alike, or read each other's keys anyway."""
-        plan = self.stacks["decoder"].plan if "decoder" in self.stacks else None
-        if plan is None or not plan.is_fully_shared:
-            reason = "needs a decoder whose rounds share all weights: the keys of others cannot stand for each other"
-        elif plan.loop.keys != "own":
-            reason = f"rounds read the keys of other rounds as the model says (keys: {plan.loop.keys})"
-        elif isinstance(self.stacks["decoder"].halting, Chooser):
-            reason = "the tokens of a round are chosen, and see the keys of that round only (halting.kind: select)"
-        else:
-            return
-        raise ConfigError([Problem("cached_rounds", n_rounds, reason)])
-
     def _why_no_exit(self, execution: Execution) -> Problem:
         """Return why no stack stops by an execution's criterion."""
         if not self.stacks:
             return Problem("exit", execution.exit, "this model has no rounds")
-        if all(isinstance(stack.halting, Chooser) for stack in self.stacks.values()):
+        if all(stack.halting.chooses_tokens for stack in self.stacks.values()):
             reason = "routers choose the tokens of every round, and are part of what this model computes"
             return Problem("exit", execution.exit, reason)
         if all(stack.plan.loop.phases for stack in self.stacks.values()):

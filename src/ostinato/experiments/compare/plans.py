@@ -73,9 +73,9 @@ def plan_recipes(
 
     Args:
         names: recipes, YAML files, run directories. overrides: settings to change in all of them.
-        assumptions: what to count for; whether activations are recomputed is each recipe's to say, a decoder-only
-            model of pairs is counted for one sequence of both lengths, and an expected depth is for the recipes in
-            whose stack of that name tokens halt.
+        assumptions: what to count for; whether activations are recomputed, and how many rounds decoding caches, is each
+            recipe's to say, a decoder-only model of pairs is counted for one sequence of both lengths, and an expected
+            depth is for the recipes in whose stack of that name tokens halt.
         source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
 
     Raises:
@@ -101,6 +101,7 @@ def plan_recipes(
             source_length=source,
             target_length=target,
             checkpoint_activations=recipe.training.checkpoint_activations,
+            cached_rounds=recipe.decoding.cached_rounds,
             expected_depth=depths or None,
         )
         budget = count_budget(sized.model, assumed)

@@ -112,7 +112,8 @@ def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
         case BudgetMeasure():
             recipe = load_recipe(run)
             lengths = pass_lengths(recipe, (measure.source_length, measure.target_length))
-            return count_budget(recipe.model, Assumptions(*lengths)).figure(measure.figure)
+            assumed = Assumptions(*lengths, cached_rounds=recipe.decoding.cached_rounds)
+            return count_budget(recipe.model, assumed).figure(measure.figure)
         case EvaluateMeasure():
             threshold = "trained" if measure.halting_threshold is None else measure.halting_threshold
             loaded = load(

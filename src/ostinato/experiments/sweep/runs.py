@@ -92,7 +92,7 @@ def arm_budgets(sweep: SweepConfig, runs: Sequence[PlannedRun], access: DataAcce
         if run.arm not in found:
             model = _sized(run, access).model
             lengths = pass_lengths(run.recipe, (equal.source_length, equal.target_length))
-            found[run.arm] = count_budget(model, Assumptions(*lengths))
+            found[run.arm] = count_budget(model, Assumptions(*lengths, cached_rounds=run.recipe.decoding.cached_rounds))
     return found
 
 
