@@ -223,7 +223,8 @@ class _Stacks:
             "halting": halting,
         }
         if settings["sparse_layer"] or all(
-            settings[kind].kind != "dense" or settings[kind].share == "none" for kind in ("self_attention", "ffn")
+            settings[kind].kind not in ("dense", "experts") or settings[kind].share == "none"
+            for kind in ("self_attention", "ffn")
         ):
             segments = [one.model_copy(update={"delta_rank": 0}) for one in segments]
         if norm.placement == "scores":

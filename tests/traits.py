@@ -58,6 +58,8 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
         for kind, sub in stack.sub_layers():
             scheme = sub.share if isinstance(sub.share, str) else "list with nulls" if None in sub.share else "list"
             found |= {f"share {kind} {scheme}", f"share_norm {sub.share_norm}", f"bias {kind} {sub.bias}"}  # type: ignore[attr-defined]
+            if any(use.kind == kind and use.delta is not None for use in stack.plan(name).uses()):
+                found.add(f"delta of {kind} {sub.kind}")  # type: ignore[attr-defined]
             if isinstance(sub, AttentionConfig):
                 if sub.qk_norm != "none":
                     found.add(f"qk_norm_eps {sub.qk_norm_eps}")
@@ -152,6 +154,7 @@ def all_traits() -> set[str]:
         *(f"values {s} {of}" for s in ("encoder", "decoder") for of in ("none", "some")),
         *(f"qk_norm_eps {eps}" for eps in (None, 1e-2)),
         *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
+        *(f"delta of {kind} {s}" for kind in kinds for s in ("dense", "experts")),
         *(f"modulation {m.kind}" for m in MODULATIONS),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"one of {n} states" for n in (2, 3)),

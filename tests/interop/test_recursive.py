@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 from ostinato.interop import to_recursive
 from ostinato.models import Model, build_model
@@ -116,9 +116,9 @@ def test_one_wide_feed_forward_gives_the_mean_of_those_it_replaces() -> None:
     torch.testing.assert_close(wide.banks.ffn["decoder_0"](x), torch.stack(each).mean(0), rtol=0, atol=1e-12)
 
 
-def experts(seed: int) -> Model:
+def experts(seed: int, **stack: Any) -> Model:
     ffn = {"kind": "experts", "d_ff": 40, "n_experts": 4, "top_k": 2, "activation": "swiglu", "bias": False}
-    return language_model(seed, n_steps=3, ffn={**ffn, "gate": {"kind": "topk_softmax"}})
+    return language_model(seed, **{"n_steps": 3} | stack, ffn={**ffn, "gate": {"kind": "topk_softmax"}})
 
 
 def test_experts_without_noise_compute_what_they_are_copies_of() -> None:
@@ -145,3 +145,49 @@ def test_sub_layers_that_are_left_out_are_not_taken_and_new_ones_are_refused() -
         to_recursive(bare, donor)
     with pytest.raises(ConfigError, match=r"model\.decoder\.ffn is 'decoder_0': cannot be made of the donor's"):
         to_recursive(donor, language_model(2, n_steps=3, ffn={"d_ff": 50, "activation": "swiglu", "bias": False}))
+
+
+def test_full_rank_is_the_donor_also_where_its_feed_forwards_become_experts() -> None:
+    donor = language_model(1, n_steps=N_STEPS)
+    loop = {"n_steps": N_STEPS // ROUNDS, "repeats": ROUNDS, "norms": "by_round"}
+    model, shared = (experts(2, n_steps=2, segments=[loop | {"delta_rank": rank}]) for rank in (40, 0))
+    to_recursive(donor, model)
+    torch.testing.assert_close(logits(model), logits(donor), rtol=0, atol=1e-10)
+    to_recursive(donor, shared)
+    assert not torch.allclose(logits(shared), logits(donor))
+    with pytest.raises(ConfigError, match=r"model\.decoder\.ffn is 'decoder_0': .*it has experts there"):
+        to_recursive(experts(2), language_model(1, n_steps=3))
+
+
+def test_full_rank_is_the_donor_where_cross_attention_has_the_same_keys_in_all_rounds() -> None:
+    def pair(seed: int, rank: int | None) -> Model:
+        stack = {"n_steps": 1, "segments": [{"repeats": 2, "delta_rank": rank, "norms": "by_round"}]}
+        decoder = {"n_steps": 2} if rank is None else stack
+        attention, ffn = {"n_heads": 4, "bias": False, "output_gate": True}, {"d_ff": 16, "bias": False}
+        own = {"self_attention": attention, "ffn": ffn, "norm": {"placement": "pre"}}
+        settings = {"d_model": WIDTH, "source_vocab_size": 30, "target_vocab_size": 30, "dropout": 0.0}
+        settings |= {"encoder": {"n_steps": 1} | own, "decoder": decoder | own | {"cross_attention": attention}}
+        model = build_model(Seq2SeqConfig.model_validate(settings)).double().eval()
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.3)
+        return model
+
+    donor, model, lower = pair(1, None), pair(2, WIDTH), pair(3, 2)
+    queries, keys = (donor.get_parameter(f"banks.cross_attention.decoder_{i}.qkv.weight") for i in (0, 1))
+    with torch.no_grad():
+        keys[WIDTH:] = queries[WIDTH:]
+        gaps = []
+        for one in (model, lower):
+            to_recursive(donor, one)
+            gaps.append(float((one(IDS, IDS).logits_BTV - donor(IDS, IDS).logits_BTV).abs().max()))
+    assert gaps[0] < 1e-10
+    assert gaps[1] > 1e-3
+
+
+def test_a_wider_feed_forward_has_no_delta_of_the_donors() -> None:
+    loop = {"n_steps": 1, "repeats": 3, "delta_rank": 2}
+    ffn = {"d_ff": 120, "activation": "swiglu", "bias": False, "share": "all"}
+    with pytest.raises(ConfigError, match=r"model\.decoder\.ffn is 'decoder_0': cannot be made of the donor's"):
+        to_recursive(language_model(1, n_steps=3), language_model(2, n_steps=1, segments=[loop], ffn=ffn))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.config.load import check_settings
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 from ostinato.models import Model, build_model
 from ostinato.nn.execution import Execution
@@ -21,6 +21,13 @@ OWN: dict[str, dict[str, Any]] = {
     "delta": {"delta_rank": 3},
     "modulation": {"modulation": {"kind": "by_round"}},
 }
+HEAD_EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 3, "top_k": 2, "n_heads": 2, "d_head": 6}
+FFN_EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 3, "top_k": 2, "d_ff": 24, "activation": "swiglu"}
+EXPERTS: dict[str, Any] = {"self_attention": HEAD_EXPERTS, "ffn": FFN_EXPERTS}
+FFN_MAPS = {"up": "experts.up_EDF", "down": "experts.down_EFD"}
+HEADS = {"query": "query_EDI", "kv": "kv.weight", "out": "out_EID"}
+HEIGHTS = {"up": 24, "down": 16, "query": 12, "kv": 12, "out": 16}
+CROSS_PARTS = {"query": (16, 12), "out": (12, 16)}
 BY_TIME: dict[str, Any] = {"modulation": {"kind": "by_time"}}
 
 
@@ -54,9 +61,9 @@ def logits(model: Model, **call: Any) -> Tensor:
         return model(IDS, **call).logits_BTV  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("own", OWN)
-def test_a_new_model_is_the_one_that_shares_everything(own: str) -> None:
-    shared, model = model_of(), model_of(**OWN[own])
+@pytest.mark.parametrize(("own", "stack"), [*((own, {}) for own in OWN), ("delta", EXPERTS)], ids=str)
+def test_a_new_model_is_the_one_that_shares_everything(own: str, stack: dict[str, Any]) -> None:
+    shared, model = model_of(stack=stack), model_of(stack=stack, **OWN[own])
     alike = {name: x for name, x in shared.state_dict().items() if name in model.state_dict()}
     model.load_state_dict(alike, strict=False)
     assert torch.equal(logits(model), logits(shared))
@@ -125,12 +132,43 @@ def test_a_segment_that_runs_once_has_nothing_by_round(own: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(
     "stack",
-    [{"ffn": {"kind": "experts"}, "self_attention": {"kind": "experts"}}, {"sparse_layer": {"after": 1}}],
+    [{"ffn": {"kind": "separable_conv"}, "self_attention": {"kind": "head_experts"}}, {"sparse_layer": {"after": 1}}],
     ids=str,
 )
-def test_deltas_are_added_to_dense_maps(stack: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"segments.0.delta_rank is 3: is added to the maps of dense self_attention"):
+def test_where_no_map_would_have_a_delta_it_is_refused(stack: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"segments.0.delta_rank is 3: is added to the maps of attention and feed-f"):
         LanguageModelConfig.model_validate(settings(stack=stack, delta_rank=3))
+
+
+@pytest.mark.parametrize("backend", ["auto", "loop", "dense"])
+def test_all_experts_of_a_sub_layer_have_the_same_delta(backend: Any) -> None:
+    model = randomised(model_of(1, stack=EXPERTS, delta_rank=3))
+    with model.execution(expert_backend=backend, compaction="never"):
+        found = logits(model)
+    with torch.no_grad():
+        for i in range(2):
+            for kind, maps in (("ffn", FFN_MAPS), ("self_attention", HEADS)):
+                delta = model.banks.delta[f"{kind}_decoder_step_{i}_round_0"]
+                assert set(delta) == set(maps)
+                for name, path in maps.items():
+                    blocks = zip(delta[name].a.weight.split(3), delta[name].b_FR.split(HEIGHTS[name]), strict=True)
+                    product_FD = torch.cat([b_FR @ a_RD for a_RD, b_FR in blocks])
+                    weight = model.get_parameter(f"banks.{kind}.decoder_{i}.{path}")
+                    weight += product_FD.T if weight.ndim == 3 else product_FD
+                    delta[name].b_FR.zero_()
+    torch.testing.assert_close(logits(model), found, rtol=0, atol=1e-10)
+
+
+def test_cross_attention_has_deltas_of_what_reads_the_memory() -> None:
+    stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 24}}
+    loop = stack | {"segments": [{"repeats": 2, "delta_rank": 3}]}
+    for cross, parts in (({"n_kv_heads": 1}, {"qkv": (16, 16), "out": (16, 16)}), (HEAD_EXPERTS, CROSS_PARTS)):
+        decoder = loop | {"cross_attention": {"n_heads": 2} | cross}
+        sizes = {"d_model": 16, "source_vocab_size": 20, "target_vocab_size": 20}
+        model = build_model(Seq2SeqConfig.model_validate(sizes | {"encoder": stack, "decoder": decoder}))
+        found = model.banks.delta["cross_attention_decoder_step_0_round_1"]
+        assert {name: (one.a.weight.shape[1], len(one.b_FR)) for name, one in found.items()} == parts
+        assert all(one.a.weight.shape[0] == 3 for one in found.values())
 
 
 def test_a_final_norm_may_have_weights_where_the_others_have_none() -> None:

@@ -79,8 +79,11 @@ def _sums_by_gates(
         if isinstance(planned.sub, RoutedConfig) and rows:
             k = planned.sub.top_k * choosing_heads(planned.sub)
             to = dispatch(torch.arange(k).expand(rows, k), k)
-            sums = partial(combine, torch.ones(rows * k, model.config.d_model), torch.ones(rows, k), to)
-            found += _counted(model, sums)
+            # What a round adds to feed-forwards of experts is summed where it is of low rank.
+            added = planned.delta_rank if planned.use.kind == "ffn" else 0
+            for width in (model.config.d_model, added):
+                sums = partial(combine, torch.ones(rows * k, width), torch.ones(rows, k), to)
+                found += _counted(model, sums) if width else 0
     return found
 
 

@@ -41,10 +41,39 @@ def with_added(module: Any, deltas: Any, heights: dict[str, list[int]]) -> Any:
     """
     found = SimpleNamespace(qk_bias=getattr(module, "qk_bias", None), output_gate=None)
     for name, blocks in heights.items():
-        linear, delta, parts = getattr(module, name), deltas[name], []
-        rank, first = delta.a.weight.shape[0] // len(blocks), 0
-        for i, height in enumerate(blocks):
-            parts.append(delta.b_FR[first : first + height] @ delta.a.weight[i * rank : (i + 1) * rank])
-            first += height
-        setattr(found, name, SimpleNamespace(weight=linear.weight + torch.cat(parts), bias=linear.bias))
+        linear, added_FD = getattr(module, name), _product(deltas[name], blocks)
+        rest = linear.weight[len(added_FD) :]  # keys and values of a memory are those of all rounds
+        weight = torch.cat([linear.weight[: len(added_FD)] + added_FD, rest])
+        setattr(found, name, SimpleNamespace(weight=weight, bias=linear.bias))
     return found
+
+
+def experts_with_added(module: Any, deltas: Any, heights: dict[str, list[int]]) -> Any:
+    """Return a parameter set of experts: the maps of every expert are W_e + B A, keys and values as in `with_added`.
+
+    Args:
+        heights: rows of W in every block of a map; maps of experts are stacked, inputs x outputs.
+    """
+    holder = module.experts if "up" in heights else module
+    found = SimpleNamespace(**vars(holder) | holder._parameters | holder._modules)
+    stacked = {"up": "up_EDF", "down": "down_EFD", "query": "query_EDI", "out": "out_EID"}
+    for name, blocks in heights.items():
+        added_FD = _product(deltas[name], blocks)
+        if name in stacked:
+            maps = [one + added_FD.T for one in getattr(holder, stacked[name])]
+            setattr(found, stacked[name], torch.stack(maps))
+        else:
+            linear = getattr(holder, name)
+            setattr(found, name, SimpleNamespace(weight=linear.weight + added_FD, bias=linear.bias))
+    if holder is module:
+        return found
+    return SimpleNamespace(experts=found, router=module.router, sum_bias_D=module.sum_bias_D)
+
+
+def _product(delta: Any, blocks: list[int]) -> Tensor:
+    """B A of every block, one below the other."""
+    rank, first, parts = delta.a.weight.shape[0] // len(blocks), 0, []
+    for i, height in enumerate(blocks):
+        parts.append(delta.b_FR[first : first + height] @ delta.a.weight[i * rank : (i + 1) * rank])
+        first += height
+    return torch.cat(parts)

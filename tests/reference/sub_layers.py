@@ -28,7 +28,7 @@ from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.plan import Use
-from reference.by_round import with_added
+from reference.by_round import experts_with_added, with_added
 from reference.equations import (
     ACTIVATIONS,
     alibi_slope,
@@ -76,17 +76,22 @@ class SubLayers:
         module: Any = getattr(self._model.banks, use.kind)[use.weights]
         if use.delta is None:
             return module
-        sub = self._config.settings_of(use)
+        sub, d_model = self._config.settings_of(use), self._model.config.d_model
+        is_cross, deltas = use.kind == "cross_attention", self._model.banks.delta[use.delta]
         if isinstance(sub, AttentionConfig):
-            width, n_keys = sub.d_head or self._model.config.d_model // sub.n_heads, sub.n_kv_heads or sub.n_heads
-            heights = {"qkv": [sub.n_heads * width, n_keys * width, n_keys * width]}
-            heights |= {"out": [self._model.config.d_model]}
-            heights |= {"output_gate": [sub.n_heads * width]} if sub.output_gate else {}
+            width = sub.d_head or d_model // sub.n_heads
+            queries, keys = sub.n_heads * width, [] if is_cross else [(sub.n_kv_heads or sub.n_heads) * width] * 2
+            if isinstance(sub, ExpertAttentionConfig):
+                heights = {"query": [queries], "out": [d_model]} | ({"kv": keys} if keys else {})
+            else:
+                heights = {"qkv": [queries, *keys], "out": [d_model]}
+            heights |= {"output_gate": [queries]} if sub.output_gate else {}
         else:
-            assert isinstance(sub, DenseFeedForwardConfig)
+            assert isinstance(sub, DenseFeedForwardConfig | ExpertFeedForwardConfig)
             n = 2 if ACTIVATIONS[sub.activation][1] else 1
-            heights = {"up": [sub.d_ff] * n, "down": [self._model.config.d_model]}
-        return with_added(module, self._model.banks.delta[use.delta], heights)
+            heights = {"up": [sub.d_ff] * n, "down": [d_model]}
+        assert heights.keys() == deltas.keys()
+        return (experts_with_added if isinstance(sub, RoutedConfig) else with_added)(module, deltas, heights)
 
     def _feed_forward(self, use: Use, x_D: Tensor, scored_D: Tensor) -> Tensor:
         sub, module = self._config.settings_of(use), self._weights(use)
@@ -127,16 +132,16 @@ class SubLayers:
         module = self._weights(use)
         if isinstance(sub, HeadExpertAttentionConfig):
             return self._attend_by_heads(sub, use, t, inputs, others)
+        makers = [self._weights(one) for one in (self._made_by if use.kind == "self_attention" else [use])]
         if not isinstance(sub, RoutedConfig):
             heads = read_heads(module, *sizes)
-            made_by = self._made_by if use.kind == "self_attention" else [use]
-            return self._read(
-                heads, use, t, inputs, others, [read_heads(self._weights(one), *sizes) for one in made_by]
-            )
-        y_D = weighted(
-            choose(sub, module, inputs[t]),
-            lambda e: self._read(read_expert_heads(module, e, *sizes), use, t, inputs, others),
-        )
+            return self._read(heads, use, t, inputs, others, [read_heads(one, *sizes) for one in makers])
+
+        def of_expert(e: int) -> Tensor:
+            heads = read_expert_heads(module, e, *sizes)
+            return self._read(heads, use, t, inputs, others, [read_expert_heads(one, e, *sizes) for one in makers])
+
+        y_D = weighted(choose(sub, module, inputs[t]), of_expert)
         return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
 
     def _attend_by_heads(
@@ -180,15 +185,15 @@ class SubLayers:
         t: int,
         inputs: States,
         others: Sequence[Column],
-        makers: Sequence[Heads] | None = None,
+        makers: Sequence[Heads],
     ) -> Tensor:
         """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection.
 
         Args:
-            makers: of every set of keys that is read what makes them; None: `heads` of all.
+            makers: of every set of keys that is read what makes them.
         """
         shown, T = self._shown(use, t, others)
-        of = {s: heads if makers is None else makers[s // T] for s in shown}
+        of = {s: makers[s // T] for s in shown}
         mixed = []
         for head in range(len(heads.query)):
             q = heads.query[head](inputs[t])

@@ -3,10 +3,14 @@
 With D = d_model, I and J the widths of queries and of keys, F = d_ff, N tokens, r the rank, w bytes of a number that a
 product reads (* float32 whatever the precision), per use:
 
-    delta        attention      r (3 D + I + 2 J) + r (I + D), with an output gate r (D + I) more
+    delta        attention      r (3 D + I + 2 J) + r (I + D), with an output gate r (D + I) more; to the memory
+                                r (D + I) + r (I + D)
                  feed-forward   r (D + F) for each map to the hidden layer, r (F + D) back
                  as many MACs a token; saves A x, w r N for each of these maps, and under autocast a second copy of what
                  the first maps read w N D, and one of A and B
+                 experts        as without; of the last map A of all k choices, k r I or k r F MACs in place of one, and
+                                B of their sum; saves the A of all k and the sum, w r (k + 1) N; attention under
+                                autocast reads states for queries and for keys, and copies gates w k N
     modulation   2 D by round; by time 2 D^2 + 2 D for all rounds; saves what is scaled and what is gated N D * each,
                  and of expected states what is scaled N D *
     vectors      D a round
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig
 from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig
 
 if TYPE_CHECKING:
@@ -33,18 +38,25 @@ class DeltaMap(NamedTuple):
     """A x of one map, and B of it.
 
     Args:
-        reads, gives: widths. reads_states: of what the sub-layer reads. makes_keys: keys, or values.
+        reads, gives: widths. makes_keys: keys, or values.
+        n_rows: that a token has of what it reads; B is of their sum. n_saved: numbers for the backward pass, by rank.
     """
 
     reads: int
     gives: int
-    reads_states: bool
     makes_keys: bool = False
+    n_rows: int = 1
+    n_saved: int = 1
 
     @property
     def size(self) -> int:
-        """Parameters, and products of a token, by rank."""
+        """Parameters, by rank."""
         return self.reads + self.gives
+
+    @property
+    def products(self) -> int:
+        """Products of a token, by rank."""
+        return self.n_rows * self.reads + self.gives
 
 
 def delta_maps(planned: PlannedUse, d_model: int) -> list[DeltaMap]:
@@ -54,19 +66,30 @@ def delta_maps(planned: PlannedUse, d_model: int) -> list[DeltaMap]:
     match planned.sub:
         case AttentionConfig() as attention:
             inner, keys = (n * attention.head_width(d_model) for n in (attention.n_heads, attention.n_key_heads))
-            made = [DeltaMap(d_model, keys, True, True)] * 2
-            gate = [DeltaMap(d_model, inner, True)] if attention.output_gate else []
-            return [DeltaMap(d_model, inner, True), *made, *gate, DeltaMap(inner, d_model, False)]
-        case DenseFeedForwardConfig() as ffn:
-            up = DeltaMap(d_model, ffn.d_ff, True)
-            return [up] * (2 if ffn.activation in GATED else 1) + [DeltaMap(ffn.d_ff, d_model, False)]
+            made = [] if planned.use.kind == "cross_attention" else [DeltaMap(d_model, keys, makes_keys=True)] * 2
+            gate = [DeltaMap(d_model, inner)] if attention.output_gate else []
+            out = DeltaMap(inner, d_model)
+            if isinstance(attention, ExpertAttentionConfig):
+                k = attention.top_k
+                out = out._replace(n_rows=k, n_saved=1 + (k if attention.has_router else 0))
+            return [DeltaMap(d_model, inner), *made, *gate, out]
+        case DenseFeedForwardConfig() | ExpertFeedForwardConfig() as ffn:
+            up, down = DeltaMap(d_model, ffn.d_ff), DeltaMap(ffn.d_ff, d_model)
+            if isinstance(ffn, ExpertFeedForwardConfig):
+                down = down._replace(n_rows=ffn.top_k, n_saved=ffn.top_k + 1)
+            return [up] * (2 if ffn.activation in GATED else 1) + [down]
     raise TypeError(f"no deltas are known for {type(planned.sub).__name__}")
 
 
-def delta_size(planned: PlannedUse, d_model: int, *, of_keys: bool | None = None) -> int:
-    """Return the parameters of a delta, and its products of a token: all, or those that make keys and values or not."""
+def delta_size(planned: PlannedUse, d_model: int) -> int:
+    """Return the parameters of a delta."""
+    return planned.delta_rank * sum(one.size for one in delta_maps(planned, d_model))
+
+
+def delta_products(planned: PlannedUse, d_model: int, *, of_keys: bool) -> int:
+    """Return a delta's products of a token: those that make keys and values, or the others."""
     maps = delta_maps(planned, d_model)
-    return planned.delta_rank * sum(one.size for one in maps if of_keys is None or one.makes_keys == of_keys)
+    return planned.delta_rank * sum(one.products for one in maps if one.makes_keys == of_keys)
 
 
 def modulation_size(planned: PlannedUse, d_model: int) -> int:
@@ -88,13 +111,14 @@ def delta_bytes(planned: PlannedUse, tokens: int, d_model: int, width: int, *, r
         width: bytes of a number that a product reads. reads_twice: keys are made of other states than queries.
     """
     maps = [one for one in delta_maps(planned, d_model) if not (one.makes_keys and planned.borrows_keys)]
-    saved = width * tokens * planned.delta_rank * len(maps)
+    saved = width * tokens * planned.delta_rank * sum(one.n_saved for one in maps)
     if width == _FLOAT or not maps:
         return saved
     # Autocast copies what is read for every product: queries, keys and values are one, or two; a gate is another.
-    n_products = 1 + (reads_twice and planned.use.kind == "self_attention" and not planned.borrows_keys)
+    n_gates = planned.sub.top_k if isinstance(planned.sub, ExpertAttentionConfig) else 0
+    n_products = 1 + (any(one.makes_keys for one in maps) and (reads_twice or n_gates > 0))
     n_products += isinstance(planned.sub, AttentionConfig) and planned.sub.output_gate
-    return saved + width * tokens * d_model * n_products
+    return saved + width * tokens * (d_model * n_products + n_gates)
 
 
 def modulation_bytes(planned: PlannedUse, tokens: int, d_model: int, *, reads_twice: bool) -> int:

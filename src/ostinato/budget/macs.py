@@ -17,7 +17,8 @@ With D = d_model, I = n_heads d_head, F = d_ff, S keys, T queries, V vocabulary 
     output projection              W V T, W = D without d_embedding (of a masked head as if every token were masked: it
                                    costs W V a mask)
     heads with C labels            tagging D C T, span 2 D T, classification D C
-    low-rank deltas                rank times the widths of what every map reads and gives, T (`budget.by_round`)
+    low-rank deltas                rank times the widths of what every map reads and gives, T; of experts k times what
+                                   the last map reads (`budget.by_round`)
     injection                      linear D^2 T, and D^2 T a round; decay D^2 T; a map at the end of a segment D^2 T
     gates of halting               stick_breaking (R - 1) (D^2 + 2 D) T, act and exit R D T, of a stack of R rounds;
                                    select D T for every round with a router

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ostinato.budget.by_round import delta_size
+from ostinato.budget.by_round import delta_products
 from ostinato.budget.loops import planned_segments
 from ostinato.budget.recurrent import recurrent_parts
 from ostinato.budget.sizes import (
@@ -101,7 +101,7 @@ def use_products(config: ModelConfig, n_steps: Rounds = None) -> Iterator[tuple[
         else:
             macs = set_weights(sub, config.d_model).products * (sub.top_k if isinstance(sub, RoutedConfig) else 1)
             own.append(Product(part, side, planned.round, macs))
-            if delta := delta_size(planned, config.d_model):
+            if delta := delta_products(planned, config.d_model, of_keys=False):
                 own.append(Product(f"{planned.stack}.{DELTAS}", side, planned.round, delta))
         yield planned, own
 
@@ -234,6 +234,8 @@ def _attention(
     queries = d_model * inner * (2 if attention.output_gate else 1)
     yield Product(f"{part}.projections", side, index, n * (queries + outputs))
     yield Product(f"{part}.{SCORES}", side, index, 0, per_key=2 * n * inner * planned.n_key_sets, seen=seen)
+    if delta := delta_products(planned, d_model, of_keys=False):
+        yield Product(f"{planned.stack}.{DELTAS}", side, index, delta)
     if is_cross:
         return
     if not planned.borrows_keys:
@@ -245,11 +247,9 @@ def _attention(
         if scores := value_router_weights(attention, d_model).products:
             of_router = None if reused is None else (reused[0], f"{use.weights} router", *reused[2:])
             yield Product(f"{part}.{ROUTER}", side, index, scores, reused=of_router)
-        if delta := delta_size(planned, d_model, of_keys=True):
+        if delta := delta_products(planned, d_model, of_keys=True):
             added = None if reused is None else (reused[0], f"{use.weights} and what is added", *reused[2:])
             yield Product(f"{planned.stack}.{DELTAS}", side, index, delta, reused=added)
-    if delta := delta_size(planned, d_model, of_keys=False):
-        yield Product(f"{planned.stack}.{DELTAS}", side, index, delta)
     relative = planned.relative
     if isinstance(relative, WindowConfig):
         yield Product(f"{part}.{WINDOW}", side, index, n * inner * (2 * relative.window + 1))

@@ -31,7 +31,7 @@ With E experts, M = top_k N rows sorted by expert, and d_e the width of a hypers
     gate            probabilities N E *, chosen experts 8 M, gates M *; renormalised (M + N) * more; of the scores
                     (sigmoid, topk_softmax) N E * more. Of one expert: gates M *
     feed-forward    states N D (with a router in float32 those it saves), M F, gated 2 M F, dropout of all
-                    but relu M F bytes
+                    but relu M F bytes. Where a round adds to its maps, as a dense one of M rows
     sparse layer    per sub-layer inputs, normed rows and norm weights 3 M D *, mean and deviation 2 M *, rows M D and
                     what a feed-forward saves of M F; outputs M D *
     attention       top_k times the queries, outputs, weights and positions of queries; keys and values as without;
@@ -83,7 +83,7 @@ from ostinato.config.halting import StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.config.norm import NormalisationConfig
 from ostinato.config.positions import AlibiConfig, BucketsConfig, RotaryConfig, WindowConfig
-from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.plan import PLACES
 
 FLOAT, HALF, ID = 4, 2, 8
@@ -228,16 +228,15 @@ def _sub_layer(run: TrainingPass, planned: PlannedUse) -> int:
         case AttentionConfig() as attention:
             return _attention(run, planned, attention)
         case DenseFeedForwardConfig() as ffn:
-            per_unit = run.width * (4 if ffn.activation in GATED else 1 if ffn.activation == "relu" else 2)
-            per_unit += 1 if ffn.dropout and ffn.activation != "relu" else 0
-            return run.width * tokens * run.config.d_model + per_unit * tokens * ffn.d_ff
+            return tokens * (run.width * run.config.d_model + _hidden_row(run, ffn, is_fused=False))
         case SeparableConvConfig() as conv:
             return _convolution(run, stack, conv)
         case ExpertFeedForwardConfig() as ffn:
-            return _states_of_experts(run, ffn, tokens) + ffn.top_k * tokens * _hidden_row(run, ffn)
+            row = _hidden_row(run, ffn, is_fused=planned.use.delta is None)
+            return _states_of_experts(run, ffn, tokens) + ffn.top_k * tokens * row
         case SparseLayerConfig() as layer:
             d_model = run.config.d_model
-            one = FLOAT * (3 * d_model + 2) + run.width * d_model + _hidden_row(run, layer)
+            one = FLOAT * (3 * d_model + 2) + run.width * d_model + _hidden_row(run, layer, is_fused=True)
             return layer.top_k * tokens * (layer.n_layers * one + FLOAT * d_model)
         case other:
             raise TypeError(f"no activations are known for {type(other).__name__}")
@@ -427,9 +426,17 @@ def _states_of_experts(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int
     return run.width * tokens * run.config.d_model if run.is_mixed or not sub.has_router else 0
 
 
-def _hidden_row(run: TrainingPass, sub: FeedForward) -> int:
-    """Return the bytes of one row's hidden layer in an expert, and of its mask of dropout."""
-    return hidden_branches(sub) * sub.d_ff * run.width + (sub.d_ff if sub.dropout and sub.activation != "relu" else 0)
+def _hidden_row(run: TrainingPass, sub: FeedForward, *, is_fused: bool) -> int:
+    """Return the bytes of one row's hidden layer, and of its mask of dropout.
+
+    Args:
+        is_fused: the maps of experts are one operation, which keeps what its activation reads. Else that, and the
+            result; of relu the result alone.
+    """
+    n, is_relu = hidden_branches(sub), sub.activation == "relu"
+    if not is_fused:
+        n = 1 if is_relu else 2 * n
+    return n * sub.d_ff * run.width + (sub.d_ff if sub.dropout and not is_relu else 0)
 
 
 def reads_expected_states(planned: PlannedUse) -> bool:

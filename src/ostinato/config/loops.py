@@ -164,8 +164,9 @@ class SegmentConfig(Config):
     """Whether every round has a learned vector that is added to all states before it (CoTFormer's depth embedding);
     they start at 0. Rounds beyond `repeats` have the last one."""
     delta_rank: Count = 0
-    """Rank of what every round adds to the maps of dense self-attention and feed-forward: W + B A, B from 0 (Relaxed
-    Recursive Transformers). 0: nothing. Rounds beyond `repeats` have the last one's."""
+    """Rank of what every round adds to the maps of attention and feed-forward, dense or of experts (the same to all of
+    a sub-layer): W + B A, B from 0 (Relaxed Recursive Transformers). Of cross-attention queries and output. 0: nothing.
+    Rounds beyond `repeats` have the last one's."""
     modulation: ModulationConfig = NoModulationConfig()
     """A scale s of what every sub-layer reads, and a gate g of its output: x + g f(norm(x) (1 + s))."""
     round_norm: bool = False
@@ -182,8 +183,8 @@ class SegmentConfig(Config):
         """Steps that run in every round."""
         return sum(state.n_steps * state.repeats for state in self.states) or self.n_steps
 
-    def plan(self, dense: tuple[Kind, ...]) -> SegmentPlan:
-        """Return how the segment is laid out; `dense`: the kinds of sub-layer that `delta_rank` means."""
+    def plan(self, changing: tuple[Kind, ...]) -> SegmentPlan:
+        """Return how the segment is laid out; `changing`: the kinds of sub-layer that `delta_rank` means."""
         places = {name: place for place, name in enumerate([*(one.name for one in self.states), INPUT])}
         return SegmentPlan(
             self.n_steps,
@@ -196,7 +197,7 @@ class SegmentConfig(Config):
             end_norm=self.end_norm,
             norms_by_round=self.norms == "by_round",
             has_vectors=self.vectors,
-            deltas=dense if self.delta_rank else (),
+            deltas=changing if self.delta_rank else (),
             modulation=None if self.modulation.kind == "none" else self.modulation.kind,
             states=tuple(
                 PhasePlan(

@@ -148,7 +148,7 @@ class StackConfig(Config):
             for kind, sub in self.sub_layers()
         ]
         sparse = None if self.sparse_layer is None else (self.sparse_layer.after, Use("ffn", f"{name}{_SPARSE}"))
-        segments = [segment.plan(self._dense_kinds()) for segment in self.segments]
+        segments = [segment.plan(self._changing_kinds()) for segment in self.segments]
         return build_plan(
             name,
             subs,
@@ -163,10 +163,10 @@ class StackConfig(Config):
         """Return for every step the number of its table of values."""
         return None if self.value_embeddings is None else assign(self.value_embeddings.share, self.n_steps)
 
-    def _dense_kinds(self) -> tuple[Kind, ...]:
+    def _changing_kinds(self) -> tuple[Kind, ...]:
         """Return the kinds of sub-layer to whose maps a round may add something."""
-        kinds = ((kind, sub) for kind, sub in self.sub_layers() if kind != "cross_attention" and sub.share != "none")
-        return tuple(kind for kind, sub in kinds if getattr(sub, "kind", "") == "dense")
+        kinds = ((kind, sub) for kind, sub in self.sub_layers() if sub.share != "none")
+        return tuple(kind for kind, sub in kinds if getattr(sub, "kind", "") in ("dense", "experts"))
 
     def _tables(self) -> Literal["stack", "weights"] | tuple[int | None, ...] | None:
         """Return what has a table of relative positions: see `SubLayerPlan.position`."""
@@ -281,8 +281,8 @@ class StackConfig(Config):
                 if self.norm.placement == "scores" and value not in (0, "none"):
                     reason = f"acts on what is normed: needs {path}norm.placement other than scores"
                     yield Problem(f"{path}segments.{number}.{key}", value, reason)
-            if segment.delta_rank and (self.sparse_layer is not None or not self._dense_kinds()):
-                reason = f"is added to the maps of dense {path}self_attention and {path}ffn: "
+            if segment.delta_rank and (self.sparse_layer is not None or not self._changing_kinds()):
+                reason = "is added to the maps of attention and feed-forwards of kind dense or experts: "
                 reason += f"leave out {path}sparse_layer" if self.sparse_layer is not None else "there are none"
                 yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
         if self.halting.kind == "length" and any(segment.modulation.kind == "by_time" for segment in segments):

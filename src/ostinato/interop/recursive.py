@@ -4,7 +4,8 @@
     B_l = U_r S_r,  A_l = V_r^T   of U S V^T = W_l - W', the r largest singular values
 
 (Bae et al. 2024, Relaxed Recursive Transformers.) With full rank and norms by round it is the model it was made of;
-with rank 0 the shared weights alone are left. Biases and norms of queries and keys have no delta: their mean is taken.
+with rank 0 the shared weights alone are left. Biases, norms of queries and keys, and keys and values of a memory have
+no delta: their mean is taken. All experts of a sub-layer have one delta, that of the feed-forward they are copies of.
 
 A feed-forward as wide as the n that it replaces together (One Wide FFN) gets all their hidden units, and gives the mean
 of their outputs. Experts get copies of a feed-forward with noise (Komatsuzaki et al. 2023, Sparse Upcycling): without
@@ -63,20 +64,24 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
             sources = [getattr(donor.banks, kind)[theirs.weights] for theirs, _ in served]
             chosen = _chosen(sets, kind, weights, shared)
             one = None if chosen is None else getattr(donor.banks, kind)[chosen]
+            if any(isinstance(source, Routed) for source in sources):
+                reason = "cannot be made of the donor's: it has experts there, and must be dense"
+                raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)])
             try:
+                common = _common(sources, one)
                 if isinstance(module, Routed):
-                    _copy_to_experts(_common(sources, one), module, noise, generator)
+                    _copy_to_experts(common, module, noise, generator)
                 elif kind == "ffn" and module.blocks["up"] != sources[0].blocks["up"]:
                     _widen(sources, module)
                 else:
-                    for part, x in _common(sources, one).items():
+                    for part, x in common.items():
                         module.get_parameter(part).copy_(x)
+                for source, (_, ours) in zip(sources, served, strict=True):
+                    if ours.delta is not None:
+                        _add(source, common, model.banks.delta[ours.delta])
             except (AttributeError, RuntimeError) as error:
                 reason = f"cannot be made of the donor's: {str(error).splitlines()[0]}"
                 raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)]) from error
-            for source, (_, ours) in zip(sources, served, strict=True):
-                if ours.delta is not None:
-                    _add(source, module, model.banks.delta[ours.delta])
         for path, found in norms.items():
             model.banks.norm.get_parameter(path).copy_(torch.stack(found).mean(0))
 
@@ -134,7 +139,7 @@ def _copy_to_experts(common: dict[str, Tensor], module: Any, noise: float, gener
 
 def _widen(sources: list[Any], module: Any) -> None:
     """Put the hidden units of all sets side by side: the output is the mean of theirs."""
-    n_parts = len(module.blocks["up"])
+    n_parts = len(module.blocks["up"].heights)
     for part in ("weight", "bias") if module.up.bias is not None else ("weight",):
         blocks = [getattr(source.up, part).chunk(n_parts) for source in sources]
         getattr(module.up, part).copy_(torch.cat([block[i] for i in range(n_parts) for block in blocks]))
@@ -143,11 +148,11 @@ def _widen(sources: list[Any], module: Any) -> None:
         module.down.bias.copy_(torch.stack([source.down.bias for source in sources]).mean(0))
 
 
-def _add(source: Any, module: Any, deltas: Any) -> None:
-    """Make B A of what a set of the donor's has beyond the shared one, block by block of every map."""
+def _add(source: Any, common: dict[str, Tensor], deltas: Any) -> None:
+    """Make B A of what a set of the donor's has beyond what is shared, block by block of every map."""
     for name, delta in deltas.items():
         assert isinstance(delta, LowRank)
-        gap_FD = getattr(source, name).weight - getattr(module, name).weight
+        gap_FD = getattr(source, name).weight - common[f"{name}.weight"]
         delta.a.weight.zero_()
         delta.b_FR.zero_()
         for i, (start, end) in enumerate(zip(delta.ends, delta.ends[1:], strict=False)):

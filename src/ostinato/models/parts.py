@@ -79,7 +79,7 @@ from ostinato.nn.init import (
     init_time,
     zero_second_maps,
 )
-from ostinato.nn.layers import Linear, build_norm
+from ostinato.nn.layers import Blocks, Linear, build_norm
 from ostinato.nn.loops import (
     BesideInjection,
     DecayInjection,
@@ -107,7 +107,7 @@ from ostinato.nn.separable import SeparableConv
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
 from ostinato.nn.token_choice import TokenChoice
 from ostinato.nn.token_values import TokenValues
-from ostinato.plan import Use
+from ostinato.plan import Kind, Use
 
 
 def build_sub_layer(
@@ -323,10 +323,15 @@ def build_token_values(stack: StackConfig, n_rows: int, d_model: int, init: Init
     return values
 
 
-def build_deltas(module: Attention | FeedForward, rank: int, init: Init) -> Deltas:
-    """Return what a round adds to the maps of a parameter set."""
+def build_deltas(
+    module: Attention | FeedForward | ExpertAttention | ExpertFeedForward, kind: Kind, rank: int, init: Init
+) -> Deltas:
+    """Return what a round adds to the maps of a parameter set: in cross-attention none of those of the memory."""
     blocks = module.blocks
-    deltas = Deltas(blocks, {name: getattr(module, name).in_features for name in blocks}, rank)
+    if kind == "cross_attention":
+        read = {name: one.heights[: len(one.heights) - one.n_keys] for name, one in blocks.items()}
+        blocks = {name: Blocks(blocks[name].reads, heights) for name, heights in read.items() if heights}
+    deltas = Deltas(blocks, rank)
     init_deltas(deltas, init)
     return deltas
 

@@ -168,7 +168,7 @@ class Transformer(TokenModel):
         for use in (use for step in segment.steps for use in step.uses):
             if use.delta is not None:
                 module: Any = getattr(banks, use.kind)[use.weights]
-                banks.delta[use.delta] = build_deltas(module, settings.delta_rank, init)
+                banks.delta[use.delta] = build_deltas(module, use.kind, settings.delta_rank, init)
             if use.modulation is not None and use.modulation not in banks.modulation:
                 banks.modulation[use.modulation] = build_modulation(settings.modulation, d_model, init)
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import Draws, attend_dropped, attend_some
-from ostinato.nn.layers import Dropping, Linear, at_least_float32
+from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 # Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
@@ -311,11 +311,12 @@ class Attention(MultiHead, nn.Module):
         self.out = Linear(self.inner, d_model, bias=bias is True)
 
     @property
-    def blocks(self) -> dict[str, Sequence[int]]:
-        """Outputs of every map, by what is made of the same ones: queries, keys, values; output; gate."""
-        own: dict[str, Sequence[int]] = {"qkv": (self.inner, self.kv_inner, self.kv_inner)}
-        own |= {} if self.output_gate is None else {"output_gate": (self.inner,)}
-        return own | {"out": (self.out.out_features,)}
+    def blocks(self) -> dict[str, Blocks]:
+        """Outputs of every map: queries, keys, values; gate; output."""
+        d_model = self.out.out_features
+        own = {"qkv": Blocks(d_model, (self.inner, self.kv_inner, self.kv_inner), n_keys=2)}
+        own |= {} if self.output_gate is None else {"output_gate": Blocks(d_model, (self.inner,))}
+        return own | {"out": Blocks(self.inner, (d_model,))}
 
     def queries_keys_values(
         self, x_ND: Float[Tensor, "N D"], decision: None = None, valued_ND: Float[Tensor, "N D"] | None = None

@@ -2,6 +2,10 @@
 
     deltas       every map W of a sub-layer becomes W + B_r A_r, of low rank             Bae et al. 2024, Relaxed
                  B starts at 0, so that a new model is the one that shares all           Recursive Transformers
+                 experts: W_e + B_r A_r, the same for all experts of a sub-layer, so
+                 that what they give becomes sum_k g_k W_e x_k + B_r sum_k g_k A_r x_k   (theirs are dense)
+                 cross-attention: queries, gate and output; its keys and values are
+                 made of the memory once a pass, for all rounds
     vectors      h + d_r before the round, d_r learned, from 0                           CoTFormer, depth embedding
     modulation   x + g f(norm(x) (1 + s)) for every sub-layer, with vectors g and s
                  by round: learned for every round, from g = 1 and s = 0                 as in FiLM, Perez et al. 2017
@@ -16,7 +20,7 @@ What a round does not have beside its weights, norms and these, it shares. Norms
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import accumulate, pairwise
 from typing import Any
@@ -26,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import without_autocast
-from ostinato.nn.layers import Linear
+from ostinato.nn.layers import Blocks, Linear
 from ostinato.nn.shapes import Float, Tensor
 
 N_SINUSOIDS = 256
@@ -57,21 +61,28 @@ class LowRank(nn.Module):
         blocks = zip(mapped.split(self.rank, -1), pairwise(self.ends[first : last + 1]), strict=True)
         return torch.cat([F.linear(part, self.b_FR[start:end]) for part, (start, end) in blocks], -1)
 
+    def raised(self, mapped_NR: Float[Tensor, "N R"]) -> Float[Tensor, "N F"]:
+        """Return B of what A gave: of a sum of rows, where experts give one. There is one block."""
+        return F.linear(mapped_NR, self.b_FR)
+
 
 class Deltas(nn.ModuleDict):
     """What one use of a parameter set adds to its maps, by the map's name.
 
     Args:
-        blocks: heights of the blocks of every map. widths: of what every map reads. rank: of all of them.
+        blocks: of every map. rank: of all of them.
     """
 
-    def __init__(self, blocks: dict[str, Sequence[int]], widths: dict[str, int], rank: int) -> None:
-        super().__init__({name: LowRank(widths[name], heights, rank) for name, heights in blocks.items()})
+    def __init__(self, blocks: Mapping[str, Blocks], rank: int) -> None:
+        super().__init__({name: LowRank(one.reads, one.heights, rank) for name, one in blocks.items()})
 
     def added_to(self, module: Any) -> Any:
         """Return the parameter set with these added to its maps; the set itself stays as it is."""
-        found = copy(module)
-        found._modules = {**module._modules, **{name: _Sum(module._modules[name], own) for name, own in self.items()}}
+        found, own = copy(module), module._modules
+        found._modules = {**own, **{name: _Sum(own[name], delta) for name, delta in self.items() if name in own}}
+        # Maps of experts are no modules: their set adds to them itself.
+        if of_experts := {name: delta for name, delta in self.items() if name not in own}:
+            found.__dict__["added"] = of_experts
         return found
 
 

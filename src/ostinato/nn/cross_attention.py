@@ -1,7 +1,8 @@
 """Cross-attention as a sub-layer: what the decoder reads in the encoder's output, the memory.
 
 Keys and values of the memory are projected once per parameter set, whatever the number of steps that use it, and never
-copied per beam: the hypotheses of a sentence are queries side by side.
+copied per beam: the hypotheses of a sentence are queries side by side. What a round adds to the maps of a set it adds
+to queries and output.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class CrossAttention(SubLayer):
         if self.use.weights not in run.cross_kv:
             if run.memory_BSD is None:
                 raise ValueError(f"the {self.stack} has cross-attention but was given nothing to look at")
-            attention = self.module
+            attention: Any = self._bank[self.use.weights]
             made = attention.key_value_heads(attention.keys_values(run.memory_BSD))
             if attention.k_norm is not None:
                 made = torch.stack([attention.normed_and_turned(made[0], attention.k_norm, None), made[1]])

@@ -10,7 +10,7 @@ on the experts a token gets, not on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,15 +25,18 @@ from ostinato.kernels import (
     Dispatch,
     Draws,
     ExpertWeights,
+    activate,
     combine,
     dense_dispatch,
     dispatch,
+    drop_activated,
     expert_feed_forward,
     gather,
     routed_linear,
 )
 from ostinato.nn.attention import MultiHead, QkNorm
-from ostinato.nn.layers import Dropping, Linear
+from ostinato.nn.by_round import LowRank
+from ostinato.nn.layers import Blocks, Dropping, Linear
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Float, Tensor
@@ -96,6 +99,9 @@ class Routed(nn.Module):
         router: None for one expert, which always runs with gate 1. gate: from scores to experts.
         n_experts: E.
     """
+
+    added: Mapping[str, LowRank] | None = None
+    """What a round adds to maps of all experts, by the names of `blocks`."""
 
     def __init__(self, router: Router | None, gate: Gate, n_experts: int) -> None:
         super().__init__()
@@ -183,13 +189,41 @@ class ExpertMaps(Dropping, nn.Module):
         *,
         backend: BackendChoice,
         draws: Draws,
+        added: Mapping[str, LowRank] | None = None,
     ) -> Float[Tensor, "N D"]:
-        """Map rows sorted by expert; with gates, rows of any order to the sum of their experts' results."""
+        """Map rows sorted by expert; with gates, rows of any order to the sum of their experts' results.
+
+        Args:
+            added: to the maps of all experts; with gates only.
+        """
+        if added is not None and gates_NK is not None:
+            return self._with_added(added, x, to, gates_NK, backend=backend, draws=draws)
         weights = ExpertWeights(self.up_EDF, self.up_bias_EF, self.down_EFD, self.down_bias_ED)
         dropout = self.dropout if self.training else 0.0
         return expert_feed_forward(
             x, weights, gates_NK, to, self.activation, dropout=dropout, draws=draws, backend=backend
         )
+
+    def _with_added(
+        self,
+        added: Mapping[str, LowRank],
+        x_ND: Float[Tensor, "N D"],
+        to: Dispatch,
+        gates_NK: Tensor,
+        *,
+        backend: BackendChoice,
+        draws: Draws,
+    ) -> Float[Tensor, "N D"]:
+        """Return the same where W_e + B A stands for W_e: a row's B A x before its experts, and B of a sum after."""
+        own_MF = routed_linear(x_ND, self.up_EDF, self.up_bias_EF, to, reads="rows", backend=backend)
+        before_MF = own_MF + gather(added["up"](x_ND), to)
+        if self.training and self.dropout:
+            hidden_MF = drop_activated(before_MF, self.activation, self.dropout, draws)
+        else:
+            hidden_MF = activate(before_MF, self.activation)
+        maps = self.down_EFD, self.down_bias_ED
+        y_ND = routed_linear(hidden_MF, *maps, to, writes="rows", gates_NK=gates_NK, backend=backend)
+        return y_ND + added["down"].raised(combine(added["down"].a(hidden_MF), gates_NK, to))
 
 
 class ExpertFeedForward(Routed):
@@ -205,9 +239,16 @@ class ExpertFeedForward(Routed):
         self.experts = maps
         self.sum_bias_D = nn.Parameter(torch.zeros(d_model)) if sum_bias else None
 
+    @property
+    def blocks(self) -> dict[str, Blocks]:
+        """Outputs of the maps of an expert, as of `FeedForward`."""
+        _, d_ff, d_model = self.experts.down_EFD.shape
+        return {"up": Blocks(d_model, (d_ff,) * (1 + self.experts.is_gated)), "down": Blocks(d_ff, (d_model,))}
+
     def forward(self, x_ND: Float[Tensor, "N D"], decision: Decision, draws: Draws = "auto") -> Float[Tensor, "N D"]:
         """Map every row by its experts; padding gives 0, or the bias of the sum."""
-        y_ND: Tensor = self.experts(x_ND, decision.to, decision.gates_NK, backend=decision.backend, draws=draws)
+        to, gates_NK, backend = decision.to, decision.gates_NK, decision.backend
+        y_ND: Tensor = self.experts(x_ND, to, gates_NK, backend=backend, draws=draws, added=self.added)
         return y_ND if self.sum_bias_D is None else y_ND + self.sum_bias_D
 
 
@@ -283,6 +324,13 @@ class ExpertAttention(MultiHead, Routed):
         self.sum_bias_D = nn.Parameter(torch.zeros(d_model)) if sum_bias else None
         self.kv = Linear(d_model, 2 * self.kv_inner, bias=bool(bias))
 
+    @property
+    def blocks(self) -> dict[str, Blocks]:
+        """Outputs of every map: queries of an expert; keys and values of all; output of an expert."""
+        d_model = self.kv.in_features
+        kv = Blocks(d_model, (self.kv_inner, self.kv_inner), n_keys=2)
+        return {"query": Blocks(d_model, (self.inner,)), "kv": kv, "out": Blocks(self.inner, (d_model,))}
+
     def queries_keys_values(
         self, x_ND: Float[Tensor, "N D"], decision: Decision, valued_ND: Float[Tensor, "N D"] | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -290,10 +338,11 @@ class ExpertAttention(MultiHead, Routed):
         return self.queries(x_ND, decision), self.keys_values(x_ND, valued_ND)
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N I"]:
-        """Return queries of every row's choices, side by side; those of padding are 0."""
+        """Return queries of every row's choices, side by side; those of padding are 0, but for what a round adds."""
         maps = (self.query_EDI, self.query_bias_EI)
         q_SI = routed_linear(x_ND, *maps, decision.to, reads="rows", writes="slots", backend=decision.backend)
-        return q_SI.view(x_ND.shape[0], -1)
+        q_NI = q_SI.view(x_ND.shape[0], -1)
+        return q_NI if self.added is None else q_NI + self.added["query"](x_ND).repeat(1, self.n_choices)
 
     def keys_values(
         self, x_ND: Float[Tensor, "*N D"], valued_ND: Float[Tensor, "*N D"] | None = None
@@ -316,4 +365,8 @@ class ExpertAttention(MultiHead, Routed):
             gates_NK=decision.gates_NK,
             backend=decision.backend,
         )
+        if self.added is not None:
+            mapped_NKR = self.added["out"].a(x_NI.reshape(-1, self.n_choices, self.inner))
+            gates_NK1 = decision.gates_NK[..., None].to(mapped_NKR.dtype)
+            y_ND = y_ND + self.added["out"].raised((mapped_NKR * gates_NK1).sum(1))
         return y_ND if self.sum_bias_D is None else y_ND + self.sum_bias_D

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -10,7 +9,7 @@ from torch import nn
 from ostinato.kernels import GATES, Activation, Draws, activate, drop_activated
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision
-from ostinato.nn.layers import Dropping, Linear
+from ostinato.nn.layers import Blocks, Dropping, Linear
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.sub_layer import SubLayer
 
@@ -35,10 +34,10 @@ class FeedForward(Dropping, nn.Module):
         self.down = Linear(d_ff, d_model, bias=bias)
 
     @property
-    def blocks(self) -> dict[str, Sequence[int]]:
+    def blocks(self) -> dict[str, Blocks]:
         """Outputs of every map: of gate and linear branch, and back to the states."""
-        d_ff = self.down.in_features
-        return {"up": (d_ff, d_ff) if self.is_gated else (d_ff,), "down": (self.down.out_features,)}
+        d_ff, d_model = self.down.in_features, self.down.out_features
+        return {"up": Blocks(d_model, (d_ff,) * (1 + self.is_gated)), "down": Blocks(d_ff, (d_model,))}
 
     def forward(
         self, x_BTD: Float[Tensor, "*B D"], decision: None = None, draws: Draws = "auto"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,19 @@ class Linear(nn.Linear):
         if rows is None:
             return F.linear(input, self.weight, self.bias)
         return F.linear(input, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+
+class Blocks(NamedTuple):
+    """What a map of a parameter set gives, by what is made of the same ones.
+
+    Args:
+        reads: width of what it reads. heights: outputs of every block. n_keys: the last blocks, which make keys and
+            values.
+    """
+
+    reads: int
+    heights: Sequence[int]
+    n_keys: int = 0
 
 
 class Dropping:
