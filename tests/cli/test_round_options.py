@@ -70,3 +70,7 @@ def test_a_recipe_whose_decoder_cannot_keep_some_rounds_is_refused_with_one_line
         outcome = run("plan", name, *given, "decoding.cached_rounds=2")
         assert (outcome.code, outcome.err.count("decoding.cached_rounds is 2: ")) == (2, 1), outcome.err
         assert reason in outcome.err
+    # A model that is wrong itself has no rounds to ask about.
+    wrong = run("plan", "digits/universal", "model.decoder.self_attention.share=[0,7]", "decoding.cached_rounds=2")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
+    assert "must be numbered 0, 1, 2" in wrong.err

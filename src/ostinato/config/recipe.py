@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ostinato.config.base import Config, Count, Size, inert
+from ostinato.config.base import Config, Count, Size, all_problems, inert
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig, Seq2SeqConfig
@@ -109,7 +109,11 @@ class Recipe(Config):
         if not self.model.generates:
             reason = f"has no effect: a model with {path}model.head.kind={self.model.reads} writes no text; remove it"
             yield from inert(self.decoding, f"{path}decoding.", reason)
-        elif self.decoding.cached_rounds is not None and (not_so := self.model.why_not_some_rounds()):
+        elif (
+            self.decoding.cached_rounds is not None
+            and not any(all_problems(self.model))  # of a model that has some there may be no plan
+            and (not_so := self.model.why_not_some_rounds())
+        ):
             yield Problem(f"{path}decoding.cached_rounds", self.decoding.cached_rounds, not_so)
         if self.model.reads != "masked":
             reason = f"has no effect without {path}model.head.kind=masked: remove it"
