@@ -87,6 +87,14 @@ def test_a_generated_task_is_shown_with_its_protocol_sizes_and_examples(run) -> 
     assert "reported by: actions" in text
 
 
+def test_many_files_of_a_folder_are_one_line(run, tmp_path: Path) -> None:
+    lines = run("data", "show", "arc", "--mirror", tmp_path).out.splitlines()
+    assert [line for line in lines if "file" in line and "fchollet" in line and line[:1].isdigit()] == [
+        "400 files: fchollet/ARC-AGI/data/training at 399030444e, 1,436,054 bytes, Apache-2.0, not here",
+        "400 files: fchollet/ARC-AGI/data/evaluation at 399030444e, 2,345,957 bytes, Apache-2.0, not here",
+    ]
+
+
 @pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the published files are not here")
 def test_a_task_is_shown_as_far_as_its_files_are_there(run, tmp_path: Path) -> None:
     outcome = run("data", "show", "passivization", "--mirror", UPSTREAM)

@@ -56,6 +56,7 @@ def test_a_file_that_is_another_one_is_refused(tmp_path: Path) -> None:
         next(task.examples("train"))
 
 
+@pytest.mark.slow
 def test_splits_hold_what_the_protocol_says(open_published: Callable[..., Task]) -> None:
     task = open_published("arc")
     found = {split: list(task.examples(split)) for split in task.splits()}

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from ostinato.config.data import DataConfig
+from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import TaskRef
 from ostinato.config.special_ids import NO_LABEL
+from ostinato.evaluation.loading import load
 from ostinato.tasks.base import split_of
 from ostinato.tasks.baselines import trivial_scores
 from ostinato.tasks.maze_grids import Maze, Place, draw_maze, first_form, without_dead_ends
 from ostinato.tasks.registry import build_task, task_problems
+from ostinato.training import train
 
 
 def maze(**settings: object):
@@ -90,6 +95,29 @@ def test_splits_differ_by_seed_and_not_by_the_sizes_of_others() -> None:
     test = list(maze().examples("test"))
     assert test == list(maze(n_train=7, larger_sizes=[5]).examples("test"))
     assert test != list(maze(seed=1).examples("test"))
+
+
+def test_a_run_learns_from_cells_alone_and_scores_them_alone(tmp_path: Path) -> None:
+    settings = {
+        "task": {"kind": "maze", "size": 3, "larger_sizes": [4], "least_path": 5, "n_train": 40, "n_eval": 6},
+        "model": {
+            "kind": "encoder",
+            "d_model": 8,
+            "head": {"kind": "tagging"},
+            "encoder": {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16}},
+        },
+        "training": {"n_updates": 3, "schedule": {"warmup": 1}, "log_every": 3, "device": "cpu", "ema_decay": 0.5},
+        "evaluation": {"splits": ["test"]},
+    }
+    recipe = load_recipe_config(settings, [], extra_problems=lambda r: task_problems(r.task.settings(), r.data))
+    found = train(recipe, tmp_path / "run")["splits"]["test"]
+    assert load(tmp_path / "run").tokenizers.target.labels == [".", "o"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    (record,) = [one for one in map(json.loads, lines) if one["kind"] == "training"]
+    assert record["n_labels"] % 25 == 0  # the cells of a maze, without row ends
+    # Both are shares of the same cells: decoded, and counted where the loss is.
+    assert found["tag_accuracy"] == pytest.approx(found["token_accuracy"])
+    assert found["exact_match"] == pytest.approx(found["sequence_accuracy_forced"])
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ class SudokuTask(Task):
     givens.
     Metric: exact match (all cells of a puzzle right) and tag accuracy (cells right), by the number of givens. Beside
     them belongs what needs no model (`ostinato data baselines`): `by_word` copies the givens, `naked_singles` fills
-    cells for which one digit is left until there are none, and then takes the smallest that is left: it solves what
-    needs no search and no other rule.
+    cells for which one digit is left until there are none, and all others with 1: it solves what needs no search and no
+    other rule.
     Selection: dev.
     Departures: HRM and TRM (arXiv 2506.21734, 2510.04871) use 9x9 puzzles of a published collection that were chosen to
     be hard for solvers, 1,000 of them in 1,000 forms each. These here are drawn, most are much easier, and no score on
@@ -100,7 +100,7 @@ class SudokuTask(Task):
                 yield Example(_text(cells), _text(answer), {"givens": n_givens})
 
     def rules(self, source: str) -> dict[str, str]:
-        """Return what single candidates give, the smallest digit of all where they give nothing."""
+        """Return what single candidates give, 1 where they give nothing."""
         cells = [0 if word == _EMPTY else int(word) for word in source.split()]
         filled = naked_singles(cells, layout(self.config.size))
         return {"naked_singles": " ".join(str(digit or 1) for digit in filled)}
