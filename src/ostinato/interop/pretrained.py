@@ -124,7 +124,9 @@ def special_ids(given: Mapping[str, Any]) -> dict[str, int]:
         # T5 and its relatives begin with the padding, which older files do not say.
         begin = given.get("pad_token_id") if given.get("is_encoder_decoder") else given.get("bos_token_id")
     found = {"pad": given.get("pad_token_id"), "bos": begin, "eos": given.get("eos_token_id")}
-    first = {name: value[0] if isinstance(value, list) and value else value for name, value in found.items()}
+    first: dict[str, Any] = {
+        name: value[0] if isinstance(value, list) and value else value for name, value in found.items()
+    }
     for name, value in first.items():
         if value is not None and (type(value) is not int or value < 0):
             raise CheckpointError(f"config.json: the id of {name} is {value!r}: must be a number from 0, or null")
