@@ -1,12 +1,13 @@
-"""Unrolled models in other engines: CTranslate2 computes and decodes as ours; GGUF files and names are as expected.
+"""Unrolled models in other engines: CTranslate2 and llama.cpp compute and decode as ours; names are as expected.
 
-vLLM and llama.cpp are not run. vLLM reads a folder of transformers by the names in it; llama.cpp reads GGUF files,
-whose names and keys are those of the package gguf, and which transformers reads without any code of ours.
+vLLM is not run: it reads a folder of transformers by the names in it. llama.cpp (in the package xllamacpp) reads GGUF
+files, whose names and keys are those of the package gguf, and which transformers reads without any code of ours.
 """
 
 from __future__ import annotations
 
 import json
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ other scores. Its Marian starts from a zero embedding, which ours does not."""
 TEXTS = ["gpt2", "llama", "qwen3"]
 
 
-def exported(name: str, folder: Path) -> tuple[LoadedRun, Path]:
+def exported(name: str, folder: Path, *more: str) -> tuple[LoadedRun, Path]:
     base, settings = CASES[name]
-    run = runs.make_run(base, folder / "run", *settings)
+    run = runs.make_run(base, folder / "run", *settings, *more)
     return run, export_plain(run, folder / "out", name.partition(",")[0])
 
 
@@ -152,19 +153,31 @@ class Layout:
     """How llama.cpp's converter writes an architecture: what it does to matrices, by parts of their names.
 
     Args:
+        tensors: what llama.cpp asks for beside the embedding and the last norm, of every block with "blk.N." before it.
         turned: rotary pairs (j, j + K / 2) become (2j, 2j + 1), with the number of heads. transposed: [in, out] becomes
             [out, in].
     """
 
+    tensors: tuple[str, ...]
     turned: dict[str, str] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
 
 
+_ATTENTION = tuple(f"blk.N.attn_{part}.weight" for part in ("norm", "q", "k", "v", "output"))
+_GATED = (*_ATTENTION, *(f"blk.N.ffn_{part}.weight" for part in ("norm", "gate", "up", "down")))
+_GPT2 = ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down")
 LAYOUTS = {
-    "llama": Layout(turned={"q_proj.weight": "num_attention_heads", "k_proj.weight": "num_key_value_heads"}),
-    "qwen3": Layout(),
-    "gpt2": Layout(transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight")),
+    "llama": Layout(_GATED, turned={"q_proj.weight": "num_attention_heads", "k_proj.weight": "num_key_value_heads"}),
+    "qwen3": Layout((*_GATED, "blk.N.attn_q_norm.weight", "blk.N.attn_k_norm.weight")),
+    "gpt2": Layout(
+        ("position_embd.weight", "output_norm.bias", *(f"blk.N.{x}.{y}" for x in _GPT2 for y in ("weight", "bias"))),
+        transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"),
+    ),
 }
+BYTES = "data.tokenizer={kind: bpe, vocab_size: 300}"
+"""llama.cpp knows no tokenizer of whole words."""
+HALF = 0.03
+"""What log-probabilities differ by where keys and values have half precision, as in llama.cpp: up to 0.0175 here."""
 
 
 def write_gguf(folder: Path, file: Path, name: str) -> None:
@@ -188,11 +201,7 @@ def write_gguf(folder: Path, file: Path, name: str) -> None:
         writer.add_value_length(config.head_dim)
         writer.add_rope_dimension_count(config.head_dim)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_tokenizer_model("llama")
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
-    writer.add_bos_token_id(config.bos_token_id)
-    writer.add_eos_token_id(config.eos_token_id)
+    add_tokenizer(writer, folder)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], config.num_hidden_layers)
     layout = LAYOUTS[name]
     for key, x in weights.items():
@@ -208,17 +217,116 @@ def write_gguf(folder: Path, file: Path, name: str) -> None:
     writer.close()
 
 
+def add_tokenizer(writer: Any, folder: Path) -> None:
+    """Add the tokenizer of a folder, pairs of bytes merged: GPT-2's kind."""
+    import gguf
+
+    config, content = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    vocabulary = content["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    special = {one["content"] for one in content["added_tokens"] if one["special"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if one in special else gguf.TokenType.NORMAL for one in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in content["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_gguf_file_by_the_names_of_llama_cpp_has_our_logits(name: str, tmp_path: Path) -> None:
-    run, folder = exported(name, tmp_path)
+    run, folder = exported(name, tmp_path, BYTES)
     write_gguf(folder, tmp_path / "model.gguf", name)
     # What transformers does not read from such files: the width of heads of Qwen3, and sizes of GPT-2.
     config = None if name == "llama" else transformers.AutoConfig.from_pretrained(folder)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="model.gguf", dtype=torch.float32, config=config
     )
-    ids = torch.randint(4, 20, (2, 7), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(4, 300, (2, 7), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected, found = run.model(ids).logits_BTV, theirs(ids).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_gguf_file_has_the_tensors_and_keys_that_llama_cpp_asks_for(name: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs the extra engines")
+    _, folder = exported(name, tmp_path, BYTES)
+    write_gguf(folder, tmp_path / "model.gguf", name)
+    reader, config = gguf.GGUFReader(tmp_path / "model.gguf"), transformers.AutoConfig.from_pretrained(folder)
+    shapes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}  # the last dimension first
+    blocks = range(config.num_hidden_layers)
+    asked = {one.replace("N", str(i)) for one in LAYOUTS[name].tensors for i in blocks}
+    assert shapes.keys() - {"output.weight"} == asked | {"token_embd.weight", "output_norm.weight"}
+    width, hidden = config.hidden_size, config.n_inner if name == "gpt2" else config.intermediate_size
+    assert shapes["token_embd.weight"] == shapes.get("output.weight", (width, 300)) == (width, config.vocab_size)
+    heads = {"q": config.num_attention_heads, "k": getattr(config, "num_key_value_heads", None)}
+    parts = {f"attn_{part}": (width, n * config.head_dim) for part, n in heads.items()} if name != "gpt2" else {}
+    parts |= {"ffn_up": (width, hidden), "ffn_down": (hidden, width), "attn_norm": (width,)}
+    parts |= {"attn_qkv": (width, 3 * width)} if name == "gpt2" else {"ffn_gate": (width, hidden)}
+    assert all(shapes[f"blk.{i}.{part}.weight"] == shape for i in blocks for part, shape in parts.items())
+    epsilon = "layer_norm_epsilon" if name == "gpt2" else "layer_norm_rms_epsilon"
+    expected = {
+        "general.architecture": name,
+        f"{name}.context_length": config.max_position_embeddings,
+        f"{name}.embedding_length": width,
+        f"{name}.block_count": config.num_hidden_layers,
+        f"{name}.feed_forward_length": hidden,
+        f"{name}.attention.head_count": config.num_attention_heads,
+        f"{name}.attention.{epsilon}": pytest.approx(getattr(config, "rms_norm_eps", None) or 1e-5),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    if name != "gpt2":
+        expected |= {
+            f"{name}.attention.head_count_kv": config.num_key_value_heads,
+            f"{name}.attention.key_length": config.head_dim,
+            f"{name}.rope.freq_base": config.rope_parameters["rope_theta"],
+        }
+    assert {key: reader.fields[key].contents() for key in expected} == expected
+    lists = {key: len(reader.fields[f"tokenizer.ggml.{key}"].contents()) for key in ("tokens", "token_type", "merges")}
+    assert lists["tokens"] == lists["token_type"] == config.vocab_size
+    assert lists["merges"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_llama_cpp_reads_and_writes_the_same_tokens(name: str, tmp_path: Path) -> None:
+    llama_cpp: Any = pytest.importorskip("xllamacpp", reason="needs the extra engines")
+    run, folder = exported(name, tmp_path, BYTES)
+    write_gguf(folder, tmp_path / "model.gguf", name)
+    given = llama_cpp.CommonParams()
+    given.model.path, given.n_ctx, given.n_parallel, given.warmup = str(tmp_path / "model.gguf"), 32, 1, False
+    given.cpuparams.n_threads = 1
+    server = llama_cpp.Server(given)
+
+    def ask(what: str, **values: Any) -> Any:
+        address, content = f"{server.listening_address}/{what}", json.dumps(values).encode()
+        request = urllib.request.Request(address, content, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)
+
+    fast = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in runs.TEXTS:  # the space that ours puts before a text is GPT-2's of a text that goes on
+        assert ask("tokenize", content=f" {text}", add_special=True)["tokens"] == fast(text)["input_ids"]
+    written, compared = set(), 0
+    for seed in range(8):
+        prompt = [1, *torch.randint(4, 300, (5,), generator=torch.Generator().manual_seed(seed)).tolist()]
+        found = ask("completion", prompt=prompt, n_predict=6, temperature=0.0, n_probs=300, return_tokens=True)
+        tokens, told = found["tokens"], found.get("completion_probabilities", [])
+        with torch.no_grad():
+            log_p_TV = run.model(torch.tensor([[*prompt, *tokens]])).logits_BTV[0, 5:].log_softmax(-1)
+        for token, log_p_V in zip(tokens, log_p_TV, strict=False):
+            assert float(log_p_V[token]) == pytest.approx(float(log_p_V.max()), abs=HALF)
+        written.add(tuple(tokens))
+        if len(told) == len(tokens):  # of bytes that are no whole character it tells nothing
+            for one, log_p_V in zip(told, log_p_TV, strict=False):
+                theirs = {top["id"]: top["logprob"] for top in one["top_logprobs"] if log_p_V[top["id"]] > -10}
+                assert list(theirs.values()) == pytest.approx(log_p_V[list(theirs)].tolist(), abs=HALF)
+                compared += len(theirs)
+    assert len(written) > 2
+    assert compared > 1000

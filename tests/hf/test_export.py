@@ -398,7 +398,7 @@ def test_a_program_without_our_import_loads_it_where_it_trusts_the_code(made: An
         "print(model.config.model_type, type(model).__name__)"
     )
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment)
     assert done.stdout.split() == ["ostinato", "OstinatoForCausalLM"], done.stderr
 
 

@@ -79,7 +79,7 @@ def test_two_processes_of_accelerate_train_as_one_does(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                str(program), str(tmp_path / "model"), str(tmp_path / "two"), "2"]  # fmt: skip
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "two" / "found.pt", weights_only=True)
     assert found["processes"] == 2
