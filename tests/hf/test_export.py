@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra hf")
 
+import huggingface_hub
 import runs
 import transformers
 from safetensors.torch import load_file, save_file
@@ -408,6 +411,32 @@ def test_the_model_card_has_the_recipe(made: Any) -> None:
     assert "AutoModelForCausalLM.from_pretrained" in card
     assert f"{run.model.n_parameters():,} parameters" in card
     assert "kind: act" in card
+
+
+def test_what_is_pushed_to_a_hub_is_the_model(made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run, folder = made("looped")
+    pushed: list[str] = []
+
+    def commit(self: Any, repo_id: str, operations: Any, **_: Any) -> str:
+        for one in operations:
+            shutil.copy(one.path_or_fileobj, tmp_path / one.path_in_repo)
+            pushed.append(one.path_in_repo)
+        return repo_id
+
+    # No network: the two calls that would use it, which older versions import, and the card the hub may have already.
+    calls = {"create_commit": commit, "create_repo": lambda _, repo_id, **__: SimpleNamespace(repo_id=repo_id)}
+    for name, call in calls.items():
+        monkeypatch.setattr(huggingface_hub.HfApi, name, call)
+        monkeypatch.setattr(f"transformers.utils.hub.{name}", partial(call, None), raising=False)
+    card = huggingface_hub.ModelCard("of the hub")
+    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: card)
+    model = auto(run).from_pretrained(folder)
+    assert model.push_to_hub("me/looped") == "me/looped"
+    assert {"config.json", "generation_config.json", "model.safetensors", "README.md"} <= set(pushed)
+    assert not [name for name in pushed if name.endswith((".bin", ".pt", ".pkl"))]
+    again = auto(run).from_pretrained(tmp_path)
+    ids = ids_of(run)
+    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -> None:
