@@ -64,6 +64,9 @@ _NAMES_BY_UNIT = {
     "hops": "far_max_hops max_hops",
     "operators": "max_operators max_test_operators",
     "symbols": "n_rest",
+    "cells": "givens least_path",
+    "places a side": "larger_sizes task.size",
+    "forms": "augmentations",
     "nouns": "max_attractors train_nouns",
 }
 _UNITS = {name: unit for unit, names in _NAMES_BY_UNIT.items() for name in names.split()}
