@@ -314,7 +314,6 @@ def _curves(page: Page, lines: Sequence[Drawn]) -> Any:
         )
     axes.set_xlabel(f"{page.curves_x} ({unit.strip()})", fontsize=FONT)
     axes.set_ylabel(page.drawn_label, fontsize=FONT)
-    axes.set_xscale("log")
     axes.tick_params(labelsize=FONT)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=4, fontsize=FONT, frameon=False)
