@@ -34,21 +34,7 @@ class SubwordTokenizer(Tokenizer):
 
     def __init__(self, kind: str, content: str, leading_space: bool) -> None:
         self.kind, self._leading_space = kind, leading_space
-        try:
-            self._model = tokenizers.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(str(error)) from error
-        # The model's special symbols are plain text here, and its padding and truncation would change a sentence.
-        self._model.encode_special_tokens = True
-        self._model.no_padding()
-        self._model.no_truncation()
-        # Unigram names the id that stands for unknown text, the other models a token.
-        settings = json.loads(content)["model"]
-        token = settings.get("unk_token")
-        self._unknown: int | None = settings.get("unk_id")
-        if self._unknown is None and token is not None:
-            self._unknown = self._model.token_to_id(token)
-        self._n_pieces = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._model, self._unknown, self._n_pieces = _model_of_plain_texts(content)
         self.vocab_size = N_SPECIAL + self._n_pieces
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
@@ -134,20 +120,7 @@ class KeptTokenizer(Tokenizer):
     kind = "hf"
 
     def __init__(self, content: str, special_ids: SpecialIds, vocab_size: int | None = None) -> None:
-        try:
-            self._model = tokenizers.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(str(error)) from error
-        self._model.encode_special_tokens = True
-        self._model.no_padding()
-        self._model.no_truncation()
-        settings = json.loads(content)
-        model = settings["model"]
-        unknown = model.get("unk_token")
-        self._unknown: int | None = model.get("unk_id")
-        if self._unknown is None and unknown is not None:
-            self._unknown = self._model.token_to_id(unknown)
-        n_ids = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._model, self._unknown, n_ids = _model_of_plain_texts(content)
         self.vocab_size = n_ids if vocab_size is None else vocab_size
         if n_ids > self.vocab_size:
             raise ValueError(f"it has {n_ids} ids, and the embedding {self.vocab_size} rows")
@@ -155,7 +128,7 @@ class KeptTokenizer(Tokenizer):
         named = {i for _, i in special_ids if i is not None}
         if too_large := sorted(i for i in named if i >= self.vocab_size):
             raise ValueError(f"special ids {too_large} are not below its {self.vocab_size} ids")
-        added = {int(one["id"]) for one in settings.get("added_tokens") or () if one["special"]}
+        added = {int(one["id"]) for one in json.loads(content).get("added_tokens") or () if one["special"]}
         self.special_tokens = frozenset(added | named | (set() if self._unknown is None else {self._unknown}))
 
     @property
@@ -204,6 +177,27 @@ class KeptTokenizer(Tokenizer):
             "vocab_size": self.vocab_size,
             "model": json.loads(self._model.to_str()),
         }
+
+
+def _model_of_plain_texts(content: str) -> tuple[tokenizers.Tokenizer, int | None, int]:
+    """Return a model to which its special symbols are plain text, its id of unknown text, and its number of ids.
+
+    Raises:
+        ValueError: the JSON is no such model.
+    """
+    try:
+        model = tokenizers.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(str(error)) from error
+    model.encode_special_tokens = True
+    model.no_padding()  # this, and truncation, would change a sentence
+    model.no_truncation()
+    # Unigram names the id that stands for unknown text, the other models a token.
+    settings = json.loads(content)["model"]
+    unknown: int | None = settings.get("unk_id")
+    if unknown is None and (token := settings.get("unk_token")) is not None:
+        unknown = model.token_to_id(token)
+    return model, unknown, max(model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
