@@ -65,3 +65,11 @@ def make_run(name: str, folder: Path, *more: str) -> LoadedRun:
                 model.output_bias[2] += 2.5
     write_run(Pretrained(recipe, model.eval(), tokenizers), RunDirectory(folder), folder)
     return ostinato.load(folder)
+
+
+def auto(run: LoadedRun) -> Any:
+    """Return the class of transformers that reads a run's exported folder."""
+    import transformers
+
+    name = {"pair": "Seq2SeqLM", "sequence": "CausalLM", "masked": "MaskedLM"}[run.model.config.reads]
+    return getattr(transformers, f"AutoModelFor{name}")

@@ -21,36 +21,15 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 import huggingface_hub
 import runs
 import transformers
-from safetensors.torch import load_file, save_file
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import CheckpointError, OstinatoError
+from ostinato.errors import OstinatoError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_run, wrapped
 
 LANGUAGE_MODELS = ["language-model", "looped", "halting", "experts"]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return runs with their exported folders, each made once."""
-    found: dict[str, tuple[LoadedRun, Path]] = {}
-
-    def get(name: str) -> tuple[LoadedRun, Path]:
-        if name not in found:
-            folder = tmp_path_factory.mktemp(name)
-            run = runs.make_run(name, folder / "run")
-            found[name] = run, export_run(run, folder / "out")
-        return found[name]
-
-    return get
-
-
-def auto(run: LoadedRun) -> Any:
-    name = {"pair": "Seq2SeqLM", "sequence": "CausalLM", "masked": "MaskedLM"}[run.model.config.reads]
-    return getattr(transformers, f"AutoModelFor{name}")
 
 
 def ids_of(run: LoadedRun, n: int = 3, length: int = 7) -> Tensor:
@@ -70,7 +49,7 @@ def padded(ids: Tensor, side: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", runs.RUNS)
 def test_logits_are_ours(made: Any, name: str, side: str) -> None:
     run, folder = made(name)
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     ids, mask = padded(ids_of(run), side)
     alone = ids_of(run, 3, 5)
     more = {"decoder_input_ids": alone} if model.config.is_encoder_decoder else {}
@@ -87,7 +66,7 @@ def test_logits_are_ours(made: Any, name: str, side: str) -> None:
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_greedy_outputs_are_ours_with_padding_on_the_left_and_with_a_cache(made: Any, name: str) -> None:
     run, folder = made(name)
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     ids, mask = padded(ids_of(run, 5, 6), "left")
     ids = torch.where(mask & (mask.cumsum(1) == 1), 1, ids)  # prompts begin with the begin symbol
     expected = run.model.generate(ids, mask, max_length=9)
@@ -106,7 +85,7 @@ def cut(ids: list[int], eos: int = 2) -> list[int]:
 @pytest.mark.parametrize("beam", [1, 5])
 def test_outputs_of_sentences_are_ours_for_greedy_and_beam(made: Any, beam: int) -> None:
     run, folder = made("pairs")
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     generator = torch.Generator().manual_seed(4)
     lengths = torch.randint(2, 9, (200,), generator=generator)
     sources = [torch.randint(4, 20, (int(n),), generator=generator).tolist() for n in lengths]
@@ -128,7 +107,7 @@ def test_outputs_of_sentences_are_ours_for_greedy_and_beam(made: Any, beam: int)
 
 def test_a_beam_search_of_a_language_model_is_ours(made: Any) -> None:
     run, folder = made("halting")
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     ids = torch.cat([torch.ones(6, 1, dtype=torch.long), ids_of(run, 6, 3)], dim=1)
     out = model.generate(ids, max_new_tokens=8, do_sample=False, num_beams=4, length_penalty=0.0,
                          early_stopping="never", top_k=None)  # fmt: skip
@@ -138,7 +117,7 @@ def test_a_beam_search_of_a_language_model_is_ours(made: Any) -> None:
 
 def test_sampling_draws_from_our_distribution(made: Any) -> None:
     run, folder = made("halting")
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     prompt, n, temperature = torch.tensor([[1, 5, 9]]), 4000, 1.5
     torch.manual_seed(3)
     drawn = model.generate(prompt.expand(n, -1), max_new_tokens=1, do_sample=True, temperature=temperature, top_k=0)
@@ -153,7 +132,7 @@ def test_sampling_draws_from_our_distribution(made: Any) -> None:
 
 def test_rounds_and_thresholds_are_arguments_of_generation(made: Any) -> None:
     run, folder = made("halting")
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     ids = torch.cat([torch.ones(5, 1, dtype=torch.long), ids_of(run, 5, 3)], dim=1)
     outputs = []
     for n_steps, threshold in ((None, None), (1, None), (None, 0.3)):
@@ -171,7 +150,7 @@ def test_rounds_and_thresholds_are_arguments_of_generation(made: Any) -> None:
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_one_slot_of_the_cache_is_one_executed_attention(made: Any, name: str) -> None:
     run, folder = made("looped")
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     ids = ids_of(run)
     with torch.no_grad():
         first = model(ids[:, :4], use_cache=True)
@@ -200,7 +179,7 @@ def test_hidden_states_are_of_every_step_or_of_every_round(made: Any, tmp_path: 
     torch.testing.assert_close(two.hidden_states[1], rounds[1], rtol=0, atol=0)
     pairs, folder = made("pairs")
     with torch.no_grad():
-        output = auto(pairs).from_pretrained(folder)(ids, decoder_input_ids=ids, output_hidden_states="rounds")
+        output = runs.auto(pairs).from_pretrained(folder)(ids, decoder_input_ids=ids, output_hidden_states="rounds")
     assert len(output.encoder_hidden_states) == 4
     assert len(output.decoder_hidden_states) >= 1
 
@@ -208,7 +187,7 @@ def test_hidden_states_are_of_every_step_or_of_every_round(made: Any, tmp_path: 
 @pytest.mark.parametrize("name", ["looped", "pairs"])
 def test_generation_returns_states_and_weights_of_every_token(made: Any, name: str) -> None:
     run, folder = made(name)
-    model, ids = auto(run).from_pretrained(folder), ids_of(run, 2, 4)
+    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run, 2, 4)
     how: dict[str, Any] = {"output_hidden_states": "rounds", "output_attentions": True}
     out = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False, num_beams=1, top_k=None,
                          return_dict_in_generate=True, **how)  # fmt: skip
@@ -236,7 +215,7 @@ def test_generation_returns_states_and_weights_of_every_token(made: Any, name: s
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_a_cached_target_goes_on_by_either_name(made: Any, name: str) -> None:
     run, folder = made("pairs")
-    model, ids = auto(run).from_pretrained(folder), ids_of(run)
+    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run)
     with torch.no_grad():
         first = model(ids, decoder_input_ids=ids[:, :4], use_cache=True)
         states = (first.encoder_last_hidden_state,)
@@ -250,7 +229,7 @@ def test_a_cached_target_goes_on_by_either_name(made: Any, name: str) -> None:
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_generation_goes_on_from_a_cache(made: Any, name: str) -> None:
     run, folder = made(name)
-    model, ids = auto(run).from_pretrained(folder), ids_of(run, 2, 4)
+    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run, 2, 4)
     how: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "top_k": None}
     first = model.generate(ids, return_dict_in_generate=True, **how)
     assert first[CACHE].get_seq_length() == 7
@@ -262,7 +241,7 @@ def test_generation_goes_on_from_a_cache(made: Any, name: str) -> None:
 
 def test_what_would_take_columns_back_is_refused(made: Any) -> None:
     run, folder = made("looped")
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     ids = torch.tensor([[1, 5, 6, 7, 5, 6, 7, 5, 6]])  # each token foretells the next
     with pytest.raises((OstinatoError, RuntimeError, ValueError), match=r"cropped|requires a cache"):
         model.generate(ids, max_new_tokens=4, do_sample=False, top_k=None, prompt_lookup_num_tokens=3)
@@ -276,9 +255,9 @@ def test_what_would_take_columns_back_is_refused(made: Any) -> None:
 @pytest.mark.parametrize("name", ["experts", "pairs", "masked"])
 def test_a_saved_and_reloaded_model_is_the_same(made: Any, name: str, tmp_path: Path) -> None:
     run, folder = made(name)
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     model.save_pretrained(tmp_path)
-    again = auto(run).from_pretrained(tmp_path)
+    again = runs.auto(run).from_pretrained(tmp_path)
     mine, theirs = model.state_dict(), again.state_dict()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
@@ -371,7 +350,7 @@ def test_the_library_has_no_pipeline_for_translation(made: Any) -> None:
     run, folder = made("pairs")
     with pytest.raises(KeyError, match="task translation"):
         transformers.pipeline("translation", model=str(folder), device="cpu")
-    model, tokenizer = auto(run).from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = runs.auto(run).from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(runs.TEXTS, return_tensors="pt", padding=True)
     written = model.generate(**batch, max_new_tokens=9, num_beams=1)
     expected = run.generate(runs.TEXTS, strategy="greedy", max_length=9)
@@ -430,103 +409,10 @@ def test_what_is_pushed_to_a_hub_is_the_model(made: Any, monkeypatch: pytest.Mon
         monkeypatch.setattr(f"transformers.utils.hub.{name}", partial(call, None), raising=False)
     card = huggingface_hub.ModelCard("of the hub")
     monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: card)
-    model = auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
     assert model.push_to_hub("me/looped") == "me/looped"
     assert {"config.json", "generation_config.json", "model.safetensors", "README.md"} <= set(pushed)
     assert not [name for name in pushed if name.endswith((".bin", ".pt", ".pkl"))]
-    again = auto(run).from_pretrained(tmp_path)
+    again = runs.auto(run).from_pretrained(tmp_path)
     ids = ids_of(run)
     assert torch.equal(again(ids).logits, model(ids).logits)
-
-
-def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -> None:
-    run, folder = made("looped")
-    with pytest.raises(CheckpointError, match="is there already, and nothing is overwritten"):
-        export_run(run, folder)
-    other = tmp_path / "other"
-    auto(run).from_pretrained(folder).save_pretrained(other)
-    weights = load_file(other / "model.safetensors")
-    changed = {name: x for name, x in weights.items() if "target_weight" not in name} | {"model.more": torch.ones(2)}
-    save_file(changed, other / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"target_weight is missing; model\.more is not known"):
-        auto(run).from_pretrained(other)
-    with pytest.raises(CheckpointError, match=r"is for models of the kind seq2seq: .* has language_model"):
-        transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
-
-
-def truncated(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def pickled(file: Path) -> None:
-    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
-    file.unlink()
-
-
-def disguised(file: Path) -> None:
-    """Put a pickle in the place of safetensors: reading it as one would do what it says."""
-    file.write_bytes(b"cos\nsystem\n(S'touch " + bytes(file.with_name("ran")) + b"'\ntR.")
-
-
-def narrower(file: Path) -> None:
-    weights = load_file(file)
-    weights["model.target_weight"] = weights["model.target_weight"][:, :-1].contiguous()
-    save_file(weights, file, {"format": "pt"})
-
-
-def misconfigured(file: Path) -> None:
-    given = json.loads(file.with_name("config.json").read_text())
-    given["model"]["d_model"] = "x"
-    file.with_name("config.json").write_text(json.dumps(given))
-
-
-@pytest.mark.parametrize(
-    ("damage", "line"),
-    [
-        (Path.unlink, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
-        (truncated, r"no weights that can be read \(safetensors only\): .*not fully covered"),
-        (pickled, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
-        (disguised, r"no weights that can be read \(safetensors only\): .*header"),
-        (narrower, r"its weights are not the model's: model\.target_weight is \[\d+, 15\], and must be \[\d+, 16\]"),
-        (misconfigured, r"config\.json: model\.language_model\.d_model is 'x': Input should be a valid integer"),
-    ],
-)
-def test_damaged_folders_are_refused_in_one_line(made: Any, damage: Any, line: str, tmp_path: Path) -> None:
-    run, folder = made("looped")
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    damage(copy / "model.safetensors")
-    with pytest.raises(CheckpointError, match=line) as caught:
-        auto(run).from_pretrained(copy)
-    assert "\n" not in str(caught.value)
-    assert not (copy / "ran").exists()
-
-
-def assert_refused(run: LoadedRun, folder: Path, line: str) -> None:
-    """Check that an export ends with one line and leaves nothing behind."""
-    with pytest.raises(CheckpointError, match=line) as caught:
-        export_run(run, folder)
-    assert "\n" not in str(caught.value)
-    assert not folder.exists()
-
-
-def test_models_that_have_no_class_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runs.RUNS, "recurrent", ("agreement/lstm", ["data.tokenizer={kind: words}"]))
-    prefix = runs.make_run("looped", tmp_path / "prefix", "model.mask=prefix")
-    recurrent = runs.make_run("recurrent", tmp_path / "recurrent")
-    for run, line in (
-        (prefix, r"a prefix language model \(model\.mask=prefix\) has no class in transformers"),
-        (recurrent, "model.kind is 'lstm_language_model': recurrences are not exported"),
-    ):
-        assert_refused(run, tmp_path / "out", line)
-
-
-def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two = runs.make_run("pairs", tmp_path / "two", "data.target_tokenizer={kind: characters}")
-    monkeypatch.setattr(runs, "TEXTS", [*runs.TEXTS, "a <pad> of paper"])
-    words = runs.make_run("looped", tmp_path / "words")
-    for run, line in (
-        (two, r"source and target have a tokenizer each, .*: train with a joint one \(no data\.target_tokenizer\)"),
-        (words, "the vocabulary has words that are special symbols of the exported tokenizer"),
-    ):
-        assert_refused(run, tmp_path / "out", line)

@@ -1,0 +1,115 @@
+"""What cannot be exported, and exported folders that are damaged, are refused in one line, and no pickle is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs the extra hf")
+
+import runs
+import transformers
+from safetensors.torch import load_file, save_file
+
+import ostinato.hf  # noqa: F401  (registers the classes)
+from ostinato.errors import CheckpointError
+from ostinato.evaluation.loading import LoadedRun
+from ostinato.hf.export import export_run
+
+
+def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -> None:
+    run, folder = made("looped")
+    with pytest.raises(CheckpointError, match="is there already, and nothing is overwritten"):
+        export_run(run, folder)
+    other = tmp_path / "other"
+    runs.auto(run).from_pretrained(folder).save_pretrained(other)
+    weights = load_file(other / "model.safetensors")
+    changed = {name: x for name, x in weights.items() if "target_weight" not in name} | {"model.more": torch.ones(2)}
+    save_file(changed, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"target_weight is missing; model\.more is not known"):
+        runs.auto(run).from_pretrained(other)
+    with pytest.raises(CheckpointError, match=r"is for models of the kind seq2seq: .* has language_model"):
+        transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def pickled(file: Path) -> None:
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
+
+
+def disguised(file: Path) -> None:
+    """Put a pickle in the place of safetensors: reading it as one would do what it says."""
+    file.write_bytes(b"cos\nsystem\n(S'touch " + bytes(file.with_name("ran")) + b"'\ntR.")
+
+
+def narrower(file: Path) -> None:
+    weights = load_file(file)
+    weights["model.target_weight"] = weights["model.target_weight"][:, :-1].contiguous()
+    save_file(weights, file, {"format": "pt"})
+
+
+def misconfigured(file: Path) -> None:
+    given = json.loads(file.with_name("config.json").read_text())
+    given["model"]["d_model"] = "x"
+    file.with_name("config.json").write_text(json.dumps(given))
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (Path.unlink, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
+        (truncated, r"no weights that can be read \(safetensors only\): .*not fully covered"),
+        (pickled, r"no weights that can be read \(safetensors only\): .*model\.safetensors"),
+        (disguised, r"no weights that can be read \(safetensors only\): .*header"),
+        (narrower, r"its weights are not the model's: model\.target_weight is \[\d+, 15\], and must be \[\d+, 16\]"),
+        (misconfigured, r"config\.json: model\.language_model\.d_model is 'x': Input should be a valid integer"),
+    ],
+)
+def test_damaged_folders_are_refused_in_one_line(made: Any, damage: Any, line: str, tmp_path: Path) -> None:
+    run, folder = made("looped")
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    damage(copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=line) as caught:
+        runs.auto(run).from_pretrained(copy)
+    assert "\n" not in str(caught.value)
+    assert not (copy / "ran").exists()
+
+
+def assert_refused(run: LoadedRun, folder: Path, line: str) -> None:
+    """Check that an export ends with one line and leaves nothing behind."""
+    with pytest.raises(CheckpointError, match=line) as caught:
+        export_run(run, folder)
+    assert "\n" not in str(caught.value)
+    assert not folder.exists()
+
+
+def test_models_that_have_no_class_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(runs.RUNS, "recurrent", ("agreement/lstm", ["data.tokenizer={kind: words}"]))
+    prefix = runs.make_run("looped", tmp_path / "prefix", "model.mask=prefix")
+    recurrent = runs.make_run("recurrent", tmp_path / "recurrent")
+    for run, line in (
+        (prefix, r"a prefix language model \(model\.mask=prefix\) has no class in transformers"),
+        (recurrent, "model.kind is 'lstm_language_model': recurrences are not exported"),
+    ):
+        assert_refused(run, tmp_path / "out", line)
+
+
+def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = runs.make_run("pairs", tmp_path / "two", "data.target_tokenizer={kind: characters}")
+    monkeypatch.setattr(runs, "TEXTS", [*runs.TEXTS, "a <pad> of paper"])
+    words = runs.make_run("looped", tmp_path / "words")
+    for run, line in (
+        (two, r"source and target have a tokenizer each, .*: train with a joint one \(no data\.target_tokenizer\)"),
+        (words, "the vocabulary has words that are special symbols of the exported tokenizer"),
+    ):
+        assert_refused(run, tmp_path / "out", line)
