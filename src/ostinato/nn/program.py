@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from ostinato.nn.bank import Banks
+from ostinato.nn.cross_attention import CrossAttention
+from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingRule
+from ostinato.nn.self_attention import SelfAttention
+from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
 from ostinato.nn.shapes import Tensor
-from ostinato.nn.sub_layer import Runnable
-from ostinato.plan import Segment
+from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer
+from ostinato.plan import Plan, Segment, Step, Use
 
 Rounds = Sequence[Sequence[Sequence[Runnable]]]
 """The sub-layers of every step of every round."""
@@ -36,3 +42,50 @@ class LoopProgram(NamedTuple):
 
 Program = Sequence[LoopProgram]
 """What a stack runs: its segments. The rounds of one of them tick."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubLayers:
+    """Makes the sub-layers of a plan: what runs at every step, with its weights.
+
+    Args:
+        banks: where the weights are. is_causal: convolutions read no later token.
+        looks_back_only: relative positions know no later token. sees_some: a router chooses whose keys a round reads.
+        around: what runs in place of a sub-layer.
+    """
+
+    banks: Banks
+    is_causal: bool
+    looks_back_only: bool
+    sees_some: bool
+    dropout: float
+    around: Callable[[SubLayer], Runnable] = lambda sub_layer: sub_layer
+
+    def of_plan(self, plan: Plan) -> Sequence[Rounds]:
+        """Return those of every segment."""
+        return tuple(
+            tuple(tuple(self._of_step(plan, step) for step in steps) for steps in segment.rounds())
+            for segment in plan.segments
+        )
+
+    def _of_step(self, plan: Plan, step: Step) -> Sequence[Runnable]:
+        sub_layers: Any = tuple(self.around(self._of_use(plan, step, use)) for use in step.uses)
+        return (Parallel(sub_layers),) if step.is_parallel else sub_layers
+
+    def _of_use(self, plan: Plan, step: Step, use: Use) -> SubLayer:
+        given = (plan.stack, step, use, self.banks)
+        if use.kind == "self_attention":
+            first = sum(not one.round for one in plan.segments[step.segment].steps)
+            rounds = range(step.index - step.round * first, step.index + 1, first)
+            return SelfAttention(
+                *given,
+                looks_back_only=self.looks_back_only,
+                sees_some=self.sees_some,
+                rounds=rounds if plan.is_fully_shared else None,
+                dropout=self.dropout,
+            )
+        if use.kind == "cross_attention":
+            return CrossAttention(*given, dropout=self.dropout)
+        if isinstance(self.banks.ffn[use.weights], SeparableConv):
+            return SeparableConvSubLayer(*given, is_causal=self.is_causal, dropout=self.dropout)
+        return FeedForwardSubLayer(*given, dropout=self.dropout)

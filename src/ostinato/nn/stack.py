@@ -35,24 +35,21 @@ from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
 from ostinato.nn.choosing import whole
 from ostinato.nn.context import HaltedRows, Pass, Round
-from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
-from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather, rows_of_round
 from ostinato.nn.graph import repeat_rounds
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.loops import run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, positions_from_keep, prefix_columns
-from ostinato.nn.program import LoopProgram, Program, Rounds
+from ostinato.nn.program import LoopProgram, Program, SubLayers
 from ostinato.nn.rows import Rows
-from ostinato.nn.self_attention import SelfAttention
-from ostinato.nn.separable import SeparableConv, SeparableConvSubLayer
+from ostinato.nn.separable import SeparableConv
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-from ostinato.nn.sub_layer import Parallel, Runnable, SubLayer
+from ostinato.nn.sub_layer import Runnable, SubLayer
 from ostinato.nn.types import StackOutput
-from ostinato.plan import Plan, Segment, Step, Use
+from ostinato.plan import Plan, Segment
 
 
 class Stack:
@@ -87,15 +84,23 @@ class Stack:
         self.halting: HaltingRule = halting or NoHalting()
         self.readout: Callable[[Tensor], Tensor] | None = None
         """From the stack's output to logits, for tokens that stop by what is predicted; None: nothing is."""
-        self.surround(lambda sub_layer: sub_layer)
+        self._sub_layers = SubLayers(
+            banks,
+            is_causal,
+            # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
+            looks_back_only=is_causal and not has_prefix,
+            sees_some=self.halting.chooses_tokens,
+            dropout=dropout,
+        )
+        self._own_rounds = self._sub_layers.of_plan(plan)
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
 
     def surround(self, around: Callable[[SubLayer], Runnable]) -> None:
         """Run what `around` makes of every sub-layer: processes that hold parts of a parameter set gather it there."""
-        self._around = around
-        self._own_rounds = self._rounds(self.plan)
+        self._sub_layers = replace(self._sub_layers, around=around)
+        self._own_rounds = self._sub_layers.of_plan(self.plan)
 
     @property
     def final_norm(self) -> nn.Module | None:
@@ -311,17 +316,7 @@ class Stack:
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         if n_rounds is not None:
-            # Only a token that is frozen, and of which no neighbour is read, looks the same in all rounds to come.
-            is_frozen = rule.freezes and not self._mixes_columns and not own.phases
-            can_end = not isinstance(rule, NoHalting) and (run.cache is None or is_frozen)
-            first_steps = [steps[0].index for steps in own.rounds()]
-
-            def one_round(index: int | Tensor, states_ND: Tensor, halting: HaltingPass, run: Pass) -> Tensor:
-                round_of = index, rounds[0 if isinstance(index, int) else 1], None
-                return self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal)
-
-            fills = list(chain.from_iterable(rounds[1]))
-            return repeat_rounds(one_round, fills, first_steps, n_rounds, states_ND, halting, run, can_end=can_end)
+            return self._repeat(segment, n_rounds, states_ND, injected_BTD, halting, run, signal)
         for index, steps in enumerate(rounds[first:], first):
             if index == n_free > 0:
                 run.halted_keys.clear()  # they were made without a gradient
@@ -345,6 +340,30 @@ class Stack:
             if ticks and "rounds" in run.request:
                 run.rounds.append(halting.output(states_ND))
         return halting.output(states_ND), halting
+
+    def _repeat(
+        self,
+        segment: LoopProgram,
+        n_rounds: Int[Tensor, ""],
+        states_ND: Tensor,
+        injected_BTD: Tensor,
+        halting: HaltingPass,
+        run: Pass,
+        signal: Any,
+    ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
+        """Run the rounds of a segment where their number is a tensor: the first one, then one loop of a graph."""
+        rounds, own = segment.rounds, segment.segment
+        # Only a token that is frozen, and of which no neighbour is read, looks the same in all rounds to come.
+        is_frozen = segment.rule.freezes and not self._mixes_columns and not own.phases
+        can_end = not isinstance(segment.rule, NoHalting) and (run.cache is None or is_frozen)
+        first_steps = [steps[0].index for steps in own.rounds()]
+
+        def one_round(index: int | Tensor, states_ND: Tensor, halting: HaltingPass, run: Pass) -> Tensor:
+            round_of = index, rounds[0 if isinstance(index, int) else 1], None
+            return self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal)
+
+        fills = list(chain.from_iterable(rounds[1]))
+        return repeat_rounds(one_round, fills, first_steps, n_rounds, states_ND, halting, run, can_end=can_end)
 
     def _round(
         self,
@@ -442,7 +461,7 @@ class Stack:
         if isinstance(asked, RoundsBySentence):
             asked = asked.most
         plan = self.plan if asked is None else self.plan.with_rounds(asked)
-        rounds = self._own_rounds if plan is self.plan else self._rounds(plan)
+        rounds = self._own_rounds if plan is self.plan else self._sub_layers.of_plan(plan)
         if sentences is not None:
             rule = BySentence(sentences.rounds)
         elif not execution.halting:
@@ -462,34 +481,3 @@ class Stack:
             else LoopProgram(own, NoHalting(), False, segment, path)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )
-
-    def _rounds(self, plan: Plan) -> Sequence[Rounds]:
-        """Return the sub-layers of every segment."""
-        return tuple(
-            tuple(tuple(self._runnables(step) for step in steps) for steps in segment.rounds())
-            for segment in plan.segments
-        )
-
-    def _runnables(self, step: Step) -> Sequence[Runnable]:
-        """Return what runs at a step, in order."""
-        sub_layers: Any = tuple(self._around(self._sub_layer(step, use)) for use in step.uses)
-        return (Parallel(sub_layers),) if step.is_parallel else sub_layers
-
-    def _sub_layer(self, step: Step, use: Use) -> SubLayer:
-        given = (self.plan.stack, step, use, self.banks)
-        if use.kind == "self_attention":
-            first = sum(not one.round for one in self.plan.segments[step.segment].steps)
-            rounds = range(step.index - step.round * first, step.index + 1, first)
-            # A distance has one meaning, whether its key is in a prefix or not, and in decoding as in training.
-            return SelfAttention(
-                *given,
-                looks_back_only=self.is_causal and not self.has_prefix,
-                sees_some=self.halting.chooses_tokens,
-                rounds=rounds if self.plan.is_fully_shared else None,
-                dropout=self.dropout,
-            )
-        if use.kind == "cross_attention":
-            return CrossAttention(*given, dropout=self.dropout)
-        if isinstance(self.banks.ffn[use.weights], SeparableConv):
-            return SeparableConvSubLayer(*given, is_causal=self.is_causal, dropout=self.dropout)
-        return FeedForwardSubLayer(*given, dropout=self.dropout)
