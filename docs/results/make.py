@@ -62,9 +62,9 @@ class Curve(Config):
 
     label: str
     where: dict[str, Any] = Field(default_factory=dict)
-    """Its rows, all seeds of one arm; see `Column.where`."""
+    """The rows of a point, all seeds of one arm; see `Column.where`."""
     points: list[str]
-    """What stands for {} in the paths, point after point."""
+    """What stands for {} in `where` and in the paths, point after point."""
     x: str
     y: str
     """Dotted paths into a row."""
@@ -264,12 +264,13 @@ def curve_lines(made: Made) -> list[Drawn]:
     """
     found = []
     for curve in made.page.curves:
-        rows = chosen(made.rows, curve.where)
-        points = [
-            (numbers_at(rows, curve.x.format(one)), numbers_at(rows, curve.y.format(one))) for one in curve.points
-        ]
+        points = []
+        for one in curve.points:
+            where = {path: value.format(one) if isinstance(value, str) else value for path, value in curve.where.items()}
+            rows = chosen(made.rows, where)
+            points.append((numbers_at(rows, curve.x.format(one)), numbers_at(rows, curve.y.format(one))))
         if not all(xs and len(xs) == len(ys) for xs, ys in points):
-            reason = f"not every one of {curve.points} is in its {len(rows)} rows"
+            reason = f"not every one of {curve.points} is in its rows"
             raise ConfigError([Problem(f"{made.source}: curves", curve.label, reason)])
         found.append(Drawn(curve.label, points))
     return found

@@ -168,7 +168,7 @@ def test_timings_are_compared_round_by_round_and_over_files(make: ModuleType, fo
     [
         (
             {"curves": [{"label": "mine", "points": ["right", "left"], "x": "cost", "y": "{}"}]},
-            "curves is 'mine': not every one of ['right', 'left'] is in its 4 rows",
+            "curves is 'mine': not every one of ['right', 'left'] is in its rows",
         ),
         ({"answr": "Yes."}, "answr"),
         ({"answer": "{cell[Newer][right]}"}, "there is no 'Newer'"),
@@ -234,6 +234,9 @@ def test_a_figure_of_curves_has_a_line_through_the_means_and_the_seeds_behind_it
     settings = {"curves": [curve], "drawn_label": "right", "curves_x": "MACs", "curves_unit": "millions"}
     made = make.Made(written(folder, **settings))
     assert make.curve_lines(made) == [("new", [([3e6, 3e6], [0.7, 0.9]), ([3e6, 3e6], [100, 100])])]
+    by_arm = curve | {"where": {"arm": "{}"}, "points": ["old", "new"], "y": "right"}
+    arms = make.Made(written(folder, **settings | {"curves": [by_arm]}))
+    assert [ys for _, ys in make.curve_lines(arms)[0].columns] == [[0.5, 0.6], [0.7, 0.9]]
     make.main(["--figures"])
     assert "mine.svg" in (folder / "mine.md").read_text(encoding="utf-8")
     make.main(["--check"])
