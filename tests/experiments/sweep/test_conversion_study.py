@@ -32,7 +32,8 @@ def tiny(settings: Any) -> Any:
     fewer = {"d_ff": 16, "delta_rank": 2, "evaluate_every": 2, "save_every": 2}
     if isinstance(settings, dict):
         changed = {key: fewer.get(key, tiny(value)) for key, value in settings.items()}
-        return changed | {"n_updates": 2, "schedule": {"warmup": 1}} if "n_updates" in settings else changed
+        n_updates = min(2, settings.get("n_updates", 0))
+        return changed | {"n_updates": n_updates, "schedule": {"warmup": 1}} if "n_updates" in settings else changed
     return [tiny(one) for one in settings] if isinstance(settings, list) else settings
 
 
@@ -56,7 +57,7 @@ def test_every_arm_is_trained_and_measured(inputs: dict[str, str], tmp_path: Pat
     sweep = load_sweep(settings, inputs)
     store = tmp_path / "store"
     rows = {row["arm"]: row for row in run_sweep(sweep, store)}
-    assert len(rows) == len(settings["arms"]) == 21
+    assert len(rows) == len(settings["arms"])
     assert all(row["values"]["bits_per_byte"] > 0 for row in rows.values())
     sizes = {arm: row["values"]["parameters"] for arm, row in rows.items()}
     for way in ("average", "stepwise", "average and deltas", "feed-forwards", "scratch of 60 updates"):
@@ -71,6 +72,6 @@ def test_every_arm_is_trained_and_measured(inputs: dict[str, str], tmp_path: Pat
     for run in plan_runs(sweep, store):
         if run.start is not None:
             initial = read_json_object(run.directory / "initial.json")
-            assert initial["made"]
+            assert bool(initial["made"]) == (run.arm != "dense, 60 updates more")
             assert not initial["fresh"]
             assert Path(initial["checkpoint"]).parent.parent == run.start.directory.absolute()
