@@ -57,16 +57,13 @@ from ostinato.budget.sizes import (
     vocabulary,
 )
 from ostinato.budget.sub_layer_activations import (
-    FLOAT,
-    ID,
-    TrainingPass,
     copied_weights,
     norm_bytes,
-    reads_expected_states,
     reads_what_enters_the_step,
     saves_its_states,
     use_bytes,
 )
+from ostinato.budget.training_pass import FLOAT, ID, TrainingPass, reads_expected_states
 from ostinato.config.halting import ActConfig, ExitConfig, SelectConfig, StickBreakingConfig, TokenChoiceConfig
 from ostinato.config.positions import AlibiConfig, BucketsConfig
 from ostinato.config.sub_layers import AttentionConfig

@@ -34,7 +34,7 @@ from typing import Literal
 from ostinato.budget.activations import activation_parts
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.sizes import keys_width, planned_uses, plans
-from ostinato.budget.sub_layer_activations import FLOAT, TrainingPass
+from ostinato.budget.training_pass import FLOAT, TrainingPass
 from ostinato.config.halting import ChoosingConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.budget.sub_layer_activations import FLOAT, ID, TrainingPass
+from ostinato.budget.training_pass import FLOAT, ID, TrainingPass
 from ostinato.config.model import ModelConfig
 
 

@@ -55,9 +55,8 @@ A tensor that two operations save counts once.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import NamedTuple
 
+from ostinato.budget.attention_activations import AttentionBytes
 from ostinato.budget.by_round import delta_bytes, delta_size, modulation_bytes
 from ostinato.budget.sizes import (
     FeedForward,
@@ -66,10 +65,10 @@ from ostinato.budget.sizes import (
     hidden_branches,
     inner_width,
     keys_width,
-    n_choices,
     set_weights,
     value_gate_size,
 )
+from ostinato.budget.training_pass import FLOAT, ID, TrainingPass, reads_expected_states, states_of_experts
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
@@ -79,58 +78,9 @@ from ostinato.config.experts import (
     RoutedConfig,
     SparseLayerConfig,
 )
-from ostinato.config.halting import StickBreakingConfig
-from ostinato.config.model import LanguageModelConfig, ModelConfig
 from ostinato.config.norm import NormalisationConfig
-from ostinato.config.positions import AlibiConfig, BucketsConfig, RotaryConfig, WindowConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.plan import PLACES
-
-FLOAT, HALF, ID = 4, 2, 8
-"""Bytes of a float32, a bfloat16 and an int64 number."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPass:
-    """One training pass over a batch without padding.
-
-    Args:
-        lengths: tokens of a sentence by stack. batch: sentences.
-        is_mixed: bfloat16 autocast. is_recomputed: only the states between steps are saved.
-    """
-
-    config: ModelConfig
-    lengths: dict[str, int]
-    batch: int
-    is_mixed: bool
-    is_recomputed: bool
-
-    @property
-    def width(self) -> int:
-        """Bytes of a number that a matrix product reads or writes."""
-        return HALF if self.is_mixed else FLOAT
-
-    def tokens(self, stack: str) -> int:
-        """Return the tokens of all sentences."""
-        return self.batch * self.lengths[stack]
-
-    def mask(self, stack: str) -> int:
-        """Return the places of the mask of self-attention: one for all sentences, or with prefixes one for each."""
-        length = self.lengths[stack]
-        return (self.batch if self.has_prefixes else 1) * length**2 if stack == "decoder" and length > 1 else 0
-
-    @property
-    def has_prefixes(self) -> bool:
-        """Whether sentences have a part whose tokens see each other in both directions."""
-        return isinstance(self.config, LanguageModelConfig) and self.config.mask == "prefix"
-
-    def copies_heads(self, attention: AttentionConfig) -> bool:
-        """Return True where plain matrix products copy keys and values so that the heads are outermost."""
-        return self.batch > 1 and attention.n_heads > 1
-
-    def copy_of(self, n: int) -> int:
-        """Return the bytes of autocast's copy of `n` weights."""
-        return HALF * n if self.is_mixed else 0
 
 
 def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
@@ -226,159 +176,20 @@ def _sub_layer(run: TrainingPass, planned: PlannedUse) -> int:
     stack, tokens = planned.stack, run.tokens(planned.stack)
     match planned.sub:
         case AttentionConfig() as attention:
-            return _attention(run, planned, attention)
+            return AttentionBytes(run, planned, attention).total()
         case DenseFeedForwardConfig() as ffn:
             return tokens * (run.width * run.config.d_model + _hidden_row(run, ffn, is_fused=False))
         case SeparableConvConfig() as conv:
             return _convolution(run, stack, conv)
         case ExpertFeedForwardConfig() as ffn:
             row = _hidden_row(run, ffn, is_fused=planned.use.delta is None)
-            return _states_of_experts(run, ffn, tokens) + ffn.top_k * tokens * row
+            return states_of_experts(run, ffn, tokens) + ffn.top_k * tokens * row
         case SparseLayerConfig() as layer:
             d_model = run.config.d_model
             one = FLOAT * (3 * d_model + 2) + run.width * d_model + _hidden_row(run, layer, is_fused=True)
             return layer.top_k * tokens * (layer.n_layers * one + FLOAT * d_model)
         case other:
             raise TypeError(f"no activations are known for {type(other).__name__}")
-
-
-def _attention(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
-    """Return what attention saves, with experts or without; the decision for experts aside."""
-    stack, is_cross, width = planned.stack, planned.use.kind == "cross_attention", run.width
-    relative = None if is_cross else planned.relative
-    seen = "encoder" if is_cross else stack
-    d_model, inner, n_heads = run.config.d_model, inner_width(attention, run.config.d_model), attention.n_heads
-    # Numbers over all heads: one query for every token, and with experts for every expert it gets.
-    n, length = n_choices(attention), run.lengths[stack]
-    rows, n_keys = n * run.tokens(stack), run.tokens(seen)
-    n_sets = planned.n_key_sets
-    queries, keys = rows * inner, n_keys * keys_width(attention, d_model)
-    weights = rows * n_heads * run.lengths[seen] * n_sets
-    all_keys = n_keys * inner * n_sets  # of every head of queries
-    is_grouped, copies_heads = attention.n_key_heads < n_heads, run.copies_heads(attention)
-    reach = None if relative is None else relative.reach
-    places = n * n_sets * _mask(run, stack, reach)
-    mask = places
-    if planned.sees_some:  # of every sentence; where each of its queries sees the same keys, one row for all
-        places = n * n_sets * run.batch * length**2
-        mask = places if mask else n_sets * run.batch * length
-
-    saved = width * run.tokens(stack) * d_model
-    if isinstance(attention, ExpertAttentionConfig):
-        # Queries, and keys and values, have each a copy of the states in autocast's type.
-        saved = _states_of_experts(run, attention, run.tokens(stack)) + (saved if run.is_mixed and not is_cross else 0)
-    has_value_experts = isinstance(attention, HeadExpertAttentionConfig) and not planned.borrows_keys
-    read_by_outputs = queries
-    if isinstance(attention, HeadExpertAttentionConfig):
-        of_values = width * run.tokens(stack) * d_model
-        # In float32 the routers save the states that all of them read.
-        saved = (saved if run.is_mixed else 0) + (of_values if run.is_mixed and has_value_experts else 0)
-        if has_value_experts:  # what experts give, and autocast's copy of their gates
-            saved += width * attention.top_k * keys + (
-                HALF * attention.top_k * attention.n_key_heads * n_keys if run.is_mixed else 0
-            )
-        read_by_outputs = attention.top_k * queries
-    if attention.output_gate:  # the gate, what it lets through, and autocast's copy of what it reads
-        saved += 2 * width * queries + (width * run.tokens(stack) * d_model if run.is_mixed else 0)
-    # Queries, keys and values as tensors: packed, or of two products. Those that something saves are counted once.
-    is_given = is_cross or planned.borrows_keys
-    has_own_values = (planned.use.scores is not None or has_value_experts) and not is_given
-    if (
-        has_own_values and run.is_mixed and not has_value_experts
-    ):  # autocast's copy of the states that values are made of
-        saved += width * run.tokens(stack) * d_model
-    has_own_queries = is_given or isinstance(attention, ExpertAttentionConfig) or reads_expected_states(planned)
-    is_packed = not has_own_queries and attention.bias != "qk"
-    q = k = v = _Numbers("packed", queries + 2 * keys)
-    if not is_packed:
-        # Keys and values of the memory are a set's, and counted there.
-        q, k = _Numbers("queries", queries), _Numbers("keys and values", 0 if is_given else 2 * keys)
-        v = k
-    elif has_own_values:  # keys are copied to their values
-        q, k = _Numbers("queries and keys", queries + keys), _Numbers("keys and values", 2 * keys)
-        v = k
-    kept: dict[str, int] = {}
-
-    def keep(*tensors: _Numbers) -> None:
-        kept.update({one.name: width * one.n for one in tensors})
-
-    def norm(x: _Numbers, n_numbers: int, name: str) -> _Numbers:
-        kept[f"{name} as float32" if run.is_mixed else x.name] = FLOAT * n_numbers if run.is_mixed else width * x.n
-        kept[f"{name}, root"] = FLOAT * n_numbers // attention.head_width(d_model)
-        kept[f"{name} before weights"] = FLOAT * n_numbers if attention.qk_norm == "rms" else 0
-        return _Numbers(f"normed {name}", n_numbers)
-
-    has_norm, norm_is_first = attention.qk_norm != "none", attention.qk_norm_at == "before"
-    if has_norm and norm_is_first:
-        q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
-    if isinstance(relative, RotaryConfig):
-        q, k = _Numbers("turned q", queries), _Numbers("turned k", 0 if planned.borrows_keys else keys)
-        kept["angles"] = width * (n + 1) * length * (relative.n_turned(attention.head_width(d_model)) or 0)
-    if has_norm and not norm_is_first:
-        q, k = norm(q, queries, "q"), k if is_given else norm(k, keys, "k")
-    if value_gate_size(planned):
-        saved += _token_values(run, planned, attention)
-        if v.name == "packed":  # keys are copied to their values
-            kept_keys = _Numbers("keys and values", 2 * keys)
-            k, v = kept_keys if k is v else k, kept_keys
-    if n_sets > 1:  # those of several rounds, side by side
-        k, v = _Numbers("sets of keys", n_sets * keys), _Numbers("sets of values", n_sets * keys)
-    match relative:
-        case WindowConfig(window=window):
-            reach_of_table = 2 * window + 1
-            tables = run.batch if copies_heads else 1 if run.is_mixed else 0
-            kept["window"] = width * (queries + rows * n_heads * reach_of_table + tables * inner * reach_of_table)
-            kept["distances"] = n * ID * length**2 + mask
-        case BucketsConfig():
-            kept["hidden keys"] = mask
-
-    if attention.dropout:  # plain products; a mask of the weights
-        if copies_heads:
-            # The memory's keys, once normed, and its values lie in order: they are a set's.
-            copied = 0 if is_cross and has_norm and not is_grouped else 2 * all_keys
-            kept["copies of heads"] = width * (queries + copied)
-        else:
-            keep(q, *([_Numbers("repeated", 2 * all_keys)] if is_grouped else [k, v]))
-        return saved + sum(kept.values()) + width * (weights + read_by_outputs) + weights
-    if isinstance(relative, WindowConfig | BucketsConfig):  # plain products in float32; a learned bias
-        if is_grouped or run.is_mixed or copies_heads:
-            kept["values"] = FLOAT * all_keys
-        else:
-            keep(v)
-        return saved + sum(kept.values()) + FLOAT * (queries + all_keys + weights) + width * read_by_outputs
-    # The fused kernel. The order of the columns needs no mask; prefixes, several queries a token or sets of keys, and a
-    # reach do.
-    keep(q, k, v)
-    if isinstance(relative, AlibiConfig):
-        # In a stack that hides no keys all steps with the same table save one tensor, see `shared_bytes`.
-        is_own = mask or n > 1 or n_sets > 1 or run.is_mixed
-        kept["mask"] = width * n_heads * (places or n * n_sets * length**2) if is_own else 0
-    elif not is_cross and (run.has_prefixes or n > 1 or n_sets > 1 or reach is not None or planned.sees_some):
-        kept["mask"] = width * mask
-    if read_by_outputs > queries:
-        kept["output of every choice"] = width * read_by_outputs
-    elif (has_norm or isinstance(relative, RotaryConfig)) and n_heads > 1:
-        kept["output in the order of queries"] = width * queries
-    return saved + sum(kept.values()) + width * queries + FLOAT * rows * n_heads
-
-
-class _Numbers(NamedTuple):
-    """A tensor: what it is called, and how many numbers it has."""
-
-    name: str
-    n: int
-
-
-def _token_values(run: TrainingPass, planned: PlannedUse, attention: AttentionConfig) -> int:
-    """Return what the gate of a table of values saves: itself, doubled, and autocast's copy of what it reads."""
-    tokens, config = run.tokens(planned.stack), planned.stack_config.value_embeddings
-    assert config is not None  # there is a gate
-    return tokens * (2 * run.width * attention.n_key_heads + (HALF * config.gate_width if run.is_mixed else 0))
-
-
-def _mask(run: TrainingPass, stack: str, reach: int | None) -> int:
-    """Return the places of the mask of self-attention for one query a token: hidden are later keys, and far ones."""
-    return run.mask(stack) or (run.lengths[stack] ** 2 if reach is not None else 0)
 
 
 def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> int:
@@ -421,11 +232,6 @@ def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int, n_heads: int = 
     return dispatch + ID * rows + FLOAT * numbers + mask
 
 
-def _states_of_experts(run: TrainingPass, sub: RoutedConfig, tokens: int) -> int:
-    """Return the bytes of the states that experts read, where they are not those that the router saves."""
-    return run.width * tokens * run.config.d_model if run.is_mixed or not sub.has_router else 0
-
-
 def _hidden_row(run: TrainingPass, sub: FeedForward, *, is_fused: bool) -> int:
     """Return the bytes of one row's hidden layer, and of its mask of dropout.
 
@@ -437,13 +243,6 @@ def _hidden_row(run: TrainingPass, sub: FeedForward, *, is_fused: bool) -> int:
     if not is_fused:
         n = 1 if is_relu else 2 * n
     return n * sub.d_ff * run.width + (sub.d_ff if sub.dropout and not is_relu else 0)
-
-
-def reads_expected_states(planned: PlannedUse) -> bool:
-    """Return True for a use that reads expected states of stick-breaking in place of the states themselves."""
-    makes_keys = planned.use.kind == "self_attention" and not planned.borrows_keys
-    mixes = makes_keys or isinstance(planned.sub, SeparableConvConfig)
-    return isinstance(planned.stack_config.halting, StickBreakingConfig) and mixes and planned.round > 0
 
 
 def reads_what_enters_the_step(planned: PlannedUse) -> bool:
