@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ostinato.budget.by_round import delta_products
 from ostinato.budget.loops import planned_segments
-from ostinato.budget.recurrent import recurrent_parts
+from ostinato.budget.recurrent import RecurrentPart, recurrent_parts
 from ostinato.budget.sizes import (
     PlannedUse,
     Rounds,
@@ -141,38 +141,14 @@ def products(
         elif segment.is_after_loop:
             after[segment.stack] += [of_input, end_map, *of_rounds]
     for name, plan in plans(config, n_steps).items():
-        halting, side, asked = config.stacks()[name].halting, config.side_of(name), list(range(plan.n_rounds))
-        gate = gate_weights(halting, config.d_model, plan.n_rounds).products
-        if isinstance(halting, StickBreakingConfig):
-            asked = asked[:-1]  # its gate is not asked about the last round
-        if isinstance(halting, TokenChoiceConfig):
-            asked = [0]  # about all rounds at once, before the first one
-        if isinstance(halting, SelectConfig):
-            # A router is asked about those that took part in the round before, or about all.
-            routed = [r for r, one in enumerate(halting.capacities_of(plan.n_rounds)) if one is not None]
-            gate, asked = config.d_model, [max(r - 1, 0) if halting.among == "chosen" else 0 for r in routed]
         if name not in exits:
-            found[name] += [Product(f"{name}.halting", side, index, gate) for index in asked]
+            found[name] += _gates(config, name, plan.n_rounds)
     for one in recurrent_parts(config):
-        own, side = found[one.reader], config.side_of(one.reader)
-        if not one.per_source:
-            own.append(Product(one.part, side, 0, one.products, of_every_token=True))
-            continue
-        own += [
-            Product(f"{one.part}.projections", "target", 0, one.products, of_every_token=True),
-            Product(f"{one.part}.{SCORES}", "target", 0, 0, one.per_source, "source", of_every_token=True),
-            Product(f"{one.part}.projections", "source", 0, one.memory, of_every_token=True),
-        ]
+        found[one.reader] += _recurrence(one, config.side_of(one.reader))
     if mapped := embedding_map_weights(config).products:
         for name in config.stacks():
             found[name].append(Product(EMBEDDINGS, config.side_of(name), 0, mapped, of_every_token=True))
-    last, outputs = list(found)[-1], n_outputs(config)
-    read: list[Product] = []
-    if outputs is None:
-        output = config.embedding_width * vocabulary(config, "target", vocab_size) + transform_weights(config).products
-        read.append(Product("output", "target", 0, output, of_every_token=True))
-    elif config.reads != "classification":
-        read.append(Product(HEAD, "target", 0, config.d_model * outputs, of_every_token=True))
+    last, read = list(found)[-1], list(_outputs(config, vocab_size))
     found[last] += read
     after[last] += read
     for name, plan in plans(config, n_steps).items():
@@ -183,6 +159,43 @@ def products(
                 for product in after[name]
             ]
     return found
+
+
+def _gates(config: ModelConfig, stack: str, n_rounds: int) -> Iterator[Product]:
+    """Yield what says which tokens take part in the rounds of a stack."""
+    halting, asked = config.stacks()[stack].halting, list(range(n_rounds))
+    macs = gate_weights(halting, config.d_model, n_rounds).products
+    match halting:
+        case StickBreakingConfig():
+            asked = asked[:-1]  # its gate is not asked about the last round
+        case TokenChoiceConfig():
+            asked = [0]  # about all rounds at once, before the first one
+        case SelectConfig():
+            # A router is asked about those that took part in the round before, or about all.
+            routed = [r for r, one in enumerate(halting.capacities_of(n_rounds)) if one is not None]
+            macs, asked = config.d_model, [max(r - 1, 0) if halting.among == "chosen" else 0 for r in routed]
+    for index in asked:
+        yield Product(f"{stack}.halting", config.side_of(stack), index, macs)
+
+
+def _recurrence(one: RecurrentPart, side: str) -> Iterator[Product]:
+    """Yield the products of a recurrence, or of attention beside one."""
+    if not one.per_source:
+        yield Product(one.part, side, 0, one.products, of_every_token=True)
+        return
+    yield Product(f"{one.part}.projections", "target", 0, one.products, of_every_token=True)
+    yield Product(f"{one.part}.{SCORES}", "target", 0, 0, one.per_source, "source", of_every_token=True)
+    yield Product(f"{one.part}.projections", "source", 0, one.memory, of_every_token=True)
+
+
+def _outputs(config: ModelConfig, vocab_size: int | None) -> Iterator[Product]:
+    """Yield what is read off the states of every token."""
+    outputs = n_outputs(config)
+    if outputs is None:
+        macs = config.embedding_width * vocabulary(config, "target", vocab_size) + transform_weights(config).products
+        yield Product("output", "target", 0, macs, of_every_token=True)
+    elif config.reads != "classification":
+        yield Product(HEAD, "target", 0, config.d_model * outputs, of_every_token=True)
 
 
 def sentence_macs(config: ModelConfig) -> int:
