@@ -44,7 +44,7 @@ class EvaluationConfig(Config):
     by: list[str] | None = None
     """Metadata columns to report every metric by; None: the task's own."""
     max_examples: Size | None = None
-    """Examples of every split, spread evenly over it; None: all."""
+    """Examples of every split, spread evenly over it; None: all. Where texts are packed (data.block_length): texts."""
 
 
 class ReferenceRow(Config):
