@@ -181,9 +181,17 @@ def elsewhere(folder: Path) -> None:
         (lambda f: change_config(f, architectures=["PhiForCausalLM"]), "'PhiForCausalLM', which is not read: GPT2"),
         (lambda f: change_config(f, architectures=None), "its architecture is None"),
         (lambda f: change_config(f, architectures=3), "its architecture is 3"),
-        (lambda f: change_config(f, rope_parameters="x"), "none that a LlamaForCausalLM can have: 'str'"),
+        (lambda f: change_config(f, rope_parameters="x"), "rope_parameters is 'x', which is not read"),
         (lambda f: change_config(f, hidden_act=[]), "none that a LlamaForCausalLM can have: unhashable"),
-        (lambda f: change_config(f, hidden_size="x", num_hidden_layers=0), "is 'x': must be"),
+        (lambda f: change_config(f, hidden_size="x", num_hidden_layers=0), "hidden_size is 'x', which is not read"),
+        (lambda f: change_config(f, hidden_size=10**9), "would make [32, 16], but banks.self_attention.decoder_0.qkv"),
+        (lambda f: change_config(f, hidden_size=2**31 - 2, head_dim=2**31 - 2), "tensors larger than there can be"),
+        (lambda f: change_config(f, num_hidden_layers=10**9), "must be a whole number in [1, 10000]"),
+        (lambda f: change_config(f, num_hidden_layers=10**4), "model.layers.10.input_layernorm.weight is missing"),
+        (lambda f: change_config(f, vocab_size=10**9), "model.embed_tokens.weight [50, 16] would make [50, 16], but"),
+        (lambda f: change_config(f, vocab_size=[50]), "config.json: vocab_size is [50], which is not read"),
+        (lambda f: change_config(f, partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, which is not read"),
+        (lambda f: change_config(f, tie_word_embeddings="no"), "tie_word_embeddings is 'no', which is not read"),
         (lambda f: change_config(f, eos_token_id=[]), "the id of eos is []: must be a number from 0, or null"),
         (lambda f: change_config(f, rope_parameters={"rope_type": "yarn"}), "rope_type is 'yarn', which is not read"),
         (lambda f: change_config(f, hidden_act="tanh"), "hidden_act is 'tanh', which is not read"),
@@ -233,3 +241,22 @@ def test_experts_must_have_all_their_maps(tmp_path: Path) -> None:
     change_weights(tmp_path, **{"model.layers.0.block_sparse_moe.experts.1.w2.weight": None})
     with pytest.raises(CheckpointError, match=r"experts\.1\.w2\.weight is missing"):
         read_pretrained(tmp_path)
+
+
+def test_windows_of_layers_are_those_of_transformers(tmp_path: Path) -> None:
+    kind = transformers.Qwen3Config
+    sizes = tiny.MODELS["qwen3"][1] | {"use_sliding_window": True, "sliding_window": 3, "num_hidden_layers": 3}
+    for number, more in enumerate([{"max_window_layers": 1}, {"max_window_layers": 0}, {"max_window_layers": 9}]):
+        folder = tmp_path / str(number)
+        theirs = transformers.Qwen3ForCausalLM(kind(**sizes, **more)).eval()
+        theirs.save_pretrained(folder)
+        tiny.save_tokenizer(folder)
+        for without in ((), ("layer_types",)):
+            given = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({x: y for x, y in given.items() if x not in without}))
+            with torch.no_grad():
+                found = read_pretrained(folder).model(IDS).logits_BTV
+            torch.testing.assert_close(found, their_logits(theirs, IDS), rtol=0, atol=1e-5)
+    change_config(folder, layer_types=["full_attention"])
+    with pytest.raises(CheckpointError, match="must be a list of full_attention or sliding_attention for 3 layers"):
+        read_pretrained(folder)

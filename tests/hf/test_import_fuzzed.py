@@ -4,6 +4,7 @@ the logits of transformers, or one line says what is wrong, before anything of t
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import random
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ class Folder:
 
     def __init__(self, name: str, path: Path) -> None:
         self.path, self.kind = path, getattr(transformers, tiny.MODELS[name][0])
+        self.inputs = inspect.signature(self.kind.forward).parameters
         tiny.save(name, path)
         self.config = json.loads((path / "config.json").read_text())
         self.expected = self.theirs(self.config)
@@ -65,7 +67,7 @@ class Folder:
         model, report = self.kind.from_pretrained(self.path, output_loading_info=True)
         if report["missing_keys"] or report["unexpected_keys"]:
             raise ValueError("read in part")
-        more = {"decoder_input_ids": IDS.flip(1)} if model.config.is_encoder_decoder else {}
+        more = {"decoder_input_ids": IDS.flip(1)} if "decoder_input_ids" in self.inputs else {}
         model.eval()
         with torch.no_grad():
             return model(input_ids=IDS, **more).logits  # type: ignore[no-any-return]
@@ -78,7 +80,7 @@ class Folder:
             return str(error)
         target = (IDS.flip(1),) if model.config.has_two_sides else ()
         with torch.no_grad():
-            return model(IDS, *target).logits_BTV  # type: ignore[no-any-return]
+            return model(IDS, *target).logits_BTV
 
     def check(self, key: Key, value: object) -> None:
         self.write(changed(self.config, key, value))

@@ -76,6 +76,14 @@ def _only(given: Given, key: str, *valid: object) -> None:
         raise _unsupported(key, given[key], " or ".join(map(repr, valid)))
 
 
+def _size(given: Given, key: str, most: int = 2**31 - 1, *, default: int | None = None) -> int:
+    """Return a size, or with `MOST` a number of things; None: the file must have it."""
+    found = given[key] if default is None else _option(given, key, default)
+    if type(found) is not int or not 1 <= found <= most:
+        raise _unsupported(key, found, f"a whole number in [1, {most}]")
+    return found
+
+
 def _option(given: Given, key: str, default: Any) -> Any:
     """Return an option that may lack or be null."""
     found = given.get(key)
@@ -110,16 +118,16 @@ def _gpt2(given: Given) -> Settings:
     _only(given, "scale_attn_weights", True)
     _only(given, "scale_attn_by_inverse_layer_idx", False)
     _only(given, "tie_word_embeddings", True)
-    width, length = given["n_embd"], given["n_positions"]
+    width, length = _size(given, "n_embd"), _size(given, "n_positions")
     return {
-        "model.vocab_size": given["vocab_size"],
+        "model.vocab_size": _size(given, "vocab_size"),
         "model.d_model": width,
         "model.dropout": given.get("resid_pdrop", 0.1),
-        "model.decoder.n_steps": given["n_layer"],
+        "model.decoder.n_steps": _size(given, "n_layer", MOST),
         "model.decoder.norm.eps": given.get("layer_norm_epsilon", 1e-5),
-        "model.decoder.self_attention.n_heads": given["n_head"],
+        "model.decoder.self_attention.n_heads": _size(given, "n_head", MOST),
         "model.decoder.self_attention.dropout": given.get("attn_pdrop", 0.1),
-        "model.decoder.ffn.d_ff": _option(given, "n_inner", 4 * width),
+        "model.decoder.ffn.d_ff": _size(given, "n_inner", default=4 * width),
         "model.decoder.ffn.activation": _activation(given, "activation_function"),
         **_learned("decoder", length),
         "data.max_target_length": length,
@@ -168,9 +176,7 @@ def _by_layer(given: Given, whole: Settings, local: Settings, is_local: Callable
     Args:
         is_local: says so of a layer, where the file does not (layer_types).
     """
-    n_steps, names = given["num_hidden_layers"], {"full_attention": whole, "sliding_attention": local}
-    if type(n_steps) is not int or not 1 <= n_steps <= MOST:
-        raise _unsupported("num_hidden_layers", n_steps, f"a whole number in [1, {MOST}]")
+    n_steps, names = _size(given, "num_hidden_layers", MOST), {"full_attention": whole, "sliding_attention": local}
     kinds = given.get("layer_types")
     if kinds is None:
         kinds = [list(names)[is_local(i)] for i in range(n_steps)]
@@ -187,22 +193,22 @@ def _by_layer(given: Given, whole: Settings, local: Settings, is_local: Callable
 
 
 def _llama(given: Given) -> Settings:
-    heads = given["num_attention_heads"]
+    heads = _size(given, "num_attention_heads", MOST)
     _only(given, "mlp_bias", False)
     return {
-        "model.vocab_size": given["vocab_size"],
-        "model.d_model": given["hidden_size"],
+        "model.vocab_size": _size(given, "vocab_size"),
+        "model.d_model": _size(given, "hidden_size"),
         "model.tie_embeddings": "output" if _tied(given, default=False) else "none",
-        "model.decoder.n_steps": given["num_hidden_layers"],
+        "model.decoder.n_steps": _size(given, "num_hidden_layers", MOST),
         "model.decoder.norm.eps": given["rms_norm_eps"],
         "model.decoder.self_attention.n_heads": heads,
-        "model.decoder.self_attention.n_kv_heads": _option(given, "num_key_value_heads", heads),
-        "model.decoder.self_attention.d_head": _option(given, "head_dim", given["hidden_size"] // heads),
+        "model.decoder.self_attention.n_kv_heads": _size(given, "num_key_value_heads", MOST, default=heads),
+        "model.decoder.self_attention.d_head": _size(given, "head_dim", default=_size(given, "hidden_size") // heads),
         "model.decoder.self_attention.bias": _flag(given, "attention_bias", False),
         "model.decoder.self_attention.dropout": given.get("attention_dropout", 0.0),
-        "model.decoder.ffn.d_ff": given["intermediate_size"],
+        "model.decoder.ffn.d_ff": _size(given, "intermediate_size"),
         "model.decoder.relative": _rotary(given),
-        "data.max_target_length": given["max_position_embeddings"],
+        "data.max_target_length": _size(given, "max_position_embeddings"),
     }
 
 
@@ -231,25 +237,25 @@ def _mixtral(given: Given) -> Settings:
     return {
         **_llama(given),
         "model.decoder.relative": _window(_rotary(given, 1_000_000.0), given.get("sliding_window")),
-        "model.decoder.ffn.n_experts": given["num_local_experts"],
-        "model.decoder.ffn.top_k": given["num_experts_per_tok"],
+        "model.decoder.ffn.n_experts": _size(given, "num_local_experts", MOST),
+        "model.decoder.ffn.top_k": _size(given, "num_experts_per_tok", MOST),
     }
 
 
 def _jetmoe(given: Given) -> Settings:
     _only(given, "activation_function", "silu")
-    experts = {"n_experts": given["num_local_experts"], "top_k": given["num_experts_per_tok"]}
+    experts = {"n_experts": _size(given, "num_local_experts", MOST), "top_k": _size(given, "num_experts_per_tok", MOST)}
     found: Settings = {
-        "model.vocab_size": given["vocab_size"],
-        "model.d_model": given["hidden_size"],
+        "model.vocab_size": _size(given, "vocab_size"),
+        "model.d_model": _size(given, "hidden_size"),
         "model.tie_embeddings": "output" if _tied(given) else "none",
-        "model.decoder.n_steps": given["num_hidden_layers"],
+        "model.decoder.n_steps": _size(given, "num_hidden_layers", MOST),
         "model.decoder.norm.eps": given["rms_norm_eps"],
-        "model.decoder.self_attention.n_heads": given["num_key_value_heads"],
-        "model.decoder.self_attention.d_head": given["kv_channels"],
-        "model.decoder.ffn.d_ff": given["intermediate_size"],
+        "model.decoder.self_attention.n_heads": _size(given, "num_key_value_heads", MOST),
+        "model.decoder.self_attention.d_head": _size(given, "kv_channels"),
+        "model.decoder.ffn.d_ff": _size(given, "intermediate_size"),
         "model.decoder.relative": _rotary(given),
-        "data.max_target_length": given["max_position_embeddings"],
+        "data.max_target_length": _size(given, "max_position_embeddings"),
     }
     for kind in ("self_attention", "ffn"):
         found |= {f"model.decoder.{kind}.{key}": value for key, value in experts.items()}
@@ -260,25 +266,25 @@ def _hrm_text(given: Given) -> Settings:
     """Return two states of so many layers each; what is said of prefixes (prefix_lm) holds for marked tokens only."""
     for key in ("attention_bias", "mlp_bias"):
         _only(given, key, False)
-    layers = _option(given, "num_layers_per_stack", given["num_hidden_layers"])
+    layers = _size(given, "num_layers_per_stack", MOST, default=_size(given, "num_hidden_layers", MOST))
     low = {"name": "low", "n_steps": layers, "repeats": given.get("L_cycles", 3), "adds": ["high"], "norm": True}
     high = {"name": "high", "n_steps": layers, "adds": ["low"], "norm": True}
     states = [low | {"state": {"kind": "learned", "std": 0.0}}, high]
     return {
-        "model.vocab_size": given["vocab_size"],
-        "model.d_model": given["hidden_size"],
+        "model.vocab_size": _size(given, "vocab_size"),
+        "model.d_model": _size(given, "hidden_size"),
         "model.tie_embeddings": "output" if _tied(given, default=False) else "none",
         "model.embedding_scale": _option(given, "embedding_scale", 1 / given.get("initializer_range", 0.02)),
         "model.decoder.n_steps": 2 * layers,
         "model.decoder.segments": [{"n_steps": 2 * layers, "repeats": given.get("H_cycles", 2), "states": states}],
         "model.decoder.norm.eps": given["rms_norm_eps"],
-        "model.decoder.self_attention.n_heads": given["num_attention_heads"],
+        "model.decoder.self_attention.n_heads": _size(given, "num_attention_heads", MOST),
         "model.decoder.self_attention.d_head": given.get("head_dim", 128),
         "model.decoder.self_attention.dropout": _option(given, "attention_dropout", 0.0),
-        "model.decoder.ffn.d_ff": given["intermediate_size"],
+        "model.decoder.ffn.d_ff": _size(given, "intermediate_size"),
         "model.decoder.ffn.activation": _gated(given, "hidden_act"),
         "model.decoder.relative": _rotary(given),
-        "data.max_target_length": given["max_position_embeddings"],
+        "data.max_target_length": _size(given, "max_position_embeddings"),
     }
 
 
@@ -297,39 +303,39 @@ def _modernbert(given: Given) -> Settings:
         _only(of_kind, "rope_type", "default")
         rotary[kind] = {"kind": "rotary", "base": of_kind.get("rope_theta", given.get(key, base))}
     whole, local = rotary.values()
-    every, reach = given.get("global_attn_every_n_layers", 3), given["local_attention"] // 2
+    every, reach = given.get("global_attn_every_n_layers", 3), _size(given, "local_attention") // 2
     relative = _by_layer(given, whole | {"reach": None}, local | {"reach": reach}, lambda i: bool(i % every))
     return {
-        "model.vocab_size": given["vocab_size"],
-        "model.d_model": given["hidden_size"],
+        "model.vocab_size": _size(given, "vocab_size"),
+        "model.d_model": _size(given, "hidden_size"),
         "model.output.transform.activation": _activation(given, "classifier_activation"),
         "model.output.transform.norm.eps": given["norm_eps"],
-        "model.encoder.n_steps": given["num_hidden_layers"],
+        "model.encoder.n_steps": _size(given, "num_hidden_layers", MOST),
         "model.encoder.norm.eps": given["norm_eps"],
-        "model.encoder.self_attention.n_heads": given["num_attention_heads"],
-        "model.encoder.ffn.d_ff": given["intermediate_size"],
+        "model.encoder.self_attention.n_heads": _size(given, "num_attention_heads", MOST),
+        "model.encoder.ffn.d_ff": _size(given, "intermediate_size"),
         "model.encoder.ffn.activation": _gated(given, "hidden_activation"),
         "model.encoder.relative": relative,
-        "data.block_length": min(given["max_position_embeddings"], 1024),
+        "data.block_length": min(_size(given, "max_position_embeddings"), 1024),
     }
 
 
 def _bert(given: Given) -> Settings:
     _only(given, "position_embedding_type", "absolute")
     _only(given, "tie_word_embeddings", True)
-    activation, length = _activation(given, "hidden_act"), given["max_position_embeddings"]
+    activation, length = _activation(given, "hidden_act"), _size(given, "max_position_embeddings")
     return {
-        "model.vocab_size": given["vocab_size"],
-        "model.d_model": given["hidden_size"],
+        "model.vocab_size": _size(given, "vocab_size"),
+        "model.d_model": _size(given, "hidden_size"),
         "model.dropout": given.get("hidden_dropout_prob", 0.1),
-        "model.n_token_types": given["type_vocab_size"],
+        "model.n_token_types": _size(given, "type_vocab_size"),
         "model.output.transform.activation": activation,
         "model.output.transform.norm.eps": given["layer_norm_eps"],
-        "model.encoder.n_steps": given["num_hidden_layers"],
+        "model.encoder.n_steps": _size(given, "num_hidden_layers", MOST),
         "model.encoder.norm.eps": given["layer_norm_eps"],
-        "model.encoder.self_attention.n_heads": given["num_attention_heads"],
+        "model.encoder.self_attention.n_heads": _size(given, "num_attention_heads", MOST),
         "model.encoder.self_attention.dropout": given.get("attention_probs_dropout_prob", 0.1),
-        "model.encoder.ffn.d_ff": given["intermediate_size"],
+        "model.encoder.ffn.d_ff": _size(given, "intermediate_size"),
         "model.encoder.ffn.activation": activation,
         **_learned("encoder", length),
         "data.block_length": length,
@@ -345,14 +351,14 @@ def _albert(given: Given) -> Settings:
         if groups > 1:
             sharing[f"model.encoder.{kind}.n_unique"] = groups
     plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return {**_bert(plain | dict(given)), "model.d_embedding": given["embedding_size"], **sharing}
+    return {**_bert(plain | dict(given)), "model.d_embedding": _size(given, "embedding_size"), **sharing}
 
 
 def _t5(given: Given) -> Settings:
     found: Settings = {
-        "model.source_vocab_size": given["vocab_size"],
-        "model.target_vocab_size": given["vocab_size"],
-        "model.d_model": given["d_model"],
+        "model.source_vocab_size": _size(given, "vocab_size"),
+        "model.target_vocab_size": _size(given, "vocab_size"),
+        "model.d_model": _size(given, "d_model"),
         "model.dropout": given.get("dropout_rate", 0.1),
         "model.tie_embeddings": "all" if _tied(given) else "input",
         "model.output.scale": _flag(given, "scale_decoder_outputs", _tied(given)),
@@ -364,20 +370,23 @@ def _t5(given: Given) -> Settings:
     gated = {"gelu": "geglu_tanh", "silu": "swiglu"}
     if name not in (gated if gate else known):
         raise _unsupported("feed_forward_proj", given.get("feed_forward_proj"), "relu, gelu, silu or gated-gelu")
-    layers = {"encoder": given["num_layers"], "decoder": _option(given, "num_decoder_layers", given["num_layers"])}
+    layers = {
+        "encoder": _size(given, "num_layers", MOST),
+        "decoder": _size(given, "num_decoder_layers", MOST, default=_size(given, "num_layers", MOST)),
+    }
     for stack, n_steps in layers.items():
         start = f"model.{stack}"
         for kind in _attentions(stack):
-            found[f"{start}.{kind}.n_heads"] = given["num_heads"]
-            found[f"{start}.{kind}.d_head"] = given["d_kv"]
+            found[f"{start}.{kind}.n_heads"] = _size(given, "num_heads", MOST)
+            found[f"{start}.{kind}.d_head"] = _size(given, "d_kv")
             found[f"{start}.{kind}.dropout"] = given.get("dropout_rate", 0.1)
         found |= {
             f"{start}.n_steps": n_steps,
             f"{start}.norm.eps": given["layer_norm_epsilon"],
-            f"{start}.ffn.d_ff": given["d_ff"],
+            f"{start}.ffn.d_ff": _size(given, "d_ff"),
             f"{start}.ffn.activation": gated[name] if gate else known[name],
             f"{start}.ffn.dropout": given.get("dropout_rate", 0.1),
-            f"{start}.relative.n_buckets": given["relative_attention_num_buckets"],
+            f"{start}.relative.n_buckets": _size(given, "relative_attention_num_buckets"),
             f"{start}.relative.max_distance": given.get("relative_attention_max_distance", 128),
         }
     return found
@@ -390,22 +399,22 @@ def _attentions(stack: str) -> tuple[str, ...]:
 def _marian(given: Given) -> Settings:
     _only(given, "share_encoder_decoder_embeddings", True)
     _only(given, "tie_word_embeddings", True)
-    _only(given, "decoder_vocab_size", given["vocab_size"], None)
+    _only(given, "decoder_vocab_size", _size(given, "vocab_size"), None)
     found: Settings = {
-        "model.source_vocab_size": given["vocab_size"],
-        "model.target_vocab_size": given["vocab_size"],
-        "model.d_model": given["d_model"],
+        "model.source_vocab_size": _size(given, "vocab_size"),
+        "model.target_vocab_size": _size(given, "vocab_size"),
+        "model.d_model": _size(given, "d_model"),
         "model.dropout": given.get("dropout", 0.1),
         "model.embedding_scale": _flag(given, "scale_embedding", False),
     }
     for stack in ("encoder", "decoder"):
         start = f"model.{stack}"
         for kind in _attentions(stack):
-            found[f"{start}.{kind}.n_heads"] = given[f"{stack}_attention_heads"]
+            found[f"{start}.{kind}.n_heads"] = _size(given, f"{stack}_attention_heads", MOST)
             found[f"{start}.{kind}.dropout"] = given.get("attention_dropout", 0.0)
         found |= {
-            f"{start}.n_steps": given[f"{stack}_layers"],
-            f"{start}.ffn.d_ff": given[f"{stack}_ffn_dim"],
+            f"{start}.n_steps": _size(given, f"{stack}_layers", MOST),
+            f"{start}.ffn.d_ff": _size(given, f"{stack}_ffn_dim"),
             f"{start}.ffn.activation": _activation(given, "activation_function"),
             f"{start}.ffn.dropout": given.get("activation_dropout", 0.0),
         }
@@ -413,7 +422,7 @@ def _marian(given: Given) -> Settings:
 
 
 def _bart(given: Given) -> Settings:
-    length = given["max_position_embeddings"]
+    length = _size(given, "max_position_embeddings")
     return {
         **_marian(given),
         **_learned("encoder", length),

@@ -61,7 +61,6 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
     folder = Path(folder)
     given = read_config(folder)
     known = architecture_of(given, folder)
-    read = read_kept(Path(tokenizer or folder), special_ids(given), given.get("vocab_size"))
     try:
         settings = known.settings(given)
     except KeyError as error:
@@ -69,6 +68,7 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
         name = given["architectures"][0]
         raise CheckpointError(f"{folder / _CONFIG}: a value in it is none that a {name} can have: {error}") from error
+    read = read_kept(Path(tokenizer or folder), special_ids(given), given.get("vocab_size"))
     settings |= {"name": folder.resolve().name, "description": f"{folder.resolve().name}, imported"}
     settings |= {"data.tokenizer": {"kind": "hf", "path": str(Path(tokenizer or folder).absolute())}}
     settings |= {f"model.special_ids.{key}": value for key, value in read.special_ids}
