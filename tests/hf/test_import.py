@@ -173,9 +173,16 @@ def elsewhere(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../x.safetensors"}}')
 
 
+def no_parts(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+
+
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
+        (no_parts, "its weight_map is 3: must name the file of every tensor"),
+        (lambda f: change_weights(f, model__norm__weight=torch.tensor(1.0)), "model.norm.weight [] would make []"),
         (lambda f: (f / "config.json").unlink(), "is no model of the Hugging Face library: holds no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "is damaged: no JSON"),
         (lambda f: change_config(f, architectures=["PhiForCausalLM"]), "'PhiForCausalLM', which is not read: GPT2"),
@@ -187,7 +194,7 @@ def elsewhere(folder: Path) -> None:
         (lambda f: change_config(f, hidden_size=10**9), "would make [32, 16], but banks.self_attention.decoder_0.qkv"),
         (lambda f: change_config(f, hidden_size=2**31 - 2, head_dim=2**31 - 2), "tensors larger than there can be"),
         (lambda f: change_config(f, num_hidden_layers=10**9), "must be a whole number in [1, 10000]"),
-        (lambda f: change_config(f, num_hidden_layers=10**4), "model.layers.10.input_layernorm.weight is missing"),
+        (lambda f: change_config(f, num_hidden_layers=1000), "model.layers.10.input_layernorm.weight is missing"),
         (lambda f: change_config(f, vocab_size=10**9), "model.embed_tokens.weight [50, 16] would make [50, 16], but"),
         (lambda f: change_config(f, vocab_size=[50]), "config.json: vocab_size is [50], which is not read"),
         (lambda f: change_config(f, partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, which is not read"),
@@ -260,3 +267,12 @@ def test_windows_of_layers_are_those_of_transformers(tmp_path: Path) -> None:
     change_config(folder, layer_types=["full_attention"])
     with pytest.raises(CheckpointError, match="must be a list of full_attention or sliding_attention for 3 layers"):
         read_pretrained(folder)
+
+
+@pytest.mark.parametrize("shape", [(23, 16), (16,), ()])
+def test_tensors_that_become_one_must_fit_each_other(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tiny.save("mixtral", tmp_path)
+    change_weights(tmp_path, **{"model.layers.0.block_sparse_moe.experts.1.w1.weight": torch.ones(shape)})
+    with pytest.raises(CheckpointError, match="tensors that become one do not fit each other") as caught:
+        read_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)

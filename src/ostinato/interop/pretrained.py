@@ -78,7 +78,7 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
         raise ConfigError(f"{folder / _CONFIG}: {_in_one_line(str(error))}") from error
     try:
         table = known.table(recipe.model)
-        _compare_shapes(_canonical(read_weights(folder, shapes_only=True), known), table, recipe.model)
+        _compare_shapes(read_weights(folder, shapes_only=True), known, table, recipe.model)
         model = build_model(recipe.model).eval()
         load_weights(model, table, _canonical(read_weights(folder), known))
     except CheckpointError as error:
@@ -136,17 +136,22 @@ def special_ids(given: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in first.items() if value is not None}
 
 
-def _compare_shapes(theirs: Mapping[str, Tensor], table: Table, config: ModelConfig) -> None:
+def _compare_shapes(files: Mapping[str, Tensor], known: Architecture, table: Table, config: ModelConfig) -> None:
     """Compare what a configuration promises with what the files hold, before anything is built or read.
 
     Names come first: of a model with more layers than the files have, not even the shapes are made.
 
     Args:
-        theirs: tensors without memory.
+        files: tensors without memory.
 
     Raises:
-        CheckpointError: as `to_ours`; a configuration of larger tensors than there can be.
+        CheckpointError: as `to_ours`; tensors of one parameter that do not fit each other; a configuration of larger
+            tensors than there can be.
     """
+    try:
+        theirs = _canonical(files, known)
+    except RuntimeError as error:
+        raise CheckpointError(f"tensors that become one do not fit each other: {error}") from error
     try:
         shapes = parameter_shapes(config) if table.names() <= theirs.keys() else None
     except RuntimeError as error:  # the product of two sizes that are each allowed
@@ -166,7 +171,10 @@ def read_weights(folder: Path, *, shapes_only: bool = False) -> dict[str, Tensor
     if (folder / _WEIGHTS).is_file():
         names = [_WEIGHTS]
     elif (folder / _INDEX).is_file():
-        names = sorted({str(name) for name in dict(read_json_object(folder / _INDEX).get("weight_map", {})).values()})
+        parts = read_json_object(folder / _INDEX).get("weight_map")
+        if not isinstance(parts, dict):
+            raise CheckpointError(f"{folder / _INDEX}: its weight_map is {parts!r}: must name the file of every tensor")
+        names = sorted({str(name) for name in parts.values()})
     elif pickled := [name for name in _PICKLES if (folder / name).exists()]:
         raise CheckpointError(
             f"{folder / pickled[0]}: no pickled weights are ever read: save them as safetensors, with transformers "
@@ -224,6 +232,6 @@ def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, 
 
 
 def _in_one_line(problems: str) -> str:
-    """Return the first problems of several lines, in one line."""
+    """Return the first problems of several lines, in one line; errors leave out lines that are too many to count."""
     lines = problems.split("\n")
-    return "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
+    return "; ".join(lines[:3]) + ("; and more" if len(lines) > 3 else "")
