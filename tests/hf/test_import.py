@@ -243,6 +243,25 @@ def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "line"),
+    [
+        ("jetmoe", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, which is not read: must be 1e-06"),
+        ("hrm-text", {"L_cycles": 3}, "num_hidden_layers is 6, which is not read: must be 8"),
+        ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0, which is not read: must be a whole number"),
+        ("t5", {"is_gated_act": True}, "is_gated_act is True, which is not read: must be False"),
+        ("modernbert", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is not read"),
+    ],
+)
+def test_what_transformers_would_compute_otherwise_is_refused(
+    name: str, changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    tiny.save(name, tmp_path)
+    change_config(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=line):
+        read_pretrained(tmp_path)
+
+
 def test_experts_must_have_all_their_maps(tmp_path: Path) -> None:
     tiny.save("mixtral", tmp_path)
     change_weights(tmp_path, **{"model.layers.0.block_sparse_moe.experts.1.w2.weight": None})

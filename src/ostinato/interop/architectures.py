@@ -244,13 +244,14 @@ def _mixtral(given: Given) -> Settings:
 
 def _jetmoe(given: Given) -> Settings:
     _only(given, "activation_function", "silu")
+    _only(given, "rms_norm_eps", 1e-6)  # that of the norms of its layers, whatever the file says
     experts = {"n_experts": _size(given, "num_local_experts", MOST), "top_k": _size(given, "num_experts_per_tok", MOST)}
     found: Settings = {
         "model.vocab_size": _size(given, "vocab_size"),
         "model.d_model": _size(given, "hidden_size"),
         "model.tie_embeddings": "output" if _tied(given) else "none",
         "model.decoder.n_steps": _size(given, "num_hidden_layers", MOST),
-        "model.decoder.norm.eps": given["rms_norm_eps"],
+        "model.decoder.norm.eps": 1e-6,
         "model.decoder.self_attention.n_heads": _size(given, "num_key_value_heads", MOST),
         "model.decoder.self_attention.d_head": _size(given, "kv_channels"),
         "model.decoder.ffn.d_ff": _size(given, "intermediate_size"),
@@ -267,7 +268,10 @@ def _hrm_text(given: Given) -> Settings:
     for key in ("attention_bias", "mlp_bias"):
         _only(given, key, False)
     layers = _size(given, "num_layers_per_stack", MOST, default=_size(given, "num_hidden_layers", MOST))
-    low = {"name": "low", "n_steps": layers, "repeats": given.get("L_cycles", 3), "adds": ["high"], "norm": True}
+    high_cycles, low_cycles = given.get("H_cycles", 2), given.get("L_cycles", 3)
+    if given.get("num_layers_per_stack") is not None:  # newer files: the other number is of executed layers
+        _only(given, "num_hidden_layers", layers * high_cycles * (low_cycles + 1))
+    low = {"name": "low", "n_steps": layers, "repeats": low_cycles, "adds": ["high"], "norm": True}
     high = {"name": "high", "n_steps": layers, "adds": ["low"], "norm": True}
     states = [low | {"state": {"kind": "learned", "std": 0.0}}, high]
     return {
@@ -276,7 +280,7 @@ def _hrm_text(given: Given) -> Settings:
         "model.tie_embeddings": "output" if _tied(given, default=False) else "none",
         "model.embedding_scale": _option(given, "embedding_scale", 1 / given.get("initializer_range", 0.02)),
         "model.decoder.n_steps": 2 * layers,
-        "model.decoder.segments": [{"n_steps": 2 * layers, "repeats": given.get("H_cycles", 2), "states": states}],
+        "model.decoder.segments": [{"n_steps": 2 * layers, "repeats": high_cycles, "states": states}],
         "model.decoder.norm.eps": given["rms_norm_eps"],
         "model.decoder.self_attention.n_heads": _size(given, "num_attention_heads", MOST),
         "model.decoder.self_attention.d_head": given.get("head_dim", 128),
