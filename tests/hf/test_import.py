@@ -173,17 +173,32 @@ def elsewhere(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../x.safetensors"}}')
 
 
+def no_parts(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+
+
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
+        (no_parts, "its weight_map is 3: must name the file of every tensor"),
+        (lambda f: change_weights(f, model__norm__weight=torch.tensor(1.0)), "model.norm.weight [] would make []"),
         (lambda f: (f / "config.json").unlink(), "is no model of the Hugging Face library: holds no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "is damaged: no JSON"),
         (lambda f: change_config(f, architectures=["PhiForCausalLM"]), "'PhiForCausalLM', which is not read: GPT2"),
         (lambda f: change_config(f, architectures=None), "its architecture is None"),
         (lambda f: change_config(f, architectures=3), "its architecture is 3"),
-        (lambda f: change_config(f, rope_parameters="x"), "none that a LlamaForCausalLM can have: 'str'"),
+        (lambda f: change_config(f, rope_parameters="x"), "rope_parameters is 'x', which is not read"),
         (lambda f: change_config(f, hidden_act=[]), "none that a LlamaForCausalLM can have: unhashable"),
-        (lambda f: change_config(f, hidden_size="x", num_hidden_layers=0), "is 'x': must be"),
+        (lambda f: change_config(f, hidden_size="x", num_hidden_layers=0), "hidden_size is 'x', which is not read"),
+        (lambda f: change_config(f, hidden_size=10**9), "would make [32, 16], but banks.self_attention.decoder_0.qkv"),
+        (lambda f: change_config(f, hidden_size=2**31 - 2, head_dim=2**31 - 2), "tensors larger than there can be"),
+        (lambda f: change_config(f, num_hidden_layers=10**9), "must be a whole number in [1, 10000]"),
+        (lambda f: change_config(f, num_hidden_layers=1000), "model.layers.10.input_layernorm.weight is missing"),
+        (lambda f: change_config(f, vocab_size=10**9), "model.embed_tokens.weight [50, 16] would make [50, 16], but"),
+        (lambda f: change_config(f, vocab_size=[50]), "config.json: vocab_size is [50], which is not read"),
+        (lambda f: change_config(f, partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, which is not read"),
+        (lambda f: change_config(f, tie_word_embeddings="no"), "tie_word_embeddings is 'no', which is not read"),
         (lambda f: change_config(f, eos_token_id=[]), "the id of eos is []: must be a number from 0, or null"),
         (lambda f: change_config(f, rope_parameters={"rope_type": "yarn"}), "rope_type is 'yarn', which is not read"),
         (lambda f: change_config(f, hidden_act="tanh"), "hidden_act is 'tanh', which is not read"),
@@ -228,8 +243,55 @@ def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "line"),
+    [
+        ("jetmoe", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, which is not read: must be 1e-06"),
+        ("hrm-text", {"L_cycles": 3}, "num_hidden_layers is 6, which is not read: must be 8"),
+        ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0, which is not read: must be a whole number"),
+        ("t5", {"is_gated_act": True}, "is_gated_act is True, which is not read: must be False"),
+        ("modernbert", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is not read"),
+    ],
+)
+def test_what_transformers_would_compute_otherwise_is_refused(
+    name: str, changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    tiny.save(name, tmp_path)
+    change_config(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=line):
+        read_pretrained(tmp_path)
+
+
 def test_experts_must_have_all_their_maps(tmp_path: Path) -> None:
     tiny.save("mixtral", tmp_path)
     change_weights(tmp_path, **{"model.layers.0.block_sparse_moe.experts.1.w2.weight": None})
     with pytest.raises(CheckpointError, match=r"experts\.1\.w2\.weight is missing"):
         read_pretrained(tmp_path)
+
+
+def test_windows_of_layers_are_those_of_transformers(tmp_path: Path) -> None:
+    kind = transformers.Qwen3Config
+    sizes = tiny.MODELS["qwen3"][1] | {"use_sliding_window": True, "sliding_window": 3, "num_hidden_layers": 3}
+    for number, more in enumerate([{"max_window_layers": 1}, {"max_window_layers": 0}, {"max_window_layers": 9}]):
+        folder = tmp_path / str(number)
+        theirs = transformers.Qwen3ForCausalLM(kind(**sizes, **more)).eval()
+        theirs.save_pretrained(folder)
+        tiny.save_tokenizer(folder)
+        for without in ((), ("layer_types",)):
+            given = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({x: y for x, y in given.items() if x not in without}))
+            with torch.no_grad():
+                found = read_pretrained(folder).model(IDS).logits_BTV
+            torch.testing.assert_close(found, their_logits(theirs, IDS), rtol=0, atol=1e-5)
+    change_config(folder, layer_types=["full_attention"])
+    with pytest.raises(CheckpointError, match="must be a list of full_attention or sliding_attention for 3 layers"):
+        read_pretrained(folder)
+
+
+@pytest.mark.parametrize("shape", [(23, 16), (16,), ()])
+def test_tensors_that_become_one_must_fit_each_other(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tiny.save("mixtral", tmp_path)
+    change_weights(tmp_path, **{"model.layers.0.block_sparse_moe.experts.1.w1.weight": torch.ones(shape)})
+    with pytest.raises(CheckpointError, match="tensors that become one do not fit each other") as caught:
+        read_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)

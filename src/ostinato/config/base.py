@@ -13,8 +13,9 @@ from ostinato.errors import ConfigError, Inert, Problem
 DEFER_CHECKS = {"defer_checks": True}
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Number = Annotated[int, Field(ge=1, le=10_000)]
-"""Of what is built or looped over one by one: steps, heads, experts."""
+MOST = 10_000
+Number = Annotated[int, Field(ge=1, le=MOST)]
+"""Of what is built or looped over one by one: steps, heads, experts; no more than `MOST`."""
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]

@@ -62,7 +62,7 @@ def export_run(run: LoadedRun, folder: str | Path) -> Path:
         CheckpointError: the folder is there; a model or a tokenizer that cannot be written so.
     """
     folder = Path(folder)
-    _check_new(folder)
+    check_new(folder)
     model = wrapped(run)
     tokenizer = fast_tokenizer(run)
     with new_folder(folder) as target:
@@ -245,7 +245,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         CheckpointError: the folder is there, or a tokenizer that cannot be written so.
     """
     folder = Path(folder)
-    _check_new(folder)
+    check_new(folder)
     given, tensors = as_plain(run.model, name)
     tokenizer = fast_tokenizer(run)
     with new_folder(folder) as target:
@@ -256,6 +256,11 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     return folder
 
 
-def _check_new(folder: Path) -> None:
+def check_new(folder: Path) -> None:
+    """Refuse a folder that is there.
+
+    Raises:
+        CheckpointError: it is.
+    """
     if folder.exists():
         raise CheckpointError(f"{folder}: is there already, and nothing is overwritten: name a new folder")

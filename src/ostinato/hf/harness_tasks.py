@@ -26,10 +26,10 @@ import yaml
 from ostinato.data.disk import new_folder, write_text
 from ostinato.data.example import Example
 from ostinato.data.registry import DataAccess
-from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.ranking import wrong_targets
-from ostinato.hf.export import fast_tokenizer
+from ostinato.hf.export import check_new, fast_tokenizer
 from ostinato.tasks.registry import build_task
 
 
@@ -46,8 +46,7 @@ def write_tasks(
             otherwise.
     """
     folder = Path(folder)
-    if folder.exists():
-        raise CheckpointError(f"{folder}: is there already, and nothing is overwritten: name a new folder")
+    check_new(folder)
     if not run.model.config.generates:
         reason = "only models that write text give probabilities of texts"
         raise ConfigError([Problem("model.kind", run.model.config.kind, reason)])

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.tokenizers import Tokenizers, read_kept
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.interop.architectures import ARCHITECTURES, Architecture
-from ostinato.interop.weights import load_weights
-from ostinato.models import Model, build_model
+from ostinato.interop.weights import Table, load_weights, to_ours
+from ostinato.models.build import Model, build_model, parameter_shapes
 from ostinato.tasks.recipes import load_recipe
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -60,7 +61,6 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
     folder = Path(folder)
     given = read_config(folder)
     known = architecture_of(given, folder)
-    read = read_kept(Path(tokenizer or folder), special_ids(given), given.get("vocab_size"))
     try:
         settings = known.settings(given)
     except KeyError as error:
@@ -68,6 +68,7 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
         name = given["architectures"][0]
         raise CheckpointError(f"{folder / _CONFIG}: a value in it is none that a {name} can have: {error}") from error
+    read = read_kept(Path(tokenizer or folder), special_ids(given), given.get("vocab_size"))
     settings |= {"name": folder.resolve().name, "description": f"{folder.resolve().name}, imported"}
     settings |= {"data.tokenizer": {"kind": "hf", "path": str(Path(tokenizer or folder).absolute())}}
     settings |= {f"model.special_ids.{key}": value for key, value in read.special_ids}
@@ -75,9 +76,11 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
         recipe = load_recipe(known.recipe, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
     except ConfigError as error:
         raise ConfigError(f"{folder / _CONFIG}: {_in_one_line(str(error))}") from error
-    model = build_model(recipe.model).eval()
     try:
-        load_weights(model, known.table(recipe.model), _canonical(read_weights(folder), known))
+        table = known.table(recipe.model)
+        _compare_shapes(read_weights(folder, shapes_only=True), known, table, recipe.model)
+        model = build_model(recipe.model).eval()
+        load_weights(model, table, _canonical(read_weights(folder), known))
     except CheckpointError as error:
         problems = _in_one_line(str(error))
         where = "" if problems.startswith(str(folder)) else f"{folder}: its weights do not fit its {_CONFIG}: "
@@ -133,8 +136,34 @@ def special_ids(given: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in first.items() if value is not None}
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def _compare_shapes(files: Mapping[str, Tensor], known: Architecture, table: Table, config: ModelConfig) -> None:
+    """Compare what a configuration promises with what the files hold, before anything is built or read.
+
+    Names come first: of a model with more layers than the files have, not even the shapes are made.
+
+    Args:
+        files: tensors without memory.
+
+    Raises:
+        CheckpointError: as `to_ours`; tensors of one parameter that do not fit each other; a configuration of larger
+            tensors than there can be.
+    """
+    try:
+        theirs = _canonical(files, known)
+    except RuntimeError as error:
+        raise CheckpointError(f"tensors that become one do not fit each other: {error}") from error
+    try:
+        shapes = parameter_shapes(config) if table.names() <= theirs.keys() else None
+    except RuntimeError as error:  # the product of two sizes that are each allowed
+        raise CheckpointError(f"it promises tensors larger than there can be: {error}") from error
+    to_ours(table, theirs, shapes)
+
+
+def read_weights(folder: Path, *, shapes_only: bool = False) -> dict[str, Tensor]:
     """Return the tensors of a folder by their names, from one file or from several that an index names.
+
+    Args:
+        shapes_only: read the headers alone, and return tensors without memory (on torch's meta device).
 
     Raises:
         CheckpointError: there are none, they are pickled, a file is missing or damaged.
@@ -142,7 +171,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if (folder / _WEIGHTS).is_file():
         names = [_WEIGHTS]
     elif (folder / _INDEX).is_file():
-        names = sorted({str(name) for name in dict(read_json_object(folder / _INDEX).get("weight_map", {})).values()})
+        parts = read_json_object(folder / _INDEX).get("weight_map")
+        if not isinstance(parts, dict):
+            raise CheckpointError(f"{folder / _INDEX}: its weight_map is {parts!r}: must name the file of every tensor")
+        names = sorted({str(name) for name in parts.values()})
     elif pickled := [name for name in _PICKLES if (folder / name).exists()]:
         raise CheckpointError(
             f"{folder / pickled[0]}: no pickled weights are ever read: save them as safetensors, with transformers "
@@ -155,10 +187,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if Path(name).name != name:
             raise CheckpointError(f"{folder / _INDEX}: names {name!r}, which is no file beside it")
         try:
-            found |= load_file(folder / name)
+            found |= _shapes_in(folder / name) if shapes_only else load_file(folder / name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / name}: cannot be read as weights: {error}") from error
     return found
+
+
+def _shapes_in(file: Path) -> dict[str, Tensor]:
+    with safe_open(file, "pt") as opened:
+        return {name: torch.empty(opened.get_slice(name).get_shape(), device="meta") for name in opened.keys()}  # noqa: SIM118
 
 
 def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, Tensor]:
@@ -195,6 +232,6 @@ def _canonical(weights: Mapping[str, Tensor], known: Architecture) -> dict[str, 
 
 
 def _in_one_line(problems: str) -> str:
-    """Return the first problems of several lines, in one line."""
+    """Return the first problems of several lines, in one line; errors leave out lines that are too many to count."""
     lines = problems.split("\n")
-    return "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
+    return "; ".join(lines[:3]) + ("; and more" if len(lines) > 3 else "")

@@ -183,6 +183,10 @@ class Table:
     tied: Mapping[str, str] = field(default_factory=dict)
     ignored: Sequence[str] = ()
 
+    def names(self) -> set[str]:
+        """Return the names of theirs that ours is made of."""
+        return {part.name for rule in self.rules for part in rule.parts}
+
 
 def rules_of_layers(layers: Iterable[tuple[int | str, int | str]], rules: Sequence[Rule]) -> list[Rule]:
     """Return rules for every layer, with `{i}` in names of theirs and of ours replaced by the layer's number.
@@ -201,23 +205,24 @@ def rules_of_layers(layers: Iterable[tuple[int | str, int | str]], rules: Sequen
 
 
 def to_ours(
-    table: Table, theirs: Mapping[str, Tensor], shapes: Mapping[str, torch.Size] | None = None
+    table: Table, theirs: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, Tensor]:
     """Return parameters of ours by name.
 
     Args:
-        theirs: tensors under their names, in any type. shapes: of all parameters of ours, to be compared with.
+        theirs: tensors under their names, in any type, or shapes alone (on torch's meta device).
+        shapes: of all parameters of ours, to be compared with.
 
     Raises:
         CheckpointError: every tensor that lacks, that nothing is made of, or that has a shape which does not fit; every
             parameter of ours that no rule makes.
     """
-    wanted = {part.name for rule in table.rules for part in rule.parts}
+    wanted = table.names()
     problems = [f"{name} is missing" for name in sorted(wanted - theirs.keys())]
     for name in sorted(theirs.keys() - wanted):
         if name in table.tied:
             other = table.tied[name]
-            if other in theirs and not torch.equal(theirs[name], theirs[other]):
+            if other in theirs and _differ(theirs[name], theirs[other]):
                 problems.append(f"{name} should be the same tensor as {other}, but differs")
         elif not any(fnmatchcase(name, pattern) for pattern in table.ignored):
             problems.append(f"{name} is not known: nothing of the model is made of it")
@@ -233,7 +238,7 @@ def to_ours(
         for name, x in made.items():
             if name not in shapes:
                 problems.append(f"{name} is made by a rule, but the model has no such parameter")
-            elif x.shape != shapes[name]:
+            elif list(x.shape) != list(shapes[name]):
                 given = f"{_shapes(made_of[name], theirs)} would make {list(x.shape)}"
                 problems.append(f"{given}, but {name} is {list(shapes[name])}")
         problems += [f"no rule makes {name} of the model" for name in sorted(shapes.keys() - made_of.keys())]
@@ -287,6 +292,10 @@ def load_weights(model: nn.Module, table: Table, theirs: Mapping[str, Tensor]) -
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(made[name])
+
+
+def _differ(x: Tensor, y: Tensor) -> bool:
+    return x.shape != y.shape or not (x.is_meta or torch.equal(x, y))
 
 
 def _put_together(rule: Rule, theirs: Mapping[str, Tensor]) -> Tensor:
