@@ -196,6 +196,8 @@ class _Stacks:
         norm = norm.model_copy(update=self._where_norms_are())
         if norm.has_final and not norm.weight:
             norm = norm.model_copy(update={"final_weight": self._draw(st.booleans())})
+        if norm.has_final and n_rounds == 3:  # by no further draw: other models stay as they are
+            norm = norm.model_copy(update={"final_eps": 0.1})
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
         ffn = self._sub("ffn", n_steps, steps_per_round, shared, relative)

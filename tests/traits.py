@@ -34,6 +34,7 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
         found |= {f"norm {norm.kind} {norm.placement}", f"positions {stack.positions.kind}"}
         found |= {f"final norm {norm.has_final} {norm.placement}", f"first norm {norm.first}"}
         found |= {f"embedding norm {norm.embedding}", f"final weight {norm.final_weight}"}
+        found.add(f"final eps {norm.final_eps}")
         found |= {f"norm {norm.kind} weight {norm.weight}", f"norm {norm.kind} offset {norm.unit_offset}"}
         found |= {f"norm {norm.kind} bias {norm.has_bias}"}
         if isinstance(stack.positions, SinusoidalConfig):

@@ -246,7 +246,6 @@ def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "line"),
     [
-        ("jetmoe", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, which is not read: must be 1e-06"),
         ("hrm-text", {"L_cycles": 3}, "num_hidden_layers is 6, which is not read: must be 8"),
         ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0, which is not read: must be a whole number"),
         ("t5", {"is_gated_act": True}, "is_gated_act is True, which is not read: must be False"),

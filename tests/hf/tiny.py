@@ -76,6 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "kv_channels": 8,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
+            "rms_norm_eps": 0.5,  # of the final norm; the others have their own
         },
     ),
     "hrm-text": (

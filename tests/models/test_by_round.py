@@ -171,6 +171,16 @@ def test_cross_attention_has_deltas_of_what_reads_the_memory() -> None:
         assert all(one.a.weight.shape[0] == 3 for one in found.values())
 
 
+def test_a_final_norm_may_have_an_eps_of_its_own() -> None:
+    norm = {"kind": "rms", "placement": "pre", "eps": 1e-6, "final_eps": 0.5}
+    model = build_model(LanguageModelConfig.model_validate(settings(stack={"norm": norm})))
+    found = {name: module.eps for name, module in model.banks.norm.items()}
+    assert {name: eps for name, eps in found.items() if eps != 1e-6} == {"final_decoder": 0.5}
+    idle = settings(stack={"norm": {"placement": "post", "final_eps": 0.5}})
+    with pytest.raises(ConfigError, match=r"norm.final_eps is 0.5: has no effect: there is no final norm"):
+        check_settings(idle["decoder"], type(LanguageModelConfig().decoder))
+
+
 def test_a_final_norm_may_have_weights_where_the_others_have_none() -> None:
     norm = {"kind": "rms", "placement": "pre", "weight": False, "final_weight": True}
     model = build_model(LanguageModelConfig.model_validate(settings(stack={"norm": norm})))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from ostinato.config.base import Config, Number
+from ostinato.config.base import Config, Number, Positive
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
@@ -62,10 +62,14 @@ class NormConfig(NormalisationConfig):
     final_weight: bool = False
     """Learned weights (and bias) of the final norm where `weight` leaves them out of the others (LoopFormer)."""
 
+    final_eps: Positive | None = None
+    """`eps` of the final norm (JetMoE has another there); null: that of the others."""
+
     @property
     def of_final(self) -> NormalisationConfig:
         """What the norm after the last step computes."""
-        return self.model_copy(update={"weight": True}) if self.final_weight else self
+        own = {"weight": True} if self.final_weight else {}
+        return self.model_copy(update=own if self.final_eps is None else own | {"eps": self.final_eps})
 
     @property
     def has_final(self) -> bool:
@@ -83,6 +87,8 @@ class NormConfig(NormalisationConfig):
                 f"has no effect: {'all norms have weights' if self.weight else 'there is no final norm'}; remove it"
             )
             yield Inert(f"{path}final_weight", True, reason)
+        if self.final_eps is not None and not self.has_final:
+            yield Inert(f"{path}final_eps", self.final_eps, "has no effect: there is no final norm; remove it")
 
 
 class ValueEmbeddingsConfig(Config):

@@ -144,6 +144,7 @@ def _normal(config: Any) -> Iterator[tuple[str, object]]:
                 filled[f"{name}.{kind}.n_kv_heads"] = sub.n_key_heads
                 filled[f"{name}.{kind}.d_head"] = sub.head_width(config.d_model)
         filled[f"{name}.norm.final"] = stack.norm.has_final
+        filled[f"{name}.norm.final_eps"] = stack.norm.of_final.eps
     for key, value in leaves(config.model_dump()):
         yield key, filled.get(key, value)
     yield "embedding_scale", config.embedding_factor

@@ -63,25 +63,33 @@ class SubLayers:
 
     def of_plan(self, plan: Plan) -> Sequence[Rounds]:
         """Return those of every segment."""
-        return tuple(
-            tuple(tuple(self._of_step(plan, step) for step in steps) for steps in segment.rounds())
-            for segment in plan.segments
-        )
+        may_repeat = plan.is_fully_shared
 
-    def _of_step(self, plan: Plan, step: Step) -> Sequence[Runnable]:
-        sub_layers: Any = tuple(self.around(self._of_use(plan, step, use)) for use in step.uses)
+        def of_segment(segment: Segment) -> Rounds:
+            own = [list(steps) for steps in segment.rounds()]
+            n_a_round = len(own[0]) if may_repeat and own else None
+            return tuple(tuple(self._of_step(plan.stack, step, n_a_round) for step in steps) for steps in own)
+
+        return tuple(of_segment(segment) for segment in plan.segments)
+
+    def _of_step(self, stack: str, step: Step, n_a_round: int | None) -> Sequence[Runnable]:
+        sub_layers: Any = tuple(self.around(self._of_use(stack, step, use, n_a_round)) for use in step.uses)
         return (Parallel(sub_layers),) if step.is_parallel else sub_layers
 
-    def _of_use(self, plan: Plan, step: Step, use: Use) -> SubLayer:
-        given = (plan.stack, step, use, self.banks)
+    def _of_use(self, stack: str, step: Step, use: Use, n_a_round: int | None) -> SubLayer:
+        """Return the sub-layer of a use.
+
+        Args:
+            n_a_round: steps of a round, where rounds share all weights.
+        """
+        given = (stack, step, use, self.banks)
         if use.kind == "self_attention":
-            first = sum(not one.round for one in plan.segments[step.segment].steps)
-            rounds = range(step.index - step.round * first, step.index + 1, first)
+            first = step.index - step.round * (n_a_round or 0)
             return SelfAttention(
                 *given,
                 looks_back_only=self.looks_back_only,
                 sees_some=self.sees_some,
-                rounds=rounds if plan.is_fully_shared else None,
+                rounds=None if n_a_round is None else range(first, step.index + 1, n_a_round),
                 dropout=self.dropout,
             )
         if use.kind == "cross_attention":
