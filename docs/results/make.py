@@ -266,7 +266,9 @@ def curve_lines(made: Made) -> list[Drawn]:
     for curve in made.page.curves:
         points = []
         for one in curve.points:
-            where = {path: value.format(one) if isinstance(value, str) else value for path, value in curve.where.items()}
+            where = {
+                path: value.format(one) if isinstance(value, str) else value for path, value in curve.where.items()
+            }
             rows = chosen(made.rows, where)
             points.append((numbers_at(rows, curve.x.format(one)), numbers_at(rows, curve.y.format(one))))
         if not all(xs and len(xs) == len(ys) for xs, ys in points):
