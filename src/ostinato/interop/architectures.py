@@ -244,6 +244,9 @@ def _mixtral(given: Given) -> Settings:
 
 def _jetmoe(given: Given) -> Settings:
     _only(given, "activation_function", "silu")
+    final_eps = given.get("rms_norm_eps", 1e-6)
+    if final_eps is None:  # to us None means the eps of the other norms
+        raise _unsupported("rms_norm_eps", None, "a number")
     experts = {"n_experts": _size(given, "num_local_experts", MOST), "top_k": _size(given, "num_experts_per_tok", MOST)}
     found: Settings = {
         "model.vocab_size": _size(given, "vocab_size"),
@@ -252,7 +255,7 @@ def _jetmoe(given: Given) -> Settings:
         "model.decoder.n_steps": _size(given, "num_hidden_layers", MOST),
         # The class takes what the file says for the final norm alone.
         "model.decoder.norm.eps": 1e-6,
-        "model.decoder.norm.final_eps": given.get("rms_norm_eps", 1e-6),
+        "model.decoder.norm.final_eps": final_eps,
         "model.decoder.self_attention.n_heads": _size(given, "num_key_value_heads", MOST),
         "model.decoder.self_attention.d_head": _size(given, "kv_channels"),
         "model.decoder.ffn.d_ff": _size(given, "intermediate_size"),
