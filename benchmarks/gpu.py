@@ -10,8 +10,8 @@
     decoding     a Llama of equal sizes, tokens forced: ours, Hugging Face's generate, vLLM
     halting      a loop of twelve rounds, half of the tokens halted at half depth: ours, nobody halted, and ideal
 
-Contestants take turns in one process (`ostinato.evaluation.timing`); those that are not installed are named. Without a
-GPU it says so in one line.
+Contestants take turns in one process (`ostinato.evaluation.timing`); those that are not installed, or fail, are named.
+Rows are written after every table. Without a GPU it says so in one line.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
+from textwrap import shorten
 from typing import Any
 
 import halting
@@ -33,7 +34,7 @@ import torch
 import train_step
 import update_peers
 from halting_report import AUTO, FULL
-from layers import BOTH, Absent, Contestant
+from layers import BOTH, Absent, Contestant, trial
 from live_memory import peak_bytes
 
 from ostinato.config.decoding import DecodingConfig
@@ -102,8 +103,7 @@ def updates(device: torch.device, *, tiny: bool) -> Parts:
         finally:
             torch.set_default_dtype(before)
         yield train_step.ours(cell, device, precision="bfloat16")
-        if not tiny:
-            yield train_step.ours(cell, device, "ours, compiled", precision="bfloat16", compile=True)
+        yield train_step.ours(cell, device, "ours, compiled", precision="bfloat16", compile=True)
         batch = train_step.random_batch(train_step.model(cell), cell.workload, 1).to(device)
         with torch.device(device):
             peers = list(update_peers.peers(cell, batch))
@@ -159,7 +159,7 @@ def _writers(
         try:
             yield Contestant(name, "peer", {"decode": build(sizes, prompt_BT, n_tokens, device)})
         except Exception as error:  # Others' code, of any version: it is named and left out.
-            yield Absent(name, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            yield Absent(name, shorten(f"{type(error).__name__}: {error}", 200))
 
 
 def _llama(sizes: tuple[int, ...]) -> Any:
@@ -262,7 +262,10 @@ def judged(rows: Sequence[Row]) -> Row | None:
     if goal is None or goal[1] not in seconds:
         return None
     who, whose, most = goal
-    ratio = min(seconds[name] for name in seconds if name.startswith(who)) / seconds[whose]
+    own = [seconds[name] for name in seconds if name.startswith(who)]
+    if not own:
+        return None
+    ratio = min(own) / seconds[whose]
     return {"section": title, "kind": "goal", "ratio": ratio, "to": whose, "at_most": most, "holds": ratio <= most}
 
 
@@ -273,22 +276,24 @@ def main(given: Sequence[str] | None = None) -> None:
         return
     device = torch.device(args.device)
     environment = asdict(describe_environment(device))
+    args.out.mkdir(parents=True, exist_ok=True)
     for name in args.sections:
         rows: list[Row] = []
         for title, contestants in SECTIONS[name](device, tiny=args.tiny):
             found = list(contestants)
-            absent = [one for one in found if isinstance(one, Absent)]
-            timed = measured(title, [one for one in found if isinstance(one, Contestant)], device, args)
-            verdict = None if args.tiny else judged(timed)  # small ones are judged by nothing
+            present, absent = trial([one for one in found if isinstance(one, Contestant)])
+            absent += [one for one in found if isinstance(one, Absent)]
+            timed = measured(title, present, device, args) if present else []
+            verdict = None if args.tiny or not timed else judged(timed)  # small ones are judged by nothing
             timed += [{"section": title, "kind": "absent", **asdict(one)} for one in absent]
-            rows += [*timed, *([] if verdict is None else [verdict])]
+            rows += [row | {"environment": environment} for row in timed + ([] if verdict is None else [verdict])]
+            # After every table: what comes next may end this process.
+            write_rows(rows, args.out / f"{name}.jsonl")
             print(f"\n{title}\n\n{_table(timed)}")
             if verdict is not None:
                 said = "holds" if verdict["holds"] else "missed"
                 print(f"ours / {verdict['to']}: {verdict['ratio']:.3f}, at most {verdict['at_most']}: {said}")
             sys.stdout.flush()
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_rows([row | {"environment": environment} for row in rows], args.out / f"{name}.jsonl")
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
+from textwrap import shorten
 from time import monotonic
 from typing import Any, Literal
 
@@ -111,9 +112,10 @@ def trial(contestants: Sequence[Contestant]) -> tuple[list[Contestant], list[Abs
         try:
             for call in one.calls.values():
                 call()
+            if torch.cuda.is_initialized():  # what fails on a GPU fails later
+                torch.cuda.synchronize()
         except Exception as error:  # Others' code on sizes it may not have been made for: anything can come.
-            said = str(error).strip().splitlines() or [""]
-            absent.append(Absent(one.name, f"{type(error).__name__}: {said[0]}"))
+            absent.append(Absent(one.name, shorten(f"{type(error).__name__}: {error}", 200)))
         else:
             work.append(one)
         forget(one)

@@ -287,7 +287,7 @@ def test_a_contestant_that_fails_is_absent_with_what_it_said(script: Script) -> 
 
     work, absent = layers.trial([layers.Contestant("broken", "peer", {"forward": fail})])
     assert work == []
-    assert [(one.name, one.reason) for one in absent] == [("broken", "RuntimeError: no such kernel")]
+    assert [(one.name, one.reason) for one in absent] == [("broken", "RuntimeError: no such kernel at line 3")]
 
 
 def test_time_that_a_part_leaves_is_the_later_ones(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,44 +41,70 @@ def rms(x_D: Tensor, weight_D: Tensor) -> Tensor:
 Slots = dict[tuple[int, int], list[tuple[Tensor, Tensor]]]
 
 
-def token_by_token(model: Model, ids: Tensor, n_prompt: int, n_kept: int) -> Tensor:
-    """Return the logits of every token after a prompt that is read at once.
+def token_by_token(
+    model: Model, ids: Tensor, n_prompt: int, n_kept: int, rule: str = "none", threshold: float = 1.0
+) -> tuple[Tensor, list[int]]:
+    """Return the logits of every token after a prompt that is read at once, and how many rounds each token ran.
 
     Round r of a token sees of earlier ones what their last round q with q = r (mod n_kept) left, and those of the
-    prompt see each other's keys of the same round.
+    prompt see each other's keys of the same round. In the rounds after it has stopped a token leaves the keys of the
+    state it stopped with.
     """
     w = dict(model.named_parameters())
     left: Slots = {}
-    logits = []
+    logits, depths = [], []
 
-    def run_layer(x_D: Tensor, i: int, keys: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def run_layer(x_D: Tensor, i: int, keys: list[tuple[Tensor, Tensor]], *, only_keys: bool) -> Tensor:
         n_D = rms(x_D, w[f"banks.norm.self_attention_decoder_{i}.weight"])
         q, k, v = (w[f"banks.self_attention.decoder_{i}.qkv.weight"] @ n_D).view(3, H, D // H)
         keys.append((k, v))
+        if only_keys:
+            return x_D
         all_k, all_v = (torch.stack(one, 1) for one in zip(*keys, strict=True))
         read = torch.softmax((all_k @ q[:, :, None]).squeeze(-1) / math.sqrt(D // H), -1)
         x_D = x_D + w[f"banks.self_attention.decoder_{i}.out.weight"] @ (read[:, None] @ all_v).flatten()
         up, down = (w[f"banks.ffn.decoder_{i}.{name}.weight"] for name in ("up", "down"))
         return x_D + down @ (up @ rms(x_D, w[f"banks.norm.ffn_decoder_{i}.weight"])).clamp_min(0)
 
+    def gate(x_D: Tensor) -> float:
+        unit = "banks.halting.decoder.map"
+        return float(torch.sigmoid(w[f"{unit}.weight"][0] @ x_D + w[f"{unit}.bias"][0]))
+
     of_prompt: Slots = {}
     for t, token in enumerate(ids.tolist()):
         x_D, mine = w["target_weight"][token], {}
+        depth, total, mix_D, has_stopped = 0, 0.0, torch.zeros(D, dtype=x_D.dtype), False
         for place, (i, r) in enumerate([(0, 0), *((1, r) for r in range(R)), (2, 0)]):
             slot = (i, r % n_kept if i == 1 else 0)
             seen = of_prompt.setdefault((i, place), []) if t < n_prompt else list(left[slot])
-            x_D = run_layer(x_D, i, seen)
+            if i == 2 and rule == "act":
+                x_D = mix_D
+            before_D, x_D = x_D, run_layer(x_D, i, seen, only_keys=has_stopped and i == 1)
             mine[slot] = seen[-1]
+            if i != 1 or has_stopped:
+                continue
+            depth += 1
+            if rule == "change":
+                has_stopped = bool(1 - (x_D - before_D).norm() / x_D.norm() >= threshold)
+            elif rule == "exit":
+                total += (1 - total) * gate(x_D)
+                has_stopped = total >= threshold
+            elif rule == "act":
+                prob = gate(before_D)
+                has_stopped = total + prob > threshold or r == R - 1
+                weight = 1 - total if has_stopped else prob
+                mix_D, total = mix_D + weight * x_D, total + weight
         for slot, key in mine.items():
             left.setdefault(slot, []).append(key)
+        depths.append(depth)
         logits.append(w["target_weight"] @ rms(x_D, w["banks.norm.final_decoder.weight"]))
-    return torch.stack(logits)
+    return torch.stack(logits), depths
 
 
-def decoded(model: Model, ids: Tensor, n_prompt: int, n_kept: int | None) -> tuple[Tensor, Any]:
+def decoded(model: Model, ids: Tensor, n_prompt: int, n_kept: int | None, **execution: Any) -> tuple[Tensor, Any]:
     """Return the logits of all tokens from the last one of the prompt on, and the cache."""
     keep = torch.ones_like(ids, dtype=torch.bool)
-    with torch.no_grad(), model.execution(cached_rounds=n_kept):
+    with torch.no_grad(), model.execution(cached_rounds=n_kept, **execution):
         cache = model.encode(Batch(Tokens(ids, keep), ids, keep))
         steps = [model.step(ids[:, :n_prompt], cache)]
         steps += [model.step(ids[:, t : t + 1], cache) for t in range(n_prompt, ids.shape[1])]
@@ -96,12 +122,31 @@ def test_a_round_reads_what_the_last_rounds_of_its_slot_left(n_kept: int, n_prom
     model = model_of()
     found, _ = decoded(model, ids, n_prompt, n_kept)
     with torch.no_grad():
-        wanted = torch.stack([token_by_token(model, row, n_prompt, n_kept) for row in ids])[:, n_prompt - 1 :]
+        wanted = torch.stack([token_by_token(model, row, n_prompt, n_kept)[0] for row in ids])[:, n_prompt - 1 :]
         whole = model(ids).logits_BTV[:, n_prompt - 1 :]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
     # The prompt is read as in a whole pass; with a slot for every round, or more, all is.
     torch.testing.assert_close(found[:, 0], whole[:, 0], rtol=0, atol=1e-10)
     assert bool((found - whole).abs().max() > 1e-3) == (n_kept < R)
+
+
+@pytest.mark.parametrize("n_kept", [1, 2])
+@pytest.mark.parametrize("n_prompt", [1, 4])
+@pytest.mark.parametrize(("rule", "threshold"), [("change", 0.2), ("exit", 0.7), ("act", 0.7)])
+def test_a_token_that_has_stopped_leaves_the_keys_of_the_state_it_stopped_with(
+    rule: str, threshold: float, n_prompt: int, n_kept: int, ids: Tensor
+) -> None:
+    model = model_of() if rule == "change" else model_of(halting={"kind": rule})
+    with torch.no_grad():
+        twins = [token_by_token(model, row, n_prompt, n_kept, rule, threshold) for row in ids]
+    wanted = torch.stack([logits[n_prompt - 1 :] for logits, _ in twins])
+    depths = {depth for _, some in twins for depth in some}
+    assert depths == set(range(1, R + 1))  # tokens stop after every round
+    stops: dict[str, Any] = {"exit": "change"} if rule == "change" else {}
+    for compaction in ("always", "never"):
+        execution = stops | {"halting_threshold": threshold, "compaction": compaction}
+        found, _ = decoded(model, ids, n_prompt, n_kept, **execution)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
 def test_more_slots_than_rounds_change_nothing(ids: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ostinato.config.model import ModelConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.interop import Table, load_weights
+from ostinato.interop import Table, from_ours, load_weights
 from ostinato.models import Model, build_model
 from ostinato.tasks.recipes import load_recipe
 
@@ -63,7 +63,8 @@ class Family:
         fixture: name of its files. recipe: a recipe of the fixture's size. table: names in its weights.
         settings: dotted overrides of the recipe, where the fixture needs some.
         oracle: what made the numbers: "class" (a public reference class), or "twin" of the specification.
-        float64, float32, gradients: tolerances: of logits absolute, of gradients relative to their largest number.
+        float64, float32, gradients_within: tolerances: of logits absolute, of gradients relative to their largest
+            number.
         target_begins: column of `dec_ids`, of models that have a source: the ids of the target.
     """
 
@@ -75,7 +76,7 @@ class Family:
     oracle: str = "class"
     float64: float = 1e-10
     float32: float = 1e-5
-    gradients: float = 1e-4
+    gradients_within: float = 1e-4
 
     def config(self) -> ModelConfig:
         """Return the configuration, vocabulary sizes set to the fixture's, nothing dropped."""
@@ -115,6 +116,13 @@ class Family:
         """Return the reference gradients of the sum of squares of all logits, by their names."""
         start = f"rounded/{variant.name}/grad/"
         return {name.removeprefix(start): x for name, x in numbers(self.fixture).items() if name.startswith(start)}
+
+    def gradients(self, variant: Variant) -> dict[str, Tensor]:
+        """Return our gradients of the sum of squares of all logits, by their names."""
+        model = self.model()
+        (variant.logits(model, self.batch(variant)) ** 2).sum().backward()
+        given = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+        return from_ours(self.table(self.config()), given, shared="sum")
 
     def with_check(self, check: str) -> list[Variant]:
         """Return the variants that are checked in some way."""

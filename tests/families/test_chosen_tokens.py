@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_twins import V, Weights, feed, rms, weights
+from test_twins import V, weights
 from torch import Tensor
+from twins import Weights, feed, rms
 
 from ostinato.config.training import DepthCostConfig
 from ostinato.data.batch import Batch, Tokens
@@ -215,12 +216,12 @@ def test_logits_and_costs_are_those_of_the_equations(
     torch.testing.assert_close(run(name, single, ids, rounds).logits_BTV, expected.float(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.check("gradients")
+@pytest.mark.check("all gradients")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", TWINS)
 def test_all_gradients_are_those_of_the_equations(name: str, mode: str, ids: Tensor, record_property: Any) -> None:
     record_property("family", f"{name} (twin of the specification)")
-    record_property("check", "gradients")
+    record_property("check", "all gradients")
     model = model_of(name, mode)
     parameters = weights(model)
     expected, total = twin_of(name, model, ids, 4)

@@ -290,6 +290,66 @@ def test_losses_are_those_of_training(made: Any) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+_EXITS = (
+    "model.decoder={n_steps: 3, self_attention: {n_heads: 2, share: all}, ffn: {d_ff: 24, share: all}, "
+    "halting: {kind: exit}}"
+)
+ROUND_LOSSES = {
+    "window": ["training.round_loss={kind: window, n_rounds: 2}", "training.label_smoothing=0.1"],
+    "drawn": ["training.round_loss={kind: drawn, weight: 0.3}"],
+    "exit": [_EXITS, "training.round_loss.kind=exit", "training.halting.weight=0.1"],
+    "improvement": [_EXITS, "training.round_loss={kind: improvement, margin: 0.1}"],
+}
+
+
+@pytest.mark.parametrize("kind", ROUND_LOSSES)
+def test_losses_of_rounds_are_those_of_training(kind: str, tmp_path: Path) -> None:
+    run = runs.make_run("looped", tmp_path, *ROUND_LOSSES[kind])
+    training, ids = run.recipe.training, ids_of(run, 4, 6)
+    batch = Batch(Tokens(ids, torch.ones_like(ids).bool()), ids.roll(-1, 1), (torch.arange(6) < 5).expand(4, -1))
+    given = {"balance": training.balance, "halting": training.halting}
+    model = wrapped(run)
+    assert model.config.left_out is None
+    # Evaluations are of the last round.
+    torch.testing.assert_close(model(ids, labels=ids).loss, run.model.loss(batch, **given), rtol=0, atol=1e-6)
+    model.train()
+    run.model.train()
+    torch.manual_seed(3)
+    found = model(ids, labels=ids, output_hidden_states=True).loss
+    torch.manual_seed(3)
+    expected = run.model.loss(batch, label_smoothing=training.label_smoothing, round_loss=training.round_loss, **given)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert abs((found - run.model.loss(batch, **given)).item()) > 1e-3
+    found.backward()
+    expected.backward()
+    own = {name: parameter.grad for name, parameter in run.model.named_parameters()}
+    for name, parameter in model.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, own[name], rtol=0, atol=1e-6)
+
+
+def test_what_of_training_is_left_out_is_said_once_when_it_trains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = [
+        "training.rounds={kind: poisson, rate: 3.0}",
+        "training.consistency.states=0.1",
+        "training.freeze=[banks.*]",
+    ]
+    run = runs.make_run("looped", tmp_path / "run", *more)
+    ids = ids_of(run)
+    model = runs.auto(run).from_pretrained(export_run(run, tmp_path / "out"))
+    model(ids, labels=ids)
+    assert not caplog.messages
+    model.train()
+    for _ in range(2):
+        model(ids, labels=ids)
+    [line] = caplog.messages
+    assert line == (
+        "this model was trained with training.rounds, training.consistency, training.freeze, which have no counterpart "
+        "here and are left out"
+    )
+
+
 def test_a_classifier_starts_from_a_masked_model_with_a_new_head(made: Any, tmp_path: Path) -> None:
     run, folder = made("masked")
     for kind, shape in (("SequenceClassification", (3, 5)), ("TokenClassification", (3, 7, 5))):

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import sys
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,9 @@ def test_a_run_of_two_processes_goes_on_in_one_and_is_that_of_one(tmp_path: Path
     write_texts(tmp_path)
     for code, said in launched.launch(Path(__file__), str(tmp_path), n=2):
         assert code == 0, said
+    # The processes end with code 0 whatever stopped them: this is where two of them were stopped.
+    state = json.loads((last_checkpoint(tmp_path / "together") / "state.json").read_text(encoding="utf-8"))
+    assert (state["progress"]["update"], state["processes"]) == (3, 2)
     recipe = recipe_of(tmp_path, data=BLOCKS, dropout=0.0)
     train(recipe, tmp_path / "together", resume=True)
     train(recipe, tmp_path / "alone")
@@ -173,12 +177,8 @@ def test_a_run_of_two_processes_goes_on_in_one_and_is_that_of_one(tmp_path: Path
 
 def _half_a_run(folder: Path) -> None:
     """Train a few updates, as one of several processes."""
-    try:
+    with suppress(Exception):  # one is stopped, and then the other fails
         train(recipe_of(folder, data=BLOCKS, dropout=0.0), folder / "together", reporter=_StopAfter(3))
-    except _Stopped:
-        sys.exit(0)
-    except Exception:  # the other process has stopped
-        sys.exit(0)
 
 
 def test_other_files_than_those_of_the_run_are_refused_before_anything_is_tokenised(

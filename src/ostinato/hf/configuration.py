@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig
-from ostinato.config.training import BalanceConfig, DepthCostConfig
+from ostinato.config.training import BalanceConfig, DepthCostConfig, RoundLossConfig
 from ostinato.errors import CheckpointError
 from ostinato.hf.cache import CACHE
 
@@ -21,11 +21,16 @@ class OstinatoConfig(PreTrainedConfig):
     Args:
         model: what `ostinato.config.model` says of it, as plain values, vocabulary sizes set.
         balance, halting: weights of the auxiliary losses, as `training` of a recipe has them; None: no such loss.
+        round_loss, label_smoothing: as `training` of a recipe has them, for the loss in training: that of an evaluation
+            is of the last round, unsmoothed, as ours is.
+        left_out: settings of that recipe's training that change what a pass of training computes, and that the Hugging
+            Face library has no place for; said once when the model is trained.
         n_steps: rounds to run where a call does not say; None: the plan's own.
         halting_threshold, exit, exit_scope: at which tokens halt where a call does not say, and by which criterion, but
             in training (`ostinato.nn.Execution`).
 
-    The last four are arguments of `from_pretrained`, too, and so of what passes its arguments on, such as lm-eval.
+    `n_steps` and those after it are arguments of `from_pretrained`, too, and so of what passes its arguments on, such
+    as lm-eval.
     """
 
     model_type = "ostinato"
@@ -34,6 +39,9 @@ class OstinatoConfig(PreTrainedConfig):
     model: dict[str, Any] | None = None
     balance: dict[str, Any] | None = None
     halting: dict[str, Any] | None = None
+    round_loss: dict[str, Any] | None = None
+    label_smoothing: float = 0.0
+    left_out: list[str] | None = None
     vocab_size: int | None = None
     hidden_size: int | None = None
     num_hidden_layers: int | None = None
@@ -82,3 +90,7 @@ class OstinatoConfig(PreTrainedConfig):
     def losses(self) -> tuple[BalanceConfig, DepthCostConfig]:
         """Return the weights of the auxiliary losses."""
         return BalanceConfig.model_validate(self.balance or {}), DepthCostConfig.model_validate(self.halting or {})
+
+    def loss_of_rounds(self) -> RoundLossConfig:
+        """Return of which rounds the loss is in training."""
+        return RoundLossConfig.model_validate(self.round_loss or {})

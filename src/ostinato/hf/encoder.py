@@ -18,7 +18,7 @@ from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch
 from ostinato.hf.configuration import Exported
 from ostinato.hf.modeling import OstinatoPreTrainedModel
-from ostinato.hf.outputs import States, returned, states_of, tokens_of, wanted, weights_of
+from ostinato.hf.outputs import States, returned, states_of, tokens_of, weights_of
 from ostinato.models.output import ModelOutput
 
 
@@ -82,11 +82,11 @@ class _LabelsOfTokens(_EncoderOnly):
         """
         tokens = tokens_of(input_ids, attention_mask)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
-        shown = wanted(output_hidden_states, output_attentions)
+        shown = self._shown(output_hidden_states, output_attentions)
         output = self._read(batch, token_type_ids, n_steps, halting_threshold, shown)
         logits, stack, loss = output.logits_BTV, output.stacks["encoder"], None
         if labels is not None:
-            loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
+            loss = self._loss(output, batch, labels.view(len(labels), -1), num_items_in_batch)
         found = self.returns(
             loss=loss,
             logits=logits[:, 0] if self.head["kind"] == "classification" else logits,
@@ -144,7 +144,7 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
         logits_B2T, loss = output.logits_BTV, None
         if start_positions is not None and end_positions is not None:
             labels_B2 = torch.stack([start_positions, end_positions], dim=1)
-            loss = self._loss(logits_B2T.flatten(0, 1), labels_B2.flatten(), output, None)
+            loss = self._loss(output, batch, labels_B2, None)
         found = QuestionAnsweringModelOutput(
             loss=cast(Any, loss), start_logits=logits_B2T[:, 0], end_logits=logits_B2T[:, 1]
         )

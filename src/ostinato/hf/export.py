@@ -23,6 +23,7 @@ from ostinato.config.decoding import DecodingConfig
 from ostinato.config.load import recipe_text
 from ostinato.config.model import EncoderConfig
 from ostinato.config.special_ids import SpecialIds
+from ostinato.config.training import PlannedRoundsConfig, TrainingConfig
 from ostinato.data.disk import new_folder, write_json, write_text
 from ostinato.data.pieces import KeptTokenizer, SubwordTokenizer
 from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
@@ -92,6 +93,9 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
         model=given.model_dump(mode="json"),
         balance=training.balance.model_dump(mode="json"),
         halting=training.halting.model_dump(mode="json"),
+        round_loss=training.round_loss.model_dump(mode="json"),
+        label_smoothing=training.label_smoothing,
+        left_out=_left_out(training),
         halting_threshold=execution.halting_threshold,
         exit=execution.exit,
         exit_scope=execution.exit_scope,
@@ -105,6 +109,20 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
         made.generation_config = generation_config(run.decoding(), run.model.special_ids)
     made.eval()
     return made
+
+
+def _left_out(training: TrainingConfig) -> list[str] | None:
+    """Return the settings that change what a pass of training computes, and that a Trainer does not know of."""
+    halting = training.halting
+    there = {
+        "rounds": training.rounds != PlannedRoundsConfig(),
+        "consistency": training.consistency.is_there,
+        "halting.off_updates": halting.off_updates,
+        "halting.warmup": halting.warmup,
+        "halting.capacity_warmup": halting.capacity_warmup,
+        "freeze": training.freeze,
+    }
+    return [f"training.{name}" for name, is_set in there.items() if is_set] or None
 
 
 def generation_config(decoding: DecodingConfig, special: SpecialIds) -> GenerationConfig:

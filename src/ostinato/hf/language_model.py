@@ -14,7 +14,8 @@ from ostinato.errors import CheckpointError
 from ostinato.hf.cache import CACHE, DepthCache
 from ostinato.hf.configuration import OstinatoConfig
 from ostinato.hf.modeling import OstinatoPreTrainedModel
-from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, wanted, weights_of
+from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, weights_of
+from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache
 
 
@@ -58,21 +59,24 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         self._project_routers()
         n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = tokens_of(input_ids, attention_mask)
-        shown = wanted(output_hidden_states, output_attentions)
+        shown = self._shown(output_hidden_states, output_attentions)
+        batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
         cache = past_key_values if cache is None else cache
         if cache is None and not use_cache:
-            batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
             output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
             logits, stack = output.logits_BTV[:, -logits_to_keep:], output.stacks["decoder"]
         else:
             if cache is None:
                 cache = DepthCache(Cache(n_steps=n_steps, execution=execution, device=input_ids.device))
             stack = self.model.extended(input_ids, cache.content, tokens.keep_BT, shown)
-            logits, output = self.model.logits(stack.states_BTD[:, -logits_to_keep:]), None
+            logits = self.model.logits(stack.states_BTD[:, -logits_to_keep:])
+            output = ModelOutput(logits)
         loss = None
         if labels is not None:
-            shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)[:, -logits.shape[1] :]
-            loss = self._loss(logits.flatten(0, 1), shifted.flatten(), output, num_items_in_batch)
+            shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            if logits_to_keep:
+                shifted[:, :-logits_to_keep] = IGNORED
+            loss = self._loss(output, batch, shifted[:, -output.logits_BTV.shape[1] :], num_items_in_batch)
         return returned(
             CausalLMOutputWithPast(
                 loss=cast(Any, loss),

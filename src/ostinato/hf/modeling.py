@@ -11,19 +11,23 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
+from ostinato.config.training import RoundLossConfig
+from ostinato.data.batch import Batch
 from ostinato.errors import CheckpointError
 from ostinato.hf.configuration import Exported, OstinatoConfig
-from ostinato.hf.outputs import IGNORED
+from ostinato.hf.outputs import IGNORED, States, wanted
 from ostinato.models import build_model
-from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost
+from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss_of_rounds, requested
 from ostinato.models.output import ModelOutput
 from ostinato.nn.execution import Execution, ExitScope
 from ostinato.nn.init import init_projection
+
+logger = logging.get_logger(__name__)
 
 
 class OstinatoPreTrainedModel(PreTrainedModel):
@@ -134,19 +138,33 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             execution = self.model.checked(execution)
         return config.n_steps if n_steps is None else n_steps, execution
 
-    def _loss(self, logits_NV: Tensor, labels_N: Tensor, output: ModelOutput | None, n_items: Any) -> Tensor:
-        """Return the mean cross-entropy of the labels that count, with the auxiliary losses.
+    def _round_loss(self) -> RoundLossConfig:
+        """Return of which rounds the loss of a pass is: in an evaluation that of the last one, as with us."""
+        return self.config.loss_of_rounds() if self.training else RoundLossConfig()
+
+    def _shown(self, states: States, weights: bool | None) -> list[str]:
+        """Return what a pass is asked for: what the caller wants to see, and what the loss reads."""
+        return [*wanted(states, weights), *requested(self._round_loss())]
+
+    def _loss(self, output: ModelOutput, batch: Batch, labels_BL: Tensor, n_items: Any) -> Tensor:
+        """Return the mean loss of the labels that count, with the auxiliary losses.
 
         Args:
+            output: of the batch, with what is `_shown`; of a cached step logits alone, which have no other losses.
             n_items: labels of the whole update, where that is several batches; None: this batch is the update.
         """
-        labels_N = labels_N.to(logits_NV.device)
-        total = F.cross_entropy(logits_NV.float(), labels_N, ignore_index=IGNORED, reduction="sum")
-        n_labels = (labels_N != IGNORED).sum()
-        n_all = n_labels if n_items is None else torch.as_tensor(n_items, device=total.device)
-        loss = total / n_all
-        if output is None:
-            return loss
-        balance, halting = self.config.losses()
+        config, round_loss = self.config, self._round_loss() if output.stacks else RoundLossConfig()
+        if self.training and config.left_out:
+            names = ", ".join(config.left_out)
+            logger.warning_once(f"this model was trained with {names}, which have no counterpart here and are left out")
+        labels_BL = labels_BL.to(output.logits_BTV.device)
+        batch = replace(batch, labels_BT=labels_BL, loss_mask_BT=labels_BL != IGNORED)
+        # Drawn anew for every batch, as `TokenModel.loss` does: nobody says which update it is.
+        draw = float(torch.rand(())) if round_loss.kind == "drawn" else 0.0
+        smoothing = config.label_smoothing if self.training else 0.0
+        sums = loss_of_rounds(self.model.read, output, batch, round_loss, smoothing, draw)
+        n_labels = batch.loss_mask_BT.sum()
+        n_all = n_labels if n_items is None else torch.as_tensor(n_items, device=n_labels.device)
+        balance, halting = config.losses()
         spread = balance_loss(output.by_router(), balance, self.model.balance_temperatures())
-        return add_auxiliary(loss, spread, depth_cost(output), halting.weight, float(n_labels / n_all))
+        return add_auxiliary(sums.loss / n_all, spread, depth_cost(output), halting.weight, float(n_labels / n_all))

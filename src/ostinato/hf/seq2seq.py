@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -113,13 +114,13 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         self._project_routers()
         n_steps, execution = self._how(n_steps, halting_threshold)
         target = tokens_of(decoder_input_ids, decoder_attention_mask)
-        shown = wanted(output_hidden_states, output_attentions)
-        output: ModelOutput | None = None
+        shown = self._shown(output_hidden_states, output_attentions)
+        batch = Batch(target, target.ids_BT, target.keep_BT)
         cache = past_key_values if cache is None else cache
         if cache is None and not use_cache and encoder_outputs is None:
             assert input_ids is not None  # as with all models of this kind: ids, or states of an encoder
-            batch = Batch(target, target.ids_BT, target.keep_BT, source=tokens_of(input_ids, attention_mask))
-            output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
+            batch = replace(batch, source=tokens_of(input_ids, attention_mask))
+            output: ModelOutput = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
             logits, stack = output.logits_BTV, output.stacks["decoder"]
             encoder_outputs = _encoder_output(output.stacks["encoder"], output_hidden_states, output_attentions)
         else:
@@ -147,9 +148,10 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
                 content = cache.content
             stack = self.model.extended(decoder_input_ids, content, target.keep_BT, shown)
             logits = self.model.logits(stack.states_BTD)
+            output = ModelOutput(logits)
         loss = None
         if labels is not None:
-            loss = self._loss(logits.flatten(0, 1), labels.flatten(), output, num_items_in_batch)
+            loss = self._loss(output, batch, labels, num_items_in_batch)
         return returned(
             Seq2SeqLMOutput(
                 loss=cast(Any, loss),
