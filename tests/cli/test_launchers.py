@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,15 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
 
 
-def _launch(launcher: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+KILLED = [str(Path(__file__).parent / "killed_command.py")]
+
+
+def _launch(
+    launcher: list[str], *arguments: str, program: Sequence[str] = ("-m", "ostinato")
+) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", *launcher, "-m", "ostinato", "train", "digits/universal", *TINY, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
+    command = [sys.executable, "-m", *launcher, *program, "train", "digits/universal", *TINY, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
 
 
 @pytest.mark.parametrize("kind", ["none", "ddp", "fsdp"])
@@ -52,3 +58,21 @@ def test_a_directory_that_is_taken_ends_both_processes(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "already holds a run" in done.stderr
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["recipe.yaml"]
+
+
+@pytest.mark.parametrize("kind", ["none", "ddp", "fsdp"])
+def test_a_process_that_is_killed_ends_the_others_with_one_message_and_the_run_goes_on(
+    tmp_path: Path, kind: str
+) -> None:
+    run = tmp_path / "run"
+    settings = [f"training.parallel.kind={kind}", "training.save_every=2", "--run-dir", str(run)]
+    done = _launch(TORCHRUN, *settings, program=KILLED)
+    assert done.returncode != 0
+    assert done.stderr.count("the other processes of this run cannot be reached") == 1
+    assert "Signal 9 (SIGKILL)" in done.stderr  # the launcher says who failed first
+    assert not (run / "results.json").exists()
+    assert [path.name for path in (run / "checkpoints").glob("update-*")] == ["update-000002"]
+    done = _launch(TORCHRUN, *settings, "--resume")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert (results["n_updates"], results["processes"]) == (4, 2)

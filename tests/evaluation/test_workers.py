@@ -221,7 +221,7 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ostinato(*words: str) -> str:
     command = [sys.executable, "-m", "ostinato", *words]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert found.returncode == 0, found.stderr
     return found.stdout
 

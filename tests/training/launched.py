@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-TIME_LIMIT = 400.0
+TIME_LIMIT = 1800.0
+"""Seconds after which processes hang: many times what they take on a busy machine."""
 
 
 def launch(script: Path, *arguments: str, n: int = 2, limit: float = TIME_LIMIT) -> list[tuple[int, str]]:

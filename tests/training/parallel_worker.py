@@ -29,7 +29,7 @@ from torch import nn
 
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import DdpConfig, FsdpConfig, ParallelConfig, PlainParallelConfig, TrainingConfig
-from ostinato.models import Seq2Seq
+from ostinato.models import Model
 from ostinato.training import train
 from ostinato.training.parallel import Call, Ddp, Parallel, why_not_ddp
 from ostinato.training.processes import Processes
@@ -44,11 +44,11 @@ KINDS: dict[str, ParallelConfig] = {
 }
 
 
-def hold(kind: str, processes: Processes) -> Callable[[Seq2Seq, TrainingConfig], Parallel]:
+def hold(kind: str, processes: Processes) -> Callable[[Model, TrainingConfig], Parallel]:
     """Return what makes processes hold a model by a kind."""
     config = KINDS[kind]
 
-    def held(model: Seq2Seq, training: TrainingConfig) -> Parallel:
+    def held(model: Model, training: TrainingConfig) -> Parallel:
         if isinstance(config, FsdpConfig):
             from ostinato.training.sharding import Sharded
 

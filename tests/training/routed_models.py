@@ -5,17 +5,15 @@ from __future__ import annotations
 import torch
 
 from architectures import Sentence, right_padded
-from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.batch import Batch
-from ostinato.models import Seq2Seq
+from ostinato.models import Model, build_model
 
 
-def tiny_model(recipe: Recipe) -> Seq2Seq:
+def tiny_model(recipe: Recipe) -> Model:
     """Return the recipe's model with a vocabulary of nine symbols, freshly initialised."""
     torch.manual_seed(0)
-    assert isinstance(recipe.model, Seq2SeqConfig)
-    return Seq2Seq(recipe.model.model_copy(update={"source_vocab_size": 9, "target_vocab_size": 9}))
+    return build_model(recipe.model.model_copy(update=recipe.model.vocabulary_sizes(9, 9)))
 
 
 def tiny_batches() -> list[Batch]:

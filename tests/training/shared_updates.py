@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, HALTING, tiny_recipe
 from torch import Tensor
 
+from architectures import Sentence, right_padded
 from ostinato.config.experts import HeadExpertAttentionConfig
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import BalanceConfig, DepthCostConfig, TrainingConfig, UniformRoundsConfig
 from ostinato.data.batch import Batch
-from ostinato.models import Seq2Seq
+from ostinato.models import Model
 from ostinato.training.optim import build_optimizer
 from ostinato.training.parallel import Parallel
 from ostinato.training.processes import SINGLE_PROCESS, Processes
@@ -52,8 +54,8 @@ def _recipe(folder: Path, *, balance: dict[str, float] = NO_BALANCE, off_updates
     return recipe.model_copy(update={"training": recipe.training.model_copy(update=update)})
 
 
-def _universal(folder: Path) -> Recipe:
-    recipe = _recipe(folder)
+def _universal(folder: Path, **settings: Any) -> Recipe:
+    recipe = _recipe(folder, **settings)
     steps = {"n_steps": 3, "share": "all"}
     stacks = {name: stack.model_copy(update=steps) for name, stack in recipe.model.stacks().items()}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
@@ -127,6 +129,12 @@ def _of_heads(folder: Path) -> Recipe:
 FIRST, SECOND = tiny_batches()
 LONELY = FIRST.rows(slice(1, 2))
 """One row: a second process has none."""
+FIVE = right_padded(
+    [Sentence([*row, 2], [1, *row[::-1]]) for row in ([5, 8, 4], [7], [4, 6, 6, 8, 5], [8, 7], [6, 4, 7, 5])]
+)
+"""Five rows: two processes have three and two of them, and of four the first has two."""
+TEXTS = [replace(batch, source=None) for batch in (FIVE, SECOND, LONELY)]
+"""What a language model reads."""
 
 
 def _balanced(name: str) -> Callable[[Path], Case]:
@@ -147,10 +155,12 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "injected": lambda folder: (_injected(folder), [FIRST, SECOND]),
     "tables": lambda folder: (_with_tables(folder), [FIRST, SECOND]),
     "one row": lambda folder: (_everything(folder), [LONELY]),
+    "five rows": lambda folder: (_everything(folder), [FIVE]),
+    "language model": lambda folder: (_universal(folder, kind="language_model"), TEXTS),
 }
 
 
-def shared_model(recipe: Recipe) -> Seq2Seq:
+def shared_model(recipe: Recipe) -> Model:
     """Return the model of a case as it starts."""
     model = tiny_model(recipe).train()
     _spread_depths(model)
@@ -162,7 +172,7 @@ def shared_model(recipe: Recipe) -> Seq2Seq:
 def updates(
     case: Case,
     processes: Processes = SINGLE_PROCESS,
-    hold: Callable[[Seq2Seq, TrainingConfig], Parallel] | None = None,
+    hold: Callable[[Model, TrainingConfig], Parallel] | None = None,
     n_updates: int = N_UPDATES,
 ) -> tuple[dict[str, Tensor], list[Gradient]]:
     """Do some updates; return the gradients of the first one and the weights after the last, and what was said.
@@ -193,7 +203,7 @@ def _kept(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _spread_depths(model: Seq2Seq) -> None:
+def _spread_depths(model: Model) -> None:
     """Draw gates with which all tokens of one process halt at once, and some of the other's late."""
     generator = torch.Generator().manual_seed(1)
     for unit in model.banks.halting.values():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ostinato.config.training import BalanceConfig, TrainingConfig
 from ostinato.errors import ConfigError
-from ostinato.models import Seq2Seq
+from ostinato.models import Model
 from ostinato.models.losses import balance_loss
 from ostinato.training import train
 from ostinato.training.freeze import freeze
@@ -25,7 +25,7 @@ def is_frozen(name: str) -> bool:
     return any(part in name for part in (".router.", ".experts.", ".norm_"))
 
 
-def updated(model: Seq2Seq, config: TrainingConfig, n: int = 3) -> dict[str, Tensor]:
+def updated(model: Model, config: TrainingConfig, n: int = 3) -> dict[str, Tensor]:
     """Do some updates; return the weights from before them."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     updater = Updater(model.train(), build_optimizer(model, config.optimizer), config)

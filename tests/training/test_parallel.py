@@ -78,12 +78,12 @@ def _is_for_ddp(name: str, folder: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
 def test_every_case_is_that_of_one_process(tmp_path: Path, n: int) -> None:
-    folder = _ended(tmp_path, "updates", "kept", "by use", "ddp", n=n)
+    folder = _ended(tmp_path, "updates", "none", "kept", "by use", "ddp", n=n)
     of_ddp = [name for name in shared_updates.CASES if _is_for_ddp(name, tmp_path / "here")]
-    assert {"universal", "experts, switch"} <= set(of_ddp)
+    assert {"universal", "language model", "experts, switch"} <= set(of_ddp)
     assert not {"halting", "injected", "consistent", "rounds by sentence"} & set(of_ddp)
     for name in shared_updates.CASES:
-        for kind in SHARDED if name not in of_ddp else (*SHARDED, "ddp"):
+        for kind in ("none", *SHARDED, *(["ddp"] if name in of_ddp else [])):
             _assert_updates(folder, kind, name, tmp_path / "here")
 
 
@@ -122,7 +122,7 @@ def test_a_run_of_one_goes_on_with_three_that_hold_parts(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kept", "ddp"])
+@pytest.mark.parametrize("kind", ["none", "kept", "ddp"])
 def test_a_process_that_is_killed_ends_all_with_one_message_and_the_run_goes_on(tmp_path: Path, kind: str) -> None:
     ended = launched.launch(WORKER, str(tmp_path), "killed", "run", kind, n=3)
     assert ended[-1][0] == -9
