@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -248,17 +250,28 @@ def test_processes_and_actors_write_what_one_process_writes(
         assert alone == together
 
 
+def write_lines(folder: Path) -> Path:
+    path = folder / "lines.txt"
+    path.write_text("".join(f"{i % 10} {i % 7}\n" for i in range(3000)), encoding="utf-8")
+    return path
+
+
+def begun(words: list[str], journal: Path, **files: Any) -> subprocess.Popen[str]:
+    """Start a command, and return it when its journal has some batches."""
+    process = subprocess.Popen([sys.executable, "-m", "ostinato", *words], text=True, start_new_session=True, **files)
+    while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 10):
+        time.sleep(0.01)
+    return process
+
+
 @pytest.mark.slow
 def test_generation_that_is_killed_goes_on_with_the_same_bytes(run_directory: Path, tmp_path: Path) -> None:
-    lines, journal = tmp_path / "lines.txt", tmp_path / "journal"
-    lines.write_text("".join(f"{i % 10} {i % 7}\n" for i in range(3000)), encoding="utf-8")
-    words = ["generate", str(run_directory), str(lines), "--json", "--window", "500"]
+    journal = tmp_path / "journal"
+    words = ["generate", str(run_directory), str(write_lines(tmp_path)), "--json", "--window", "500"]
     expected = ostinato(*words)
     words += ["--jobs", "2", "--journal", str(journal)]
     with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen([sys.executable, "-m", "ostinato", *words], stdout=out, start_new_session=True)
-        while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 10):
-            time.sleep(0.01)
+        process = begun(words, journal, stdout=out)
         process.kill()
         process.wait()
     n_done = journal.read_bytes().count(b"\n") - 1
@@ -268,6 +281,37 @@ def test_generation_that_is_killed_goes_on_with_the_same_bytes(run_directory: Pa
     assert n_done < n_batches
     # Its workers ended with it: none of them is left of its session.
     assert not [path for path in Path("/proc").glob("[0-9]*/stat") if session_of(path) == process.pid]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["evaluate", "generate"])
+def test_a_worker_that_is_killed_ends_the_command_with_one_line_and_the_journal_goes_on(
+    run_directory: Path, tmp_path: Path, what: str
+) -> None:
+    journal = tmp_path / "journal"
+    inputs = ["--split", "test"] if what == "evaluate" else [str(write_lines(tmp_path)), "--window", "500"]
+    words = [what, str(run_directory), *inputs, "--json"]
+    expected = ostinato(*words)
+    words += ["--jobs", "2", "--journal", str(journal)]
+    # What it writes is not read, and what it says is short: it waits for neither.
+    process = begun(words, journal, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    os.kill(a_worker_of(process.pid), signal.SIGKILL)
+    said = process.communicate()[1]
+    assert process.returncode == 1
+    assert said.startswith("a process of --jobs was killed")
+    assert said.count("\n") == 1
+    found = ostinato(*words)
+    if what == "evaluate":
+        assert numbers(json.loads(found)["test"]) == numbers(json.loads(expected)["test"])
+    else:
+        assert found == expected
+
+
+def a_worker_of(pid: int) -> int:
+    """Return the last of the processes that a process has spawned; its first child only cleans up behind it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    workers = [one for one in children if b"--multiprocessing-fork" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return int(workers[-1])
 
 
 def session_of(stat: Path) -> int:
