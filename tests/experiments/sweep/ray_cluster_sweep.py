@@ -1,14 +1,15 @@
 """A sweep on a Ray cluster of three nodes on this machine, one of which is killed in the middle.
 
 Run as a program, because Ray reads its environment when it is imported, and so that all its processes are of one
-session, which whoever started the program can end. Arguments: a sweep's file, a store, updates after which a node is
-killed. Prints a JSON report.
+session, which whoever started the program can end. Arguments: `python` or `command`, by which the sweep is started, its
+file, a store, updates after which a node is killed. Prints a JSON report.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -58,31 +59,57 @@ class KillsNode(Recorder):
             self.killed["went on with"] = event.update
 
     def node_of(self, run: str) -> Any:
-        """Return the node that works on a run: the worker that holds its lease is a child of the raylet."""
+        """Return the node that works on a run."""
         directory = next(one.directory for one in self.runs if one.name == run)
-        try:
-            lease = (directory.parent / LOCKS / f"{directory.name}.lease").read_text()
-            worker = next(line.removeprefix("pid=") for line in lease.splitlines() if line.startswith("pid="))
-            raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-        except FileNotFoundError:
-            return None
-        return next(one for one in self.cluster.worker_nodes if one.all_processes["raylet"][0].process.pid == raylet)
+        return node_of(self.cluster, directory.parent / LOCKS / f"{directory.name}.lease")
+
+
+def node_of(cluster: Cluster, lease: Path) -> Any:
+    """Return the node of a run's lease: the worker that holds it is a child of the raylet; None: it is over."""
+    try:
+        worker = next(line.removeprefix("pid=") for line in lease.read_text().splitlines() if line.startswith("pid="))
+        raylet = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return None
+    return next(one for one in cluster.worker_nodes if one.all_processes["raylet"][0].process.pid == raylet)
+
+
+def by_python(cluster: Cluster, file: Path, store: Path, after: int) -> dict[str, Any]:
+    """Run the sweep by its function."""
+    cluster_executor._LOOK_EVERY_S = 0.02  # a run is over soon
+    watcher, began = KillsNode(cluster, after), time.monotonic()
+    executor = ClusterExecutor(RayCluster(cluster.address))
+    run_sweep(load_sweep(file), store, executor=executor, watcher=watcher)
+    seconds = time.monotonic() - began
+    warnings = [event.text for event in watcher.events if event.kind == "warning"]
+    return {"seconds": seconds, "results": watcher.results, "warnings": warnings, "killed": watcher.killed}
+
+
+def by_command(cluster: Cluster, file: Path, store: Path, after: int) -> dict[str, Any]:
+    """Run the sweep as users do; kill the node of the first run that has saved so many updates."""
+    words = ["sweep", str(file), "--executor", "ray", "--address", cluster.address, "--store", str(store)]
+    output, killed = store.with_suffix(".txt"), ""
+    with output.open("w") as said:
+        command = subprocess.Popen([sys.executable, "-m", "ostinato", *words], stdout=said, stderr=subprocess.STDOUT)
+        while command.poll() is None and not killed:
+            time.sleep(0.02)
+            for checkpoint in store.glob(f"*/checkpoints/update-{after:06}"):
+                run = checkpoint.parent.parent.name
+                if (node := node_of(cluster, store / LOCKS / f"{run}.lease")) is not None:
+                    cluster.remove_node(node, allow_graceful=False)
+                    killed = run
+                    break
+    return {"code": command.wait(), "said": output.read_text(), "killed": killed}
 
 
 def main() -> None:
-    cluster_executor._LOOK_EVERY_S = 0.02  # a run is over soon
-    file, store, after = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    way = by_command if sys.argv[1] == "command" else by_python
+    file, store, after = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
     try:
         for _ in range(3):
             cluster.add_node(**NODE, num_cpus=1)
-        watcher, began = KillsNode(cluster, after), time.monotonic()
-        executor = ClusterExecutor(RayCluster(cluster.address))
-        run_sweep(load_sweep(file), store, executor=executor, watcher=watcher)
-        seconds = time.monotonic() - began
-        warnings = [event.text for event in watcher.events if event.kind == "warning"]
-        report = {"seconds": seconds, "results": watcher.results, "warnings": warnings, "killed": watcher.killed}
-        print(json.dumps(report))
+        print(json.dumps(way(cluster, file, store, after)))
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -80,21 +80,38 @@ def end_session(session: int) -> None:
                 os.kill(int(path.parent.name), signal.SIGKILL)
 
 
+def on_ray(way: str, file: Path, store: Path, after: int, ray_folder: Path) -> dict[str, Any]:
+    """Return the report of the program with the cluster."""
+    command = [sys.executable, str(PROGRAM), way, str(file), str(store), str(after)]
+    environment = os.environ | {"RAY_TMPDIR": str(ray_folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    code, out, err = run_in_session(command, environment, timeout=1800)
+    assert code == 0, err[-3000:]
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return report
+
+
 @needs_ray
 def test_a_node_of_ray_that_is_killed_leaves_no_trace_in_the_results(
     file: Path, expected: bytes, tmp_path: Path, ray_folder: Path
 ) -> None:
-    environment = os.environ | {"RAY_TMPDIR": str(ray_folder)}
-    command = [sys.executable, str(PROGRAM), str(file), str(tmp_path / "ray"), "50"]
-    code, out, err = run_in_session(command, environment, timeout=400)
-    assert code == 0, err[-3000:]
-    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    report = on_ray("python", file, tmp_path / "ray", 50, ray_folder)
     assert (tmp_path / "ray" / RESULTS).read_bytes() == expected
     assert len(expected.splitlines()) == 4
     assert sorted(report["results"]) == [[f"{arm}, seed {seed}", "done"] for arm in ("base", "slow") for seed in (1, 2)]
     assert any(text.startswith("its process or node has died, the run is started again") for text in report["warnings"])
     # It went on from a checkpoint, on another node: no update was done anew that was saved.
     assert report["killed"]["went on with"] >= 40
+
+
+@needs_ray
+def test_the_command_goes_on_where_a_node_of_ray_is_killed(
+    file: Path, expected: bytes, tmp_path: Path, ray_folder: Path
+) -> None:
+    report = on_ray("command", file, tmp_path / "ray", 20, ray_folder)
+    assert report["code"] == 0, report["said"]
+    assert report["killed"]
+    assert report["said"].count("its process or node has died, the run is started again") >= 1
+    assert (tmp_path / "ray" / RESULTS).read_bytes() == expected
 
 
 @needs_submitit
