@@ -7,7 +7,8 @@
                  Hugging Face's Bart, Marian and T5, torch.nn, x-transformers; and the most memory each holds
     experts      a feed-forward of experts, forward and backward in bfloat16: dense of equal active work, ours, torch's
                  grouped_mm used plainly, the products alone; 8 experts and 64, two a token
-    decoding     a Llama of equal sizes, tokens forced: ours, Hugging Face's generate, vLLM
+    decoding     a Llama of equal sizes, tokens forced: ours, plain and recorded as CUDA graphs, Hugging Face's
+                 generate, vLLM
     halting      a loop of twelve rounds, half of the tokens halted at half depth: ours, nobody halted, and ideal
 
 Contestants take turns in one process (`ostinato.evaluation.timing`); those that are not installed, or fail, are named.
@@ -23,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from textwrap import shorten
@@ -44,7 +46,6 @@ from ostinato.decoding import inference, search
 from ostinato.evaluation.timing import Effort, Stopwatch, interleave
 from ostinato.experiments.results import markdown, write_rows
 from ostinato.experiments.timing.environment import describe_environment
-from ostinato.experiments.timing.workloads import Endless
 from ostinato.models import build_model
 from ostinato.tasks.recipes import load_recipe
 
@@ -147,11 +148,13 @@ def _writers(
     given = Tokens(prompt_BT, torch.ones_like(prompt_BT, dtype=torch.bool))
     batch = train_step.Batch(given, prompt_BT, given.keep_BT)
 
-    def ours() -> object:
+    def ours(config: DecodingConfig) -> object:
         with inference(model):
-            return search(Endless(model), batch, greedy, given)
+            return search(model, batch, config, given)
 
-    yield Contestant("ours", "ours", {"decode": lowered(ours, device)})
+    static = greedy.model_copy(update={"static_cache": True})
+    for own, config in (("ours", greedy), ("ours, recorded", static)):
+        yield Contestant(own, "ours", {"decode": lowered(partial(ours, config), device)})
     for name, package, build in (("HF Llama", "transformers", hugging_face), ("vLLM", "vllm", vllm)):
         if importlib.util.find_spec(package) is None:
             yield Absent(name, f"{package} is not installed")

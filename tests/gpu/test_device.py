@@ -14,7 +14,7 @@ import torch
 from devices import IS_PRETENDED, NAME, assert_close, device, on_the_device, read, running
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from plans import PLANS, model_of, ragged_batch
+from plans import HALTING, PLANS, model_of, ragged_batch
 from torch import Tensor
 
 from architectures import any_architecture, draws, left_padded, random_model, right_padded, sentences
@@ -68,6 +68,8 @@ def _hypotheses(model: Model, batch: Any, settings: dict[str, Any]) -> list[list
 
 
 SEARCHES: list[dict[str, Any]] = [{}, {"strategy": "beam", "beam": 3, "n_best": 2}, {"strategy": "sample", "top_k": 4}]
+RECORDED = [(name, one | {"static_cache": True}) for name in PLANS if name not in HALTING for one in SEARCHES]
+"""As CUDA graphs, where there is CUDA; what steps of fixed sizes do elsewhere is in test_static_cache.py."""
 
 
 @pytest.mark.parametrize(
@@ -76,14 +78,15 @@ SEARCHES: list[dict[str, Any]] = [{}, {"strategy": "beam", "beam": 3, "n_best": 
         pytest.param(name, settings, marks=() if (i + j) % 5 == 1 or not IS_PRETENDED else pytest.mark.slow)
         for i, name in enumerate(PLANS)
         for j, settings in enumerate(SEARCHES)
-    ],
+    ]
+    + ([] if IS_PRETENDED else RECORDED),
 )
 def test_a_search_finds_what_it_finds_on_a_cpu(name: str, settings: dict[str, Any]) -> None:
     model, batch = model_of(name).eval(), ragged_batch(4)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)  # far from ties
-    expected = _hypotheses(model, batch, settings)
+    expected = _hypotheses(model, batch, settings | {"static_cache": False})
     assert len({len(best.ids) for best, *_ in expected}) > 1  # some stop before others
     there = on_the_device(model)
     with running():

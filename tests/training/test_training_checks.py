@@ -76,6 +76,14 @@ def test_what_processes_cannot_hold_as_asked_for_is_an_error(
     check_training(tiny_recipe(tmp_path, experts=True, parallel={"kind": kind}), torch.device("cpu"))
 
 
+def test_a_search_that_cannot_be_recorded_is_an_error_before_any_data_is_read(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "data", halting=True)
+    recorded = recipe.model_copy(update={"decoding": recipe.decoding.model_copy(update={"static_cache": True})})
+    with pytest.raises(ConfigError, match=r"decoding\.static_cache is True: tokens of the decoder may halt"):
+        train(recorded, tmp_path / "run")
+    assert not (tmp_path / "run" / "data.json").exists()
+
+
 def test_a_compiler_that_does_not_work_is_an_error_before_any_data_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

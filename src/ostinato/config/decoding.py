@@ -76,6 +76,9 @@ class DecodingConfig(Config):
     cached_rounds: Size | None = None
     """Rounds of a loop whose keys and values are kept for later tokens, where its rounds share all weights: an
     approximation; None: all. 1: all rounds read what the last one left of earlier tokens (Ouro, at decoding)."""
+    static_cache: bool = False
+    """Keep the sizes of all tensors from token to token, and on CUDA record a step as a graph and replay it: fewer
+    launches, for rows of sentences that have stopped and for columns that are empty. Tokens must not halt."""
     pack_weights: bool = True
     """On a CPU, search with compiled kernels and with copies of the weights in the form it multiplies by fastest, in as
     much memory again. False: plain products."""

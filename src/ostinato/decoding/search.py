@@ -17,8 +17,8 @@ and are set aside; the best K others are continued. (Greedy and sampling: K = 1.
       `stopping="count"` also when K hypotheses have finished, although a better one may follow.
 
 The best finished hypotheses are the result; where none finished, the best live ones, marked `finished=False`. The
-encoder runs once, a prompt runs once per sentence, sentences that stopped are removed from the batch, and a hypothesis
-that has finished is replaced by a live one.
+encoder runs once, a prompt runs once per sentence, sentences that stopped are removed from the batch (but not where
+steps are recorded, `ostinato.decoding.static_cache`), and a hypothesis that has finished is replaced by a live one.
 
 Letters: S sentences still in the batch, K hypotheses of each, N proposals of each, T columns.
 """
@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import floor
 from typing import Protocol, runtime_checkable
@@ -40,6 +41,7 @@ from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding.beams import Beams, Hypothesis, Outputs
 from ostinato.decoding.proposals import make_proposer, next_log_probs
+from ostinato.decoding.static_cache import StaticSteps
 from ostinato.errors import DataError
 from ostinato.kernels import on_device, packing
 from ostinato.nn.cache import Cache
@@ -167,16 +169,21 @@ def search_n_best(
     indices = batch.indices or range(n_sentences)
     propose = make_proposer(config, indices, [most for _, most in lengths], device)
     cache = model.encode(batch, n_steps=n_steps)
-    if config.cached_rounds is not None and isinstance(model, HasExecution):
+    if (config.cached_rounds is not None or config.static_cache) and isinstance(model, HasExecution):
         execution = model.current_execution
-        if execution.cached_rounds is None:  # what a call says comes first
-            cache.execution = model.checked(replace(execution, cached_rounds=config.cached_rounds))
+        n_kept = execution.cached_rounds or config.cached_rounds  # what a call says comes first
+        is_static = execution.static_cache or config.static_cache
+        cache.execution = model.checked(replace(execution, cached_rounds=n_kept, static_cache=is_static))
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
     K = config.beam
     if K > 1:
         cache.expand(K, n_sentences)
         logits_RV = logits_RV.repeat_interleave(K, dim=0)
     beams = Beams(lengths, config, special_ids.eos, device)
+    step: Callable[[Tensor], Tensor] = partial(model.step, cache=cache)
+    removed_at = _REMOVED_AT
+    if cache.execution is not None and cache.execution.static_cache:
+        step, removed_at = StaticSteps(model.step, cache), 1.0  # fewer rows would be another step
     outputs: list[Outputs] = []
     while True:
         log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV, special_ids))
@@ -188,7 +195,7 @@ def search_n_best(
         is_over = n_stopped == len(stopped)
         if not is_over and K > 1:
             cache.reorder(rows_R)
-        if is_over or (n_stopped and n_stopped >= _REMOVED_AT * len(stopped)):
+        if is_over or (n_stopped and n_stopped >= removed_at * len(stopped)):
             outputs.append(beams.outputs([i for i, stop in enumerate(stopped) if stop]))
             if is_over:
                 break
@@ -197,7 +204,7 @@ def search_n_best(
             beams.keep(stay, stay_S)
             propose.keep(stay_S)
             cache.keep(stay_S)
-        logits_RV = model.step(beams.last_ids_R1, cache)
+        logits_RV = step(beams.last_ids_R1)
     found = dict(chain.from_iterable(output.read() for output in outputs))
     return [found[row] for row in range(n_sentences)]
 

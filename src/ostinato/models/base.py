@@ -205,6 +205,8 @@ class TokenModel(Embeddings, ABC):
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason + see("halting"))])
         if execution.cached_rounds is not None and (not_so := self.config.why_not_some_rounds()):
             raise ConfigError([Problem("cached_rounds", execution.cached_rounds, not_so)])
+        if execution.static_cache and (not_so := self.why_not_static(execution)):
+            raise ConfigError([Problem("static_cache", True, not_so + see("decoding"))])
         for name in (*execution.rounds, *execution.paths):
             n_rounds = execution.rounds_of(name)
             if name not in self.stacks:
@@ -223,6 +225,11 @@ class TokenModel(Embeddings, ABC):
             if (most := n_rounds if n_rounds is None or isinstance(n_rounds, int) else n_rounds.most) is not None:
                 self.stacks[name].plan.with_rounds(most)
         return execution
+
+    def why_not_static(self, execution: Execution) -> str | None:
+        """Return why a step of decoding cannot be recorded and replayed; None: it can (`Execution.static_cache`)."""
+        decoder = self.stacks.get("decoder")
+        return "needs a decoder of steps" if decoder is None else decoder.why_not_static(execution)
 
     def n_rounds(self) -> dict[str, int]:
         """Return how many rounds every stack runs at most where a call does not say otherwise."""

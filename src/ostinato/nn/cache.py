@@ -64,16 +64,28 @@ class KeyValues:
         used = end if self._rows_B is not None else room
         return memory.as_strided((2, B, H, used, K), (B * H * used * K, H * used * K, used * K, K, 1))
 
+    def whole(self) -> Float[Tensor, "2 B H S K"]:
+        """Return all keys and values, in order."""
+        assert self._kv_2BHSK is not None
+        kv_2BHSK = self._kv_2BHSK[:, :, :, : self.length]
+        return kv_2BHSK if self._rows_B is None else kv_2BHSK.index_select(1, self._rows_B)
+
     def select(self, rows_B: Int[Tensor, "B"]) -> None:
         """Keep these rows, in this order, from the next positions on."""
         self._rows_B = rows_B if self._rows_B is None else self._rows_B.index_select(0, rows_B)
 
 
 class ColumnWindow:
-    """Last inputs of one convolution at one step, `[B, W, C]`. Before the first column stand zeros."""
+    """Last inputs of one convolution at one step, `[B, W, C]`; None before the first column, where zeros stand."""
 
-    def __init__(self) -> None:
-        self._last_BWC: Tensor | None = None
+    def __init__(self, last_BWC: Float[Tensor, "B W C"] | None = None) -> None:
+        self._last_BWC = last_BWC
+
+    @property
+    def last_BWC(self) -> Float[Tensor, "B W C"]:
+        """Those of the columns so far, of which there are some."""
+        assert self._last_BWC is not None
+        return self._last_BWC
 
     def extend(self, x_BTC: Float[Tensor, "B T C"], width: int) -> Float[Tensor, "B S C"]:
         """Return the last `width` columns and these, S = width + T; remember the last `width` of them."""

@@ -58,8 +58,9 @@ def compiled_step(
 ) -> StackOutput:
     """Run new columns after the cached ones, by compiled kernels where they can: they capture nothing. Plain twin:
     `stack.step`."""
-    keeps_all = (cache.execution or DEFAULT_EXECUTION).cached_rounds is None
-    packing = compiled_packing(embedded_BTE) if keeps_all and not request and not stack.banks.training else None
+    execution = cache.execution or DEFAULT_EXECUTION
+    is_known = execution.cached_rounds is None and not execution.static_cache
+    packing = compiled_packing(embedded_BTE) if is_known and not request and not stack.banks.training else None
     if packing is None:
         return stack.step(embedded_BTE, cache, ids_BT=ids_BT, request=request)
     # A prepared call says what it reads before it is made: every thread needs its own.

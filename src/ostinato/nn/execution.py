@@ -79,6 +79,8 @@ class Execution:
             round r mod that many does, so that a token sees of the tokens of earlier steps what the last of those
             rounds left. 1: all rounds read the last one's (Ouro, at decoding). An approximation, unless it is as many
             as the loop has; the tokens of one step, such as a prompt, see each other as in a whole pass. None: all.
+        static_cache: in cached decoding, tensors of every step but the first have the same sizes, and the step can be
+            recorded and replayed (`ostinato.decoding.static_cache`); of stacks in which no token halts.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         as_graph: the pass is traced once for all data (torch.export): nothing is decided by what tensors hold, and
@@ -104,6 +106,7 @@ class Execution:
     gradient_repeats: tuple[int, ...] | None = None
     left_out: float = 1.0
     cached_rounds: int | None = None
+    static_cache: bool = False
     expert_backend: BackendChoice = "auto"
     dropout_draws: Draws = "auto"
     as_graph: bool = False

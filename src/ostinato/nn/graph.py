@@ -133,19 +133,6 @@ class GivenKeyValues:
         return torch.cat([self._past_2BHSK, self.new_2BHTK], dim=3)
 
 
-class GivenWindow(ColumnWindow):
-    """Last inputs of one convolution as a graph gets and returns them."""
-
-    def __init__(self, last_BWC: Float[Tensor, "B W C"]) -> None:
-        super().__init__()
-        self._last_BWC: Tensor = last_BWC
-
-    @property
-    def last_BWC(self) -> Float[Tensor, "B W C"]:
-        """Those of the columns so far."""
-        return self._last_BWC
-
-
 WINDOWS = ("first", "second")
 """The two convolutions of a step, of whose inputs it caches the last."""
 Slot = tuple[int, str]
@@ -186,13 +173,13 @@ class RoundsMemory:
             yield run
             return
         own = replace(self._cache, self_kv=dict(self._cache.self_kv), windows=dict(self._cache.windows), of_rounds={})
-        windows: dict[int, list[GivenWindow]] = {}
+        windows: dict[int, list[ColumnWindow]] = {}
         for (step, what), past in zip(self._slots, self.past, strict=True):
             of_round = past[0] if isinstance(index, int) else past.index_select(0, index.view(1))[0]
             if what == "keys":
                 own.self_kv[first_step + step] = GivenKeyValues(of_round)  # type: ignore[assignment]
             else:
-                windows.setdefault(step, []).append(GivenWindow(of_round))
+                windows.setdefault(step, []).append(ColumnWindow(of_round))
         own.windows.update({first_step + step: (first, second) for step, (first, second) in windows.items()})
         yield replace(run, cache=own)
         for step, what in self._slots:

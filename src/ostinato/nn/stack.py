@@ -41,7 +41,7 @@ from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather, ro
 from ostinato.nn.graph import repeat_rounds
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
-from ostinato.nn.loops import run_round, state_that_leaves
+from ostinato.nn.loops import NoiseState, run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, positions_from_keep, prefix_columns
 from ostinato.nn.program import LoopProgram, Program, SubLayers
 from ostinato.nn.rows import Rows
@@ -418,6 +418,16 @@ class Stack:
         plan = self.plan
         is_alike = plan.is_fully_shared and not plan.loop.tells_rounds_apart and plan.loop.keys == "own"
         return is_alike and bool(plan.loop.steps) and not self.halting.chooses_tokens
+
+    def why_not_static(self, execution: Execution) -> str | None:
+        """Return why a step of decoding cannot be recorded and replayed (`decoding.static_cache`); None: it can."""
+        name = self.plan.stack
+        if not all(isinstance(segment.rule, NoHalting) for segment in self.program(None, execution)):
+            return f"tokens of the {name} may halt, and the host is asked in every round whether any is left"
+        modules = [self.banks.start[s.start] for s in self.plan.segments if s.start is not None]
+        if any(isinstance(one, NoiseState) for start in modules for one in start.modules()):
+            return f"the loop of the {name} starts from noise, of which the host makes as much as there are positions"
+        return None
 
     def why_not_by_length(self) -> str | None:
         """Return why lengths of sources cannot say how many rounds this stack runs; None: they can."""

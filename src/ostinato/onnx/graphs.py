@@ -26,10 +26,11 @@ from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import CheckpointError, see
 from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
 from ostinato.nn.attention import Visibility
+from ostinato.nn.cache import ColumnWindow
 from ostinato.nn.choosing import Chooser
 from ostinato.nn.context import Pass
 from ostinato.nn.execution import Execution, RoundsBySentence
-from ostinato.nn.graph import WINDOWS, GivenKeyValues, GivenWindow, GraphCache, Slot
+from ostinato.nn.graph import WINDOWS, GivenKeyValues, GraphCache, Slot
 from ostinato.nn.loops import POSITIONS_OF_A_GRAPH, NoiseState
 from ostinato.nn.positions import positions_from_keep
 from ostinato.nn.program import Rounds
@@ -286,14 +287,14 @@ class DecoderModule(GraphModule):
         )
         for name, step in slots.keys.items():
             cache.self_kv[step] = GivenKeyValues(given[f"past_{name}"])  # type: ignore[assignment]
-        windows = {place: GivenWindow(given[f"past_{name}"]) for name, place in slots.windows.items()}
+        windows = {place: ColumnWindow(given[f"past_{name}"]) for name, place in slots.windows.items()}
         cache.windows = {step: (one, windows[step, 1]) for (step, which), one in windows.items() if not which}
         return cache
 
     def _present(self, cache: GraphCache) -> Tensors:
         slots, keys, windows = self.slots, cache.self_kv, cache.windows
         found: Tensors = {name: keys[step].all_2BHNK for name, step in slots.keys.items()}  # type: ignore[attr-defined]
-        found |= {name: windows[step][which].last_BWC for name, (step, which) in slots.windows.items()}  # type: ignore[attr-defined]
+        found |= {name: windows[step][which].last_BWC for name, (step, which) in slots.windows.items()}
         found |= {name: cache.took_part[number] for name, number in slots.took_part.items()}
         found |= {name: cache.of_rounds[slot] for name, slot in slots.of_rounds.items()}
         return {f"present_{name}": found[name] for name in self.names}

@@ -37,6 +37,7 @@ OPERATIONAL = (
     "training.compile",
     "training.checkpoint_activations",
     "decoding.pack_weights",
+    "decoding.static_cache",
     "data.eval_tokens_per_batch",
     "data.packed",
 )

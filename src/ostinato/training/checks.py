@@ -10,6 +10,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.models import Model
 from ostinato.models.base import TokenModel
 from ostinato.models.build import without_memory
+from ostinato.nn.execution import Execution
 from ostinato.nn.experts import ExpertAttention, Routed
 from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.training.freeze import freeze
@@ -19,7 +20,7 @@ from ostinato.training.rounds import round_problems
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
-    """Check patterns of parameters, the backend of the experts, and whether the model can be compiled.
+    """Check patterns of parameters, the backend of the experts, and whether passes can be compiled or recorded.
 
     Raises:
         ConfigError: every pattern that matches no parameter, a backend that does not work on this machine, a model that
@@ -35,6 +36,11 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
     is_lowered = config.precision == "bfloat16"
     if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device, is_lowered)) is not None:
         problems.append(Problem("training.compile", True, reason))
+    if (
+        recipe.decoding.static_cache
+        and (reason := without_memory(recipe.model).why_not_static(Execution())) is not None
+    ):
+        problems.append(Problem("decoding.static_cache", True, reason))
     if config.parallel.kind != "none":
         problems += _parallel_problems(without_memory(recipe.model), config)
     if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last" or config.consistency.is_there:
