@@ -106,6 +106,37 @@ def test_generate_stops_by_a_criterion(run, folder: Path, tmp_path: Path) -> Non
     assert first.out == plain.out
 
 
+def test_an_oracle_is_evaluated_and_stands_beside_the_thresholds(run, folder: Path) -> None:
+    short = ["evaluate", folder, "--split", "test", *SHORT]
+    plain = json.loads(run(*short, "--json").out)["test"]
+    found = json.loads(run(*short, "--json", "--oracle", "token").out)["test"]
+    assert found["oracle"] == {"stack": "decoder", "scope": "token"}
+    assert found["token_accuracy"] >= plain["token_accuracy"]
+    assert "exact_match" not in found  # nothing is decoded
+    assert found["macs"]["full"] == plain["macs"]["full"]
+    assert (
+        "test: every label in the first round of the decoder that has it right" in run(*short, "--oracle", "token").out
+    )
+    outcome = run(*short, "--oracle", "token", "--metric", "exact_match")
+    assert (outcome.code, "oracle is 'token': reads the right answers" in outcome.err) == (2, True)
+    assert "'batch' must be one of token, sequence" in run(*short, "--oracle", "batch").err
+
+    table = run("tune-threshold", folder, *CHOOSE, *SHORT).out
+    assert any(line.split()[:1] == ["oracle"] for line in table.splitlines())
+    curve = read_curve(folder, ostinato.load(folder, device="cpu").checkpoint.name)
+    assert curve is not None
+    assert curve.oracle is not None
+    assert (curve.oracle_metric, curve.oracle.skipped["encoder"]) == ("token_accuracy", 0.0)
+    assert curve.oracle.score >= curve.trained.score
+    assert curve.oracle.macs["realised"] <= curve.trained.macs["realised"] == curve.trained.macs["full"]
+    written = [*CHOOSE[:4], "--metric", "exact_match", "--max-drop", "1", *SHORT]
+    assert "oracle (sequence_accuracy_forced)" in run("tune-threshold", folder, *written).out
+    stored = json.loads((folder / "threshold-curve.json").read_text(encoding="utf-8"))
+    without = {key: value for key, value in stored.items() if not key.startswith("oracle")}
+    (folder / "threshold-curve.json").write_text(json.dumps(without), encoding="utf-8")  # as it was before oracles
+    assert read_curve(folder, stored["checkpoint"]).oracle is None  # type: ignore[union-attr]
+
+
 def test_comparing_counts_what_stopped_tokens_cost(run, folder: Path) -> None:
     run("tune-threshold", folder, *CHOOSE, *SHORT)
     outcome = run("compare", folder, folder, "--split", "test", "--device", "cpu", "--samples", 100, "--json")
@@ -157,5 +188,7 @@ def test_analyses_of_depth_apply_to_a_run_whose_tokens_stop_by_a_criterion(run, 
     curve = json.loads(next((tmp_path / "out").glob("thresholds-*.json")).read_text(encoding="utf-8"))
     assert (curve["exit"], curve["points"][0]["threshold"]) == ("change", None)
     assert curve["points"][-1]["skipped"]["encoder"] > 0
+    assert curve["oracle"]["score"] >= curve["points"][0]["score"]
+    assert ">oracle<" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     depth = json.loads(next((tmp_path / "out").glob("depth-*.json")).read_text(encoding="utf-8"))
     assert depth["thresholds"] == {"encoder": 0.3, "decoder": 0.3}

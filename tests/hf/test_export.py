@@ -297,6 +297,7 @@ _EXITS = (
 ROUND_LOSSES = {
     "window": ["training.round_loss={kind: window, n_rounds: 2}", "training.label_smoothing=0.1"],
     "drawn": ["training.round_loss={kind: drawn, weight: 0.3}"],
+    "weights": ["training.round_loss={kind: weights, weights: [0.5, 0.0, 2.0]}"],
     "exit": [_EXITS, "training.round_loss.kind=exit", "training.halting.weight=0.1"],
     "improvement": [_EXITS, "training.round_loss={kind: improvement, margin: 0.1}"],
 }

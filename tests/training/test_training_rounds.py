@@ -180,6 +180,68 @@ def test_the_loss_of_a_window_is_the_mean_over_its_rounds(tmp_path: Path, n: int
         torch.testing.assert_close(found * batch.n_labels, sum(expected) / len(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("weights", [[0.2, 0.0, 0.5], [1.0, 3.0], [4.0]])
+def test_the_loss_of_weights_is_a_plain_sum_over_the_last_rounds_in_value_and_gradients(
+    tmp_path: Path, weights: list[float]
+) -> None:
+    updater, batches = updater_of(looped(tmp_path)), two_batches()
+    model, config = updater.model, RoundLossConfig(kind="weights", weights=weights)
+    n_labels = sum(batch.n_labels for batch in batches)
+
+    def plain(batch: Batch) -> torch.Tensor:
+        losses = [
+            label_smoothed_loss(model(batch, n_steps=r).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1).loss
+            for r in (1, 2, 3)
+        ]
+        padded = [0.0] * (3 - len(weights)) + weights
+        return sum(w * loss for w, loss in zip(padded, losses, strict=True)) / sum(weights)  # type: ignore[no-any-return]
+
+    torch.stack([plain(batch) for batch in batches]).sum().div(n_labels).backward()
+    expected = gradients(model)
+    for batch in batches:
+        found = model.loss(batch, label_smoothing=0.1, round_loss=config)
+        torch.testing.assert_close(found * batch.n_labels, plain(batch), rtol=1e-5, atol=1e-6)
+    updater = updater_of(looped(tmp_path), round_loss=config, label_smoothing=0.1)
+    losses = updater.accumulate(batches, 1).losses
+    assert sum(losses) == pytest.approx(sum(plain(batch).item() for batch in batches), rel=1e-5)
+    for name, grad in gradients(updater.model).items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_an_update_of_fewer_rounds_has_the_last_weights(tmp_path: Path) -> None:
+    model, batch = updater_of(looped(tmp_path)).model, two_batches()[0]
+    config = RoundLossConfig(kind="weights", weights=[5.0, 1.0, 3.0])
+    losses = [
+        label_smoothed_loss(model(batch, n_steps=r).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1)
+        for r in (1, 2)
+    ]
+    for n, expected in ((1, losses[0].loss), (2, (losses[0].loss + 3 * losses[1].loss) / 4)):
+        found = loss_of_rounds(model.read, model(batch, n_steps=n, request=["rounds"]), batch, config, 0.1)
+        torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found.nll, losses[n - 1].nll, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"kind": "weights"}, "weights is None: training.round_loss.kind=weights needs a number for each of the last"),
+        ({"weights": [1.0, 0.0]}, r"weights is \[1.0, 0.0\]: the last one, of the last round, must be positive"),
+        (
+            {"weights": [-1.0, 1.0]},
+            r"weights is \[-1.0, 1.0\]: must be a list \(a number of at least 0 in each place\)",
+        ),
+        ({"weights": []}, r"weights is \[\]: must be a list"),
+        ({"weights": [1.0] * 4}, r"weights is \[1.0, 1.0, 1.0, 1.0\]: the decoder runs at most 3 rounds"),
+        ({"weights": [1.0] * 4, "most": 3}, "the decoder runs at most 3 rounds"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(tmp_path: Path, given: dict[str, Any], reason: str) -> None:
+    most = given.pop("most", None)
+    rounds = {} if most is None else {"rounds": {"kind": "uniform", "most": most}}
+    with pytest.raises(ConfigError, match=reason):
+        check_training(looped(tmp_path, round_loss={"kind": "weights"} | given, **rounds), torch.device("cpu"))
+
+
 def test_the_loss_of_an_exit_is_expected_under_its_distribution_less_its_entropy(tmp_path: Path) -> None:
     recipe = looped(tmp_path, halting="exit")
     model, batches = updater_of(recipe).model, two_batches()
@@ -294,11 +356,11 @@ def states_of_rounds(model: Any, batch: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["last", "window", "exit", "drawn", "improvement"])
+@pytest.mark.parametrize("loss", ["last", "window", "weights", "exit", "drawn", "improvement"])
 def test_a_run_with_drawn_rounds_is_the_same_resumed(tmp_path: Path, loss: str) -> None:
     settings: dict[str, Any] = {
         "rounds": {"kind": "lognormal_poisson", "rate": 3.0, "gradient_rounds": 2},
-        "round_loss": {"kind": loss},
+        "round_loss": {"kind": loss} | ({"weights": [1.0, 2.0]} if loss == "weights" else {}),
         "n_updates": 6,
         "save_every": 3,
         "log_every": 1,
@@ -366,6 +428,7 @@ def test_settings_of_other_losses_of_rounds_are_told_to_have_no_effect(tmp_path:
         ("none", {"round_loss": {"kind": "improvement"}, "label_smoothing": 0.0}, "needs a learned exit"),
         ("act", {"round_loss": {"kind": "window"}}, "other rules mix the states"),
         ("act", {"round_loss": {"kind": "drawn"}}, "other rules mix the states"),
+        ("act", {"round_loss": {"kind": "weights", "weights": [1.0]}}, "other rules mix the states"),
         ("exit", {"freeze_except": ["*"]}, "training.freeze_except is .*: needs training.freeze"),
         ("exit", {"freeze": ["*"], "freeze_except": ["*.halt.*"]}, "matches no parameter of the model"),
     ],

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ostinato.evaluation.threshold import Tuning
+    from ostinato.evaluation.threshold import Point, Tuning
 
 _SCORE, _CHOSEN = "black", "#D55E00"
 _LEAST_SPAN = 0.1
@@ -31,7 +31,10 @@ def figure_of(tuning: Tuning, narrow: bool = False) -> Figure:
 
 
 def _against_share(axes: Axes, tuning: Tuning) -> None:
-    """Draw a line a stack, from the trained threshold, a square, to the chosen one, a ring, and beyond."""
+    """Draw a line a stack, from the trained threshold, a square, to the chosen one, a ring, and beyond.
+
+    A star is the oracle.
+    """
     for i, stack in enumerate(tuning.trained.skipped):
         points = sorted(tuning.points, key=lambda point: point.skipped[stack])
         shares = [100 * point.skipped[stack] for point in points]
@@ -40,6 +43,16 @@ def _against_share(axes: Axes, tuning: Tuning) -> None:
             at, label = 100 * point.skipped[stack], None if i else name
             colour = _SCORE if look == "s" else _CHOSEN
             axes.plot(at, point.score, look, color=colour, markersize=9, fillstyle="none", label=label)
+        if (oracle := _oracle(tuning)) is not None:
+            label = None if i else "oracle"
+            axes.plot(
+                100 * oracle.skipped[stack],
+                oracle.score,
+                "*",
+                color=COLOURS[i % len(COLOURS)],
+                markersize=9,
+                label=label,
+            )
     axes.set_ylim(*_limits(tuning))
     name_axes(axes, "token-rounds skipped, %", tuning.metric)
     axes.legend(fontsize=FONT, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
@@ -48,10 +61,15 @@ def _against_share(axes: Axes, tuning: Tuning) -> None:
 
 def _limits(tuning: Tuning) -> tuple[float, float]:
     """Return limits of the score far enough apart that differences between a few sentences look small."""
-    scores = [point.score for point in tuning.points]
+    scores = [point.score for point in (*tuning.points, _oracle(tuning)) if point is not None]
     middle = (max(scores) + min(scores)) / 2
     half = max(0.6 * (max(scores) - min(scores)), _LEAST_SPAN * tuning.perfect / 2)
     return middle - half, middle + half
+
+
+def _oracle(tuning: Tuning) -> Point | None:
+    """Return the oracle where it has the score that is drawn."""
+    return tuning.oracle if tuning.oracle_metric == tuning.metric else None
 
 
 def _against_threshold(axes: Axes, tuning: Tuning) -> None:

@@ -24,6 +24,7 @@ from ostinato.cli.options import (
     JournalOption,
     JsonOption,
     NoVerifyOption,
+    OracleOption,
     OverwriteOption,
     RoundLengthsOption,
     RunArgument,
@@ -46,6 +47,7 @@ def evaluate(
     threshold: HaltingThresholdOption = None,
     exit: ExitOption = None,
     exit_scope: ExitScopeOption = "token",
+    oracle: OracleOption = None,
     round_lengths: RoundLengthsOption = None,
     cached_rounds: CachedRoundsOption = None,
     by: Annotated[
@@ -109,6 +111,7 @@ def evaluate(
         "n_steps": n_steps,
         "metrics": metric,
         "predictions": writes is not None,
+        **({} if oracle is None else {"oracle": oracle}),
     }
     with writes or nullcontext() as writer, workers.runner(loaded, **question) as runner:
         results = {
@@ -121,6 +124,7 @@ def evaluate(
                 predictions=writer,
                 access=access,
                 runner=runner,
+                oracle=oracle,
                 **decoding,
             )
             for name in splits
@@ -132,4 +136,5 @@ def evaluate(
         print_splits(results)
         if line := describe_average(loaded.checkpoint):
             print_line(line)
-        print_published(loaded.recipe.reference, results)
+        if oracle is None:
+            print_published(loaded.recipe.reference, results)

@@ -41,6 +41,10 @@ def _exit_scope(value: str) -> str:
     return str(one_of("--exit-scope", value, "token", "sequence"))
 
 
+def _oracle(value: str) -> str:
+    return str(one_of("--oracle", value, "token", "sequence"))
+
+
 def _round_lengths(value: str) -> tuple[float, ...]:
     try:
         return tuple(float(length) for length in value.split(","))
@@ -163,6 +167,16 @@ ExitScopeOption = Annotated[
         parser=_exit_scope,
         metavar="token|sequence",
         help="With --exit: every token for itself, or all of a sentence together (not in causal stacks).",
+        rich_help_panel=MODEL,
+    ),
+]
+OracleOption = Annotated[
+    Any,
+    typer.Option(
+        "--oracle",
+        parser=_oracle,
+        metavar="token|sequence",
+        help="Score every label, or every sentence, by the first round that has it right: a bound for rules of exit.",
         rich_help_panel=MODEL,
     ),
 ]

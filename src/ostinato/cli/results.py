@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NOT_SCORES = (
     *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
-    "exit",
+    *("exit", "oracle"),
     *("routing", "n_steps", "ranking"),
 )
 _FORCED = ("loss", "token_accuracy")
@@ -97,6 +97,9 @@ def _print_halting(split: str, result: Scores) -> None:
         rows.append([stack, len(n["histogram"]), thresholds.get(stack), *depths])
     names = ["rounds", "threshold", "mean depth", "expected depth", *(f"{percent} %" for percent in percents)]
     print_table([f"{split}: stack", *names], rows)
+    if (oracle := result.get("oracle")) is not None:
+        who = "sentence" if oracle["scope"] == "sequence" else "label"
+        print_line(f"{split}: every {who} in the first round of the {oracle['stack']} that has it right")
     if (origin := result.get("halting_threshold_from")) is not None:
         print_line(f"{split}: halting threshold {TUNED if origin == 'tuned' else origin}{_by_criterion(result)}")
 

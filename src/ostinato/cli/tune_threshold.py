@@ -51,9 +51,11 @@ def tune_threshold(
 
     Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
     score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it. With --exit the
-    thresholds are those of a criterion, which any model with rounds may stop by.
+    thresholds are those of a criterion, which any model with rounds may stop by. Beside them stands an oracle, which
+    takes every label from the first round that has it right.
     """
     from ostinato.evaluation.loading import load
+    from ostinato.evaluation.oracle import why_no_oracle
     from ostinato.experiments.compare import thresholds as logic
 
     try:
@@ -63,7 +65,7 @@ def tune_threshold(
         raise typer.BadParameter(reason, param_hint="--thresholds") from None
     loaded = load(run, checkpoint=checkpoint, device=device, verify=not no_verify, halting_threshold="trained")
     with progress_bar("thresholds", not json) as (set_total, advance):
-        set_total(len(wanted) + 1)
+        set_total(len(wanted) + 1 + (why_no_oracle(loaded.model) is None))
         found = logic.tune_threshold(
             loaded,
             split,
@@ -88,16 +90,18 @@ def tune_threshold(
 def _print(found: Tuning) -> None:
     from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, can_draw
 
-    stacks = list(found.trained.skipped)
+    stacks = list((found.oracle or found.trained).skipped)
     rows: list[list[object]] = []
-    for point in found.points:
+    for point in (*found.points, *([found.oracle] if found.oracle else [])):
         name = "trained" if point.threshold is None else f"{point.threshold:g}"
+        if point is found.oracle:
+            name = "oracle" if found.oracle_metric == found.metric else f"oracle ({found.oracle_metric})"
         realised = point.macs["realised"]
         rows.append(
             [
                 f"{name} *" if point is found.chosen else name,
                 f"{point.score:.4g}",
-                *(f"{100 * point.skipped[stack]:.1f} %" for stack in stacks),
+                *(f"{100 * point.skipped[stack]:.1f} %" if stack in point.skipped else "" for stack in stacks),
                 compact(round(realised)),
                 f"{100 * realised / point.macs['full']:.1f} %",
                 f"{point.seconds:.2f}",

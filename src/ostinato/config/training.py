@@ -247,6 +247,7 @@ class RoundLossConfig(Config):
 
     last:    of the last round's
     window:  the mean over the last `n_rounds` rounds (Yang et al. 2023)
+    weights: sum_t w_t loss_t / sum_t w_t, over as many rounds at the end as there are `weights`
     exit:    sum_t p_t loss_t, p_t the distribution of a learned exit (`halting.kind: exit`; Ouro, stage I); its
              entropy counts with the weight `training.halting.weight`
     drawn:   (1 - weight) loss of the last round + weight loss of another one, any of those before it alike, drawn from
@@ -256,9 +257,12 @@ class RoundLossConfig(Config):
              sigmoid(slope (max(0, loss_{t-1} - loss_t) - margin)), the mean over the rounds t = 2, 3, ...
     """
 
-    kind: Literal["last", "window", "exit", "drawn", "improvement"] = "last"
+    kind: Literal["last", "window", "weights", "exit", "drawn", "improvement"] = "last"
     n_rounds: Size | None = None
     """window: rounds at the end; None: all."""
+    weights: Annotated[list[Weight], Field(min_length=1)] | None = None
+    """weights: of the last rounds, the last number is the last round's; rounds before them do not count. An update that
+    runs fewer rounds has the last of them."""
     weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """drawn: of the round that is drawn; the last one has the rest."""
     slope: Positive = 50.0
@@ -267,12 +271,39 @@ class RoundLossConfig(Config):
     """improvement: nats by which a round must lower a token's loss to be worth its cost."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Settings of other kinds."""
-        of_kinds = {"n_rounds": "window", "weight": "drawn", "slope": "improvement", "margin": "improvement"}
+        """Settings of other kinds; weights that are not there, or leave out the round that every update has."""
+        of_kinds = {"n_rounds": "window", "weights": "weights", "weight": "drawn"}
+        of_kinds |= {"slope": "improvement", "margin": "improvement"}
         for name, kind in of_kinds.items():
             value = getattr(self, name)
             if kind != self.kind and value != type(self).model_fields[name].default:
                 yield Inert(f"{path}{name}", value, f"has no effect with {path}kind={self.kind}: remove it")
+        if self.kind == "weights" and self.weights is None:
+            reason = f"{path}kind=weights needs a number for each of the last rounds, for instance [0.25, 0.25, 0.5]"
+            yield Problem(f"{path}weights", None, reason)
+        if self.weights and not self.weights[-1]:
+            yield Problem(f"{path}weights", self.weights, "the last one, of the last round, must be positive")
+
+    def of_rounds(self, n_rounds: int, draw: float = 0.0) -> list[float]:
+        """Return the weights of so many rounds, whose sum is 1, of a loss whose weights are not learned.
+
+        Args:
+            draw: in [0, 1), which round is drawn, for the loss that draws one.
+        """
+        found = [0.0] * n_rounds
+        match self.kind:
+            case "window":
+                n = min(self.n_rounds or n_rounds, n_rounds)
+                found[-n:] = [1.0 / n] * n
+            case "weights":
+                given = (self.weights or [1.0])[-n_rounds:]
+                found[-len(given) :] = [weight / sum(given) for weight in given]
+            case "drawn" if n_rounds > 1:
+                found[int(draw * (n_rounds - 1))] = self.weight
+                found[-1] = 1 - self.weight
+            case _:
+                found[-1] = 1.0
+        return found
 
 
 class ConsistencyConfig(Config):

@@ -14,7 +14,8 @@ The result holds
     rounds a real token took part in, on average, in the teacher-forced passes; where tokens halt, halting: stack ->
     the result of `ostinato.evaluation.depth.describe`, also for every value in `by`, and halting_threshold: stack
     -> what it was; where they stop by a criterion (`ostinato.nn.exits`), exit: criterion, scope, and by stack whether
-    it needs predictions, whose cost realised macs include; n_steps, seconds; where the model has routers, routing:
+    it needs predictions, whose cost realised macs include; where an oracle chose rounds, oracle: stack and scope, and
+    all scores, depths and macs are those of its choice; n_steps, seconds; where the model has routers, routing:
     router -> how it used its experts in those passes (`RoutingTotals.compute`); and, where something was decoded,
     n_generated (tokens, end symbols included), n_unfinished (outputs cut at their length limit), decoding_seconds (the
     search alone) and decoding (the settings); with `contrast`, ranking: what `rank` returns.
@@ -35,6 +36,7 @@ from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding import inference
 from ostinato.decoding.work import BatchRunner, InThisProcess, in_order
 from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.oracle import oracle_of
 from ostinato.evaluation.passes import Passes, PassTotals
 from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.ranking import rank
@@ -42,6 +44,7 @@ from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import Tally
 from ostinato.models import Model
+from ostinato.nn.execution import ExitScope
 
 
 def evaluate(
@@ -59,6 +62,7 @@ def evaluate(
     contrast: str | None = None,
     predictions: WriteRecord | None = None,
     runner: BatchRunner | None = None,
+    oracle: ExitScope | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a model on examples.
 
@@ -76,26 +80,35 @@ def evaluate(
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
         runner: does the passes (`ostinato.evaluation.workers`); None: this process. The numbers are the same; contrasts
             are always ranked by this process.
+        oracle: "token", "sequence": every label, or every sentence, is that of the first round that has it right
+            (`ostinato.evaluation.oracle`), which needs the labels: nothing is written, and contrasts are not ranked.
 
     Returns:
         The numbers listed at the head of this module.
 
     Raises:
-        ConfigError: an unknown metric, or decoded metrics for texts, which have no source.
+        ConfigError: an unknown metric, or decoded metrics for texts, which have no source; an oracle for a model
+            without rounds, or of what is written.
         DataError: no examples, an example that cannot be encoded or is too long, or an unknown column.
     """
     check_metrics(metrics)
+    chosen = None if oracle is None else oracle_of(model, oracle)
     started = time.perf_counter()
     is_decoding = bool(metrics) or predictions is not None
+    if chosen is not None and is_decoding and model.config.generates:
+        reason = "reads the right answers, which decoding does not know: leave out metrics and predictions"
+        raise ConfigError([Problem("oracle", oracle, reason)])
     held: dict[int, Example] = {}
     taken = take_evenly(examples, max_examples)
+    if chosen is not None:
+        contrast = None
     if contrast is not None:
         taken = iter(pairs := list(taken))
     rows = encode_rows(_hold(taken, held), tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
     check_reported(by, data)
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
-    passes = Passes(decoding if is_decoding else None, tuple(metrics), n_steps)
+    passes = Passes(decoding if is_decoding else None, tuple(metrics), n_steps, oracle=chosen)
     totals = PassTotals(model, passes)
     # Beam search has `beam` rows for every sentence.
     budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))

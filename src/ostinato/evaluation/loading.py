@@ -141,6 +141,7 @@ class LoadedRun:
         overwrite: bool = False,
         access: DataAccess | None = None,
         runner: BatchRunner | None = None,
+        oracle: ExitScope | None = None,
         **decoding: Any,
     ) -> dict[str, Any]:
         """Return the scores on a split of the run's task; see `ostinato.evaluation.evaluate`.
@@ -153,11 +154,14 @@ class LoadedRun:
             overwrite: predictions that are there may be replaced.
             access: where data files are found. runner: does the passes (`ostinato.evaluation.workers`); None: this
                 process. decoding: as in `generate`.
+            oracle: "token", "sequence": in as few rounds as there are right answers in, see
+                `ostinato.evaluation.evaluate`; what a model writes is then not scored by the recipe's metrics.
         """
         config, wanted = self.decoding(**decoding), self.recipe.evaluation
         task = build_task(self.recipe.task, self.recipe.data, access)
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
+        reads_labels: list[str] | None = [] if oracle is not None and self.model.config.generates else None
         with (
             PredictionWriter(predictions, overwrite=overwrite)
             if isinstance(predictions, Path)
@@ -169,7 +173,7 @@ class LoadedRun:
                 self.tokenizers,
                 data=self.recipe.data,
                 decoding=config,
-                metrics=_first_given(metrics, wanted.metrics, task.metrics),
+                metrics=_first_given(metrics, reads_labels, wanted.metrics, task.metrics),
                 by=_first_given(by, wanted.by, task.by),
                 n_steps=n_steps,
                 max_examples=wanted.max_examples if max_examples is None else max_examples,
@@ -177,6 +181,7 @@ class LoadedRun:
                 contrast=None if split == task.splits()[0] else task.contrast,
                 predictions=write,
                 runner=runner,
+                oracle=oracle,
             )
         if "halting_threshold" in result:
             result["halting_threshold_from"] = self.halting_threshold_from

@@ -20,6 +20,7 @@ from ostinato.decoding.search import OnStep
 from ostinato.decoding.work import batch_key
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.depth import real_tokens, sentence_depths
+from ostinato.evaluation.oracle import Oracle, execution_of, oracle_pass
 from ostinato.evaluation.readout import read_out
 from ostinato.evaluation.routing import RoutingTotals, routing_sums
 from ostinato.evaluation.scores import SentenceScores, score_sentences
@@ -68,18 +69,24 @@ class Passes:
     Args:
         decoding: None: nothing is decoded. metrics: decoded metrics, for the message where there is no source.
         on_step: called before every token that is decoded, see `ostinato.decoding.search`; in this process only.
+        oracle: whose rounds are those in which labels are first right; with heads that are read, nothing is decoded.
     """
 
     decoding: DecodingConfig | None
     metrics: tuple[str, ...] = ()
     n_steps: int | None = None
     on_step: OnStep | None = None
+    oracle: Oracle | None = None
 
     def __call__(self, model: Model, item: Batch) -> BatchResult:
         """Return the results of a batch."""
         batch = item.to(model.device)
         with noting_plan(model.config, batch.shape, beam=self.decoding.beam if self.decoding else 1):
-            output = model(batch, n_steps=self.n_steps)
+            output = (
+                model(batch, n_steps=self.n_steps)
+                if self.oracle is None
+                else oracle_pass(model, self.oracle, batch, self.n_steps)
+            )
             scores = score_sentences(output.logits_BTV, batch.labels_BT, batch.loss_mask_BT)
             depths = sentence_depths(output, batch, self.rounds(model))
             began = time.perf_counter()
@@ -157,7 +164,9 @@ class PassTotals:
         self.halting: set[str] = set()
         """Stacks in which tokens may halt."""
         self._routing = RoutingTotals()
-        self._counter = MacCounter(model.config, n_steps=passes.rounds(model), exits=model.exits())
+        oracle = passes.oracle
+        exits = model.exits() if oracle is None else {oracle.stack: False}
+        self._counter = MacCounter(model.config, n_steps=passes.rounds(model), exits=exits)
         self._decoding_seconds = 0.0
 
     def add(self, batch: Batch, result: BatchResult) -> list[SentenceResult]:
@@ -181,13 +190,23 @@ class PassTotals:
             found |= {"decoding_seconds": self._decoding_seconds, "decoding": decoding.model_dump(mode="json")}
         if routed := self._routing.compute():
             found["routing"] = routed
-        if self.halting:
-            found["halting_threshold"] = self.model.halting_thresholds()
-        execution = self.model.current_execution
+        execution, oracle = self.model.current_execution, self.passes.oracle
+        if oracle is not None:
+            found["oracle"] = {"stack": oracle.stack, "scope": oracle.scope}
+        if self.halting - ({oracle.stack} if oracle else set()):
+            found["halting_threshold"] = self._thresholds()
         if execution.paths:
             found["round_lengths"] = {name: list(path) for name, path in execution.paths.items()}
         if execution.cached_rounds is not None:
             found["cached_rounds"] = execution.cached_rounds
-        if exits := self.model.exits():
+        if oracle is None and (exits := self.model.exits()):
             found["exit"] = {"criterion": execution.exit, "scope": execution.exit_scope, "needs_predictions": exits}
         return found
+
+    def _thresholds(self) -> dict[str, float]:
+        """Return the thresholds by which tokens halted; none of the stack whose rounds an oracle chose."""
+        oracle = self.passes.oracle
+        if oracle is None:
+            return self.model.halting_thresholds()
+        with self.model.execution(**execution_of(self.model, oracle)):
+            return {name: own for name, own in self.model.halting_thresholds().items() if name != oracle.stack}

@@ -36,6 +36,8 @@ FILE, CURVE = "halting-threshold.json", "threshold-curve"
 FORMAT = 2
 """Of both files; those of format 1 know no criteria, and are read."""
 _FORMATS = (1, FORMAT)
+_LATER = ("oracle", "oracle_metric")
+"""Fields that files of format 2 may lack."""
 _ROUNDING = 1e-9
 _T = TypeVar("_T")
 
@@ -94,9 +96,9 @@ def read_tuned(directory: Path) -> TunedThreshold | None:
 
 
 def _known(kind: type[Any], content: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file says of the fields of a kind; those that have come with format 2 may be missing before."""
-    later = () if content["format"] == FORMAT else ("exit", "exit_scope")
-    return {field.name: content[field.name] for field in fields(kind) if field.name not in later}
+    """Return what a file says of the fields of a kind; those that have come later may be missing."""
+    later = _LATER if content["format"] == FORMAT else (*_LATER, "exit", "exit_scope")
+    return {one.name: content[one.name] for one in fields(kind) if one.name in content or one.name not in later}
 
 
 def _read(path: Path, build: Callable[[dict[str, Any]], _T], again: str) -> _T | None:
@@ -168,6 +170,8 @@ class Tuning:
         perfect: the metric's score of perfect outputs. n: examples. points: the trained thresholds first.
         chosen: of the points. files: written into the run's directory.
         exit, exit_scope: the criterion whose thresholds were measured; None: the model's own rules.
+        oracle: of the fewest rounds in which labels are right (`ostinato.evaluation.oracle`), with the skipped share of
+            the stack that it is of, too; None: the model has no such rounds. oracle_metric: what its score is.
     """
 
     checkpoint: str
@@ -181,6 +185,8 @@ class Tuning:
     files: tuple[Path, ...] = ()
     exit: str | None = None
     exit_scope: str = "token"
+    oracle: Point | None = None
+    oracle_metric: str | None = None
 
     @property
     def trained(self) -> Point:
@@ -222,7 +228,7 @@ def sweep(
         with model.execution(**changes):
             result, n_rounds = evaluate(), model.n_rounds()
         n = result["n"]
-        points.append(_point(threshold, metric, result, {name: n_rounds[name] for name in stacks}))
+        points.append(point_of(threshold, metric, result, {name: n_rounds[name] for name in stacks}))
         on_point(points[-1])
     return points, n
 
@@ -250,13 +256,16 @@ def read_curve(directory: Path, checkpoint: str) -> Tuning | None:
         points = tuple(Point(**point) for point in content["points"])
         content = content | {"files": ()}
         plain = {key: value for key, value in _known(Tuning, content).items() if key not in ("points", "chosen")}
+        if plain.get("oracle"):
+            plain["oracle"] = Point(**plain["oracle"])
         return Tuning(points=points, chosen=Point(**content["chosen"]), **plain)
 
     found = _read(directory / f"{CURVE}.json", curve, "measure it again")
     return found if found is not None and found.checkpoint == checkpoint else None
 
 
-def _point(threshold: float | None, metric: str, result: dict[str, Any], n_rounds: dict[str, int]) -> Point:
+def point_of(threshold: float | None, metric: str, result: dict[str, Any], n_rounds: dict[str, int]) -> Point:
+    """Return the point of an evaluation's result, given the rounds of the stacks whose tokens may skip some."""
     skipped = {stack: 1.0 - result["depth"][stack] / rounds for stack, rounds in n_rounds.items()}
     return Point(
         threshold,

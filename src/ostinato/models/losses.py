@@ -9,8 +9,9 @@ The smoothing mass eps is spread uniformly over the WHOLE vocabulary, the label 
 label exactly 1 - eps and spread eps over the other V - 1 ids: their eps is ours at eps * V / (V - 1). tensor2tensor
 also subtracts a constant, the entropy of that target, from the loss it reports.
 
-Where rounds count one by one (`training.round_loss`), the loss is the mean over some of them, or their sum weighted by
-the distribution of a learned exit, or that of the exit's gate, which learns by how much rounds lower the loss.
+Where rounds count one by one (`training.round_loss`), the loss is their sum with weights that are given (a mean over
+some of them, one that is drawn), or with the distribution of a learned exit, or that of the exit's gate, which learns
+by how much rounds lower the loss.
 
 Balance losses: one per router, over all the steps and stacks that share it (`ostinato.nn.balance`). The cost of depth:
 the sum of the stacks' means over their real tokens. Where the rows of a batch are spread over processes, both are those
@@ -83,18 +84,15 @@ def loss_of_rounds(
     if config.kind == "last":
         return last
     stack = list(output.stacks.values())[-1]
-    if config.kind == "window":
-        rounds = stack.rounds[-(config.n_rounds or len(stack.rounds)) : -1]
-        read_out = (
-            label_smoothed_loss(read(one(), batch), batch.labels_BT, batch.loss_mask_BT, smoothing) for one in rounds
-        )
-        return LossSums(sum((sums.loss for sums in read_out), last.loss) / (1 + len(rounds)), last.nll)
-    if config.kind == "drawn":
-        if len(stack.rounds) == 1:  # there is no other one
-            return last
-        one = stack.rounds[int(draw * (len(stack.rounds) - 1))]
-        drawn = label_smoothed_loss(read(one(), batch), batch.labels_BT, batch.loss_mask_BT, smoothing)
-        return LossSums((1 - config.weight) * last.loss + config.weight * drawn.loss, last.nll)
+    if config.kind not in ("exit", "improvement"):
+        *weights, of_last = config.of_rounds(len(stack.rounds), draw)
+        total = of_last * last.loss
+        for weight, one in zip(weights, stack.rounds[:-1], strict=True):
+            if weight:
+                logits_BTV = read(one(), batch)
+                sums = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_mask_BT, smoothing)
+                total = total + weight * sums.loss
+        return LossSums(total, last.nll)
     if stack.halting is None:  # gates are not asked in the first updates (`training.halting.off_updates`)
         return last
 

@@ -45,7 +45,7 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         problems += _parallel_problems(without_memory(recipe.model), config)
     if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last" or config.consistency.is_there:
         model = without_memory(recipe.model)
-        problems += round_problems(model, config.rounds, config.round_loss.kind, config.consistency)
+        problems += round_problems(model, config.rounds, config.round_loss, config.consistency)
     if problems:
         raise ConfigError(problems)
 

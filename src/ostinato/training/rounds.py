@@ -120,9 +120,11 @@ def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Map
     return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
 
 
-def round_problems(model: Model, rounds: RoundsConfig, loss: str, consistency: ConsistencyConfig) -> list[Problem]:
+def round_problems(
+    model: Model, rounds: RoundsConfig, round_loss: RoundLossConfig, consistency: ConsistencyConfig
+) -> list[Problem]:
     """Return what of `training.rounds`, `training.round_loss` and `training.consistency` the model cannot do."""
-    found: list[Problem] = []
+    found, loss = list[Problem](), round_loss.kind
     for name in ("loss", "states"):
         if (weight := getattr(consistency, name)) and not rounds_of_stacks(model, 1):
             reason = "no stack of this model has rounds that share all weights"
@@ -156,12 +158,17 @@ def round_problems(model: Model, rounds: RoundsConfig, loss: str, consistency: C
     if loss in ("exit", "improvement") and model.config.reads in ("classification", "span"):
         reason = f"a label of a model for {model.config.reads} is of no single token, and exits are by token"
         found.append(Problem("training.round_loss.kind", loss, reason))
-    if loss in ("window", "drawn") and not (has_exit or isinstance(stack.halting, NoHalting)):
+    if loss in ("window", "weights", "drawn") and not (has_exit or isinstance(stack.halting, NoHalting)):
         reason = f"needs model.{name}.halting.kind none or exit: other rules mix the states of rounds"
         found.append(Problem("training.round_loss.kind", loss, reason))
     if loss in ("drawn", "improvement") and stack.plan.n_rounds == 1 and rounds.kind == "plan":
         reason = f"needs more than one round, and the {name} has one"
         found.append(Problem("training.round_loss.kind", loss, reason))
+    most = stack.plan.n_rounds if rounds.kind == "plan" else getattr(rounds, "most", None)
+    if round_loss.weights and most is not None and len(round_loss.weights) > most:
+        found.append(
+            Problem("training.round_loss.weights", round_loss.weights, f"the {name} runs at most {most} rounds")
+        )
     return found
 
 

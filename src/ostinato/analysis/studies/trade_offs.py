@@ -12,8 +12,10 @@ from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, 
 from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
-from ostinato.evaluation.threshold import CURVE, Tuning, choose, read_curve, sweep, trained_thresholds
+from ostinato.evaluation.oracle import why_no_oracle, with_oracle
+from ostinato.evaluation.threshold import CURVE, Point, Tuning, choose, read_curve, sweep, trained_thresholds
 from ostinato.models.build import Model
+from ostinato.nn.execution import ExitScope
 from ostinato.tasks.registry import build_task
 
 if TYPE_CHECKING:
@@ -48,21 +50,27 @@ def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
     if found is None:
         found = _measure(subject, on_progress)
         note = f"Teacher-forced; ostinato tune-threshold measures by {_tuned_by(subject)}."
-    stacks = list(found.trained.skipped)
+    stacks = list((found.oracle or found.trained).skipped)
     rows: list[list[object]] = [
         [
-            "trained" if point.threshold is None else point.threshold,
+            _name_of(point, found),
             point.score,
-            *(100 * point.skipped[stack] for stack in stacks),
+            *(100 * point.skipped[stack] if stack in point.skipped else None for stack in stacks),
             point.macs["realised"] / 1e6,
             100 * point.macs["realised"] / point.macs["full"],
         ]
-        for point in found.points
+        for point in (*found.points, *([found.oracle] if found.oracle else []))
     ]
     skipped = [f"{stack} skipped, %" for stack in stacks]
     names = ("threshold", found.metric, *skipped, "M MACs an example", "of full depth, %")
     note = f"{found.n:,} examples of {found.split}, {found.checkpoint}. {note}"
     return Finding(names, rows, found.as_dict(), lambda narrow: figure_of(found, narrow), note=note)
+
+
+def _name_of(point: Point, found: Tuning) -> str | float:
+    if point is found.oracle:
+        return "oracle" if found.oracle_metric == found.metric else f"oracle ({found.oracle_metric})"
+    return "trained" if point.threshold is None else point.threshold
 
 
 THRESHOLDS = Study(
@@ -71,11 +79,12 @@ THRESHOLDS = Study(
     reading=(
         "Left: the score against the share of token-rounds that are skipped; a line that stays level far to the right "
         "can halt early for nothing. Right: score, skipped rounds and multiply-accumulates by threshold. The square is "
-        "the trained threshold, the ring the cheapest one that loses no more than 0.2 points, or what was asked for."
+        "the trained threshold, the ring the cheapest one that loses no more than 0.2 points, or what was asked for. "
+        "The star is an oracle: every label in the first round that has it right, to which rules come close."
     ),
     why_not_model=no_halting,
     extra_examples=lambda subjects: sum(
-        (1 + len(_wanted(subject.model))) * len(_few(subject)) for subject in subjects if _stored(subject) is None
+        _passes(subject.model) * len(_few(subject)) for subject in subjects if _stored(subject) is None
     ),
     of_run=_thresholds,
 )
@@ -86,12 +95,16 @@ def _wanted(model: Model) -> list[float]:
     return [threshold for threshold in _THRESHOLDS if own != {threshold}]
 
 
+def _passes(model: Model) -> int:
+    return 1 + len(_wanted(model)) + (why_no_oracle(model) is None)
+
+
 def _measure(subject: Subject, on_progress: OnProgress) -> Tuning:
     examples, run = _few(subject), subject.run
     data = run.recipe.data.model_copy(update={"block_length": None})
 
-    def measured() -> dict[str, object]:
-        settings = {"data": data, "decoding": run.recipe.decoding, "metrics": []}
+    def measured(oracle: ExitScope | None = None) -> dict[str, Any]:
+        settings = {"data": data, "decoding": run.recipe.decoding, "metrics": [], "oracle": oracle}
         result = evaluate(run.model, examples, run.tokenizers, **settings)  # type: ignore[arg-type]
         if on_progress is not None:
             on_progress(len(examples))
@@ -101,7 +114,8 @@ def _measure(subject: Subject, on_progress: OnProgress) -> Tuning:
     rule: dict[str, Any] = {"exit": execution.exit, "exit_scope": execution.exit_scope}
     points, n = sweep(run.model, _METRIC, _wanted(run.model), measured, **rule)
     chosen = choose(points, _MAX_DROP)
-    return Tuning(run.checkpoint.name, subject.split, _METRIC, 1.0, _MAX_DROP, n, tuple(points), chosen, **rule)
+    found = Tuning(run.checkpoint.name, subject.split, _METRIC, 1.0, _MAX_DROP, n, tuple(points), chosen, **rule)
+    return with_oracle(found, run.model, _METRIC, measured)
 
 
 def variable_stacks(model: Model) -> list[str]:

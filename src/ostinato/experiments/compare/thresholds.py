@@ -14,6 +14,7 @@ from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.evaluation.oracle import with_oracle
 from ostinato.evaluation.threshold import (
     CURVE,
     Point,
@@ -51,14 +52,16 @@ def tune_threshold(
 ) -> Tuning:
     """Sweep a run's threshold on a split, choose one and store the choice with the run.
 
-    The loaded model has its thresholds of before when this returns. Into the run's directory go
+    Beside the thresholds stands an oracle, where the model has one (`ostinato.evaluation.oracle`). The loaded model has
+    its thresholds of before when this returns. Into the run's directory go
     halting-threshold.json (the choice, which `ostinato.load` then uses), threshold-curve.json, and, where matplotlib is
     installed, threshold-curve.svg and .png.
 
     Args:
         thresholds: in [0, 1], in any order; each is for all stacks in which tokens halt. metric: None: the first of the
             run's metrics, or token_accuracy for texts without a source. access: where data files are found.
-        on_point: told every point as it is measured. decoding: settings to use instead of the recipe's.
+        on_point: told every point as it is measured, that of the oracle last. decoding: settings to use instead of
+            the recipe's.
         exit, exit_scope: the criterion whose thresholds they are, in place of the model's own rules
             (`ostinato.nn.Execution`); it needs no training.
 
@@ -81,6 +84,12 @@ def tune_threshold(
     perfect = METRICS[metric].perfect if metric in METRICS else 1.0
     chosen = choose(points, max_drop, perfect)
     tuning = Tuning(run.checkpoint.name, split, metric, perfect, max_drop, n, tuple(points), chosen, **rule)
+    # What a model writes has no oracle: the share of sentences whose every label is right stands for it.
+    of_oracle = FORCED[1] if run.model.config.generates and metric not in FORCED else metric
+    by_oracle = measured | {"metric": of_oracle}
+    tuning = with_oracle(tuning, run.model, of_oracle, lambda scope: _evaluate(run, split, **by_oracle, oracle=scope))
+    if tuning.oracle is not None:
+        on_point(tuning.oracle)
     # The choice is written last.
     data = run.directory / f"{CURVE}.json"
     write_json(data, tuning.as_dict())
