@@ -64,7 +64,7 @@ def check_what_writes(config: LanguageModelConfig | Seq2SeqConfig, data: st.Data
 
 @pytest.mark.parametrize("fully_shared", [False, True])
 @pytest.mark.parametrize("kind", ["language_model", "seq2seq"])
-@draws(8)
+@draws(4)
 @given(data=st.data())
 def test_what_writes_does_so_whole_and_in_cached_pieces(
     kind: str, fully_shared: bool, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -73,7 +73,7 @@ def test_what_writes_does_so_whole_and_in_cached_pieces(
     check_what_writes(config, data, tmp_path_factory.mktemp("drawn"))
 
 
-@draws(6)
+@draws(3)
 @given(data=st.data())
 def test_a_pair_without_cross_attention_is_one_file(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -84,7 +84,7 @@ def test_a_pair_without_cross_attention_is_one_file(
 
 @pytest.mark.parametrize("fully_shared", [False, True])
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head.kind}-{getattr(head, 'pooling', '')}")
-@draws(4)
+@draws(2)
 @given(data=st.data())
 def test_encoders_with_every_head(
     head: HeadConfig, fully_shared: bool, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -114,6 +114,11 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         """Whether steps are run again in the backward pass."""
         return bool(self.model.current_execution.recompute)
 
+    @property
+    def is_activation_checkpointing(self) -> bool:
+        """The same under its name since transformers 5.24."""
+        return self.is_gradient_checkpointing
+
     def _project_routers(self) -> None:
         """In training bring back what routers hold fixed before a pass, as every update of ours does after it."""
         if self.training and torch.is_grad_enabled():
