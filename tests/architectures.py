@@ -95,6 +95,7 @@ def any_architecture(
     halting: st.SearchStrategy[HaltingConfig] | None = None,
     placements: Sequence[Placement] = tuple(PLACES),
     has_values: bool = True,
+    heads: Sequence[HeadConfig] | None = None,
 ) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
 
@@ -102,6 +103,7 @@ def any_architecture(
         kind: "seq2seq", "language_model" or "encoder"; None draws one of the first two, which generate.
         fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
         halting: rules of the stacks; None: any. placements: of norms. has_values: tokens may add to values.
+        heads: of encoders; None: any.
     """
     kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
     d_model = draw(st.sampled_from([4, 6, 8]))
@@ -124,7 +126,7 @@ def any_architecture(
         decoder = stack.draw("decoder")
         return LanguageModelConfig(mask=mask, vocab_size=rows, tie_embeddings=tie, decoder=decoder, **common)
     if kind == "encoder":
-        return _encoder(draw, stack.draw("encoder"), common)
+        return _encoder(draw, stack.draw("encoder"), heads or HEADS, common)
     encoder, decoder = stack.pair()
     tie = draw(st.sampled_from(["none", "output", "input", "all"]))
     target = draw(st.integers(5, 9))
@@ -148,8 +150,8 @@ HEADS: list[HeadConfig] = [
 ]
 
 
-def _encoder(draw: st.DrawFn, stack: StackConfig, common: dict[str, Any]) -> EncoderConfig:
-    head = draw(st.sampled_from(HEADS))
+def _encoder(draw: st.DrawFn, stack: StackConfig, heads: Sequence[HeadConfig], common: dict[str, Any]) -> EncoderConfig:
+    head = draw(st.sampled_from(heads))
     if head.kind == "masked":
         common["output"] = draw(outputs(is_mapped=common["d_embedding"] is not None))
     return EncoderConfig(
@@ -354,6 +356,15 @@ def sentences(
         source = None if isinstance(config, LanguageModelConfig) else [*ids(config.source_vocab_size, 0), EOS]
         drawn.append(Sentence(source, [BOS, *ids(target_rows, 0)]))
     return drawn
+
+
+@st.composite
+def texts(draw: st.DrawFn, config: EncoderConfig, max_sentences: int = 3) -> list[Sentence]:
+    """Draw texts behind a begin symbol and before an end symbol; before a passage stands a question of some tokens."""
+    assert config.vocab_size is not None
+    ids = st.lists(st.integers(EOS, config.vocab_size - 1), min_size=2, max_size=5)
+    drawn = [[BOS, *draw(ids), EOS] for _ in range(draw(st.integers(1, max_sentences)))]
+    return [Sentence(None, text, draw(st.integers(1, len(text) - 2))) for text in drawn]
 
 
 def right_padded(batch: Sequence[Sentence], extra: int = 0, fill: int = PAD) -> Batch:

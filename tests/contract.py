@@ -9,6 +9,7 @@ from torch import Tensor
 
 from architectures import Model, Sentence
 from ostinato.data.batch import Batch
+from ostinato.models.encoder import passages
 
 # Logits leave a model in float32, and sinusoids are float32 tables, whatever the dtype of the weights.
 TOLERANCE = 1e-5
@@ -29,9 +30,22 @@ def assert_all_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
 
 
 def real_logits(model: Model, batch: Batch, n_steps: int | None = None) -> list[Tensor]:
-    """Return the logits of every sentence's real tokens."""
-    logits_BTV = model(batch, n_steps=n_steps).logits_BTV
-    return [row[keep] for row, keep in zip(logits_BTV, batch.target.keep_BT, strict=True)]
+    """Return the logits of every sentence that are not of padding."""
+    return real_ones(model(batch, n_steps=n_steps).logits_BTV, batch, model.config.reads)
+
+
+def real_ones(logits_BLV: Tensor, batch: Batch, reads: str) -> list[Tensor]:
+    """Return of every sentence the logits that are not of padding.
+
+    Args:
+        reads: by what the model reads: a row for the text, scores of the tokens of a passage, or rows of all tokens.
+    """
+    match reads:
+        case "classification":
+            return list(logits_BLV)
+        case "span":
+            return [row[:, keep] for row, keep in zip(logits_BLV, passages(batch), strict=True)]
+    return [row[keep] for row, keep in zip(logits_BLV, batch.target.keep_BT, strict=True)]
 
 
 def weights_of(sentences: Sequence[Sentence], n_rows: int, seed: int = 1) -> list[Tensor]:

@@ -1,26 +1,28 @@
-"""A program for several processes: trains an exported folder by Trainer, and says what came out."""
+"""A program for several processes: trains an exported folder by Trainer, whole and resumed, and says what came out.
+
+    accelerated.py FOLDER OUT AUTO SETTINGS
+
+AUTO is the class of transformers that reads the folder; SETTINGS is JSON, more of the arguments of the Trainer.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import torch
-from test_training import trainer_of
-from transformers import AutoModelForCausalLM
+import transformers
+from test_training import plainly
 
 import ostinato.hf  # noqa: F401
 
-folder, out, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-trainer = trainer_of(
-    AutoModelForCausalLM.from_pretrained(folder),
-    out,
-    batch,
-    max_steps=4,
-    train_sampling_strategy="sequential",
-    optim="sgd",
-)
-trainer.train()
+folder, out, auto, settings = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
+weights = {}
+for name, start in (("whole", None), ("resumed", str(out / "checkpoint-2"))):
+    model = getattr(transformers, auto).from_pretrained(folder)
+    trainer = plainly(model, out, 2, save_strategy="steps", save_steps=2, **settings)
+    trainer.train(resume_from_checkpoint=start)
+    weights[name] = {key: x.clone() for key, x in model.state_dict().items()}
 if trainer.is_world_process_zero():
-    found = {"weights": trainer.model.state_dict(), "processes": trainer.args.world_size}
-    torch.save(found, out / "found.pt")
+    torch.save(weights | {"processes": trainer.args.world_size}, out / "found.pt")

@@ -43,15 +43,35 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "masked": ("masked/small", [f"model.encoder={{{_LOOPED}}}", "data.tokenizer={kind: words}",
                                 "model.n_token_types=2"]),
 }  # fmt: skip
+_READER = f"model.encoder={{{_LOOPED}, halting: {{kind: act, initial_bias: -1.0}}}}"
+HEADS = {
+    "classification": ("classification/small", [_READER]),
+    "tagging": ("tagging/small", [_READER]),
+    "span": ("span-extraction/small", [_READER]),
+}
+"""Of encoders with a head for labels."""
+
+
+def labelled(name: str) -> list[Example]:
+    """Return examples of a head: a text or a pair with its label, words with theirs, an answer in a passage."""
+    texts = [" ".join(text.split()[: 8 - i % 3]) for i, text in enumerate(TEXTS)]
+    pairs = list(zip(texts, [*texts[1:], texts[0]], strict=True))
+    if name == "classification":
+        return [Example(f"{one}\t{two}" if i % 2 else one, "abc"[i % 3]) for i, (one, two) in enumerate(pairs)]
+    if name == "tagging":
+        return [Example(one, " ".join("BIO"[len(word) % 3] for word in one.split())) for one in texts]
+    return [Example(f"{one.split()[1]} is where\t{two}", " ".join(two.split()[i % 4 : i % 4 + 2]))
+            for i, (one, two) in enumerate(pairs)]  # fmt: skip
 
 
 def make_run(name: str, folder: Path, *more: str) -> LoadedRun:
     """Write a run into a folder and load it."""
-    base, settings = RUNS[name]
-    sizes = _SIZES[: 2 if base.startswith("masked") else 3]
+    base, settings = (RUNS | HEADS)[name]
+    is_encoder = name == "masked" or name in HEADS
+    sizes = _SIZES[: 2 if is_encoder else 3]
     recipe = ostinato.load_recipe(base, [*sizes, *settings, *more])
     pairs = recipe.model.reads == "pair"
-    examples = [Example(text if pairs else None, text) for text in TEXTS]
+    examples = labelled(name) if name in HEADS else [Example(text if pairs else None, text) for text in TEXTS]
     tokenizers = Tokenizers.train(recipe.data, examples, recipe.model.reads)
     recipe = _with_vocabulary(recipe, tokenizers)
     torch.manual_seed(5)
@@ -71,5 +91,12 @@ def auto(run: LoadedRun) -> Any:
     """Return the class of transformers that reads a run's exported folder."""
     import transformers
 
-    name = {"pair": "Seq2SeqLM", "sequence": "CausalLM", "masked": "MaskedLM"}[run.model.config.reads]
+    name = {
+        "pair": "Seq2SeqLM",
+        "sequence": "CausalLM",
+        "masked": "MaskedLM",
+        "classification": "SequenceClassification",
+        "tagging": "TokenClassification",
+        "span": "QuestionAnswering",
+    }[run.model.config.reads]
     return getattr(transformers, f"AutoModelFor{name}")

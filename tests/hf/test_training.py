@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,10 +16,17 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 pytest.importorskip("accelerate", reason="needs the extra hf")
 
 import runs
+from torch import Tensor
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
+from ostinato.data.batch import Batch, Tokens
 from ostinato.hf.export import export_run, wrapped
 from ostinato.hf.language_model import OstinatoForCausalLM
+from ostinato.hf.outputs import IGNORED
+
+RECOMPUTES = next(name for name in ("activation_checkpointing", "gradient_checkpointing")
+                  if name in TrainingArguments.__dataclass_fields__)  # fmt: skip
+"""The setting that keeps the states between steps only, which transformers 5.24 has renamed."""
 
 
 def rows(seq2seq: bool) -> list[dict[str, list[int]]]:
@@ -38,11 +46,22 @@ def trainer_of(model: Any, folder: Path, batch_size: int = 4, **settings: Any) -
     kinds = (Seq2SeqTrainer, Seq2SeqTrainingArguments) if is_pair else (Trainer, TrainingArguments)
     arguments = kinds[1](
         str(folder), per_device_train_batch_size=batch_size, learning_rate=3e-3, report_to=[], use_cpu=True,
-        disable_tqdm=True,
-        logging_strategy="no", save_strategy="no", seed=3, **settings,
+        disable_tqdm=True, logging_strategy="no", seed=3, **{"save_strategy": "no", **settings},
     )  # fmt: skip
     data: Any = rows(is_pair)
     return kinds[0](model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collate)
+
+
+def plainly(model: Any, folder: Path, batch_size: int, **settings: Any) -> Trainer:
+    """Return a Trainer of few plain gradient steps: Adam makes whole steps of gradients that are rounding errors."""
+    how: dict[str, Any] = {"max_steps": 4, "train_sampling_strategy": "sequential", "optim": "sgd"}
+    return trainer_of(model, folder, batch_size, **{**how, **settings})
+
+
+def assert_same_weights(found: dict[str, Tensor], expected: dict[str, Tensor], atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda said, name=name: f"{name}: {said}")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +69,7 @@ def trainer_of(model: Any, folder: Path, batch_size: int = 4, **settings: Any) -
     [
         ("experts", {}),
         pytest.param("pairs", {}, marks=pytest.mark.slow),
-        pytest.param("halting", {"bf16": True}, marks=pytest.mark.slow),
+        *(pytest.param(name, {"bf16": True}, marks=pytest.mark.slow) for name in ("experts", "halting", "pairs")),
     ],
 )
 def test_trainer_learns_and_what_it_saves_is_the_same_model(
@@ -67,54 +86,128 @@ def test_trainer_learns_and_what_it_saves_is_the_same_model(
     assert abs(trainer_of(again, tmp_path / "again", **settings).evaluate()["eval_loss"] - after) < 1e-5
 
 
+WITH_COSTS = {
+    "experts": "training.balance.switch=0.5",
+    "halting": "training.halting.weight=0.5",
+    "pairs": "training.halting.weight=0.5",
+}
+"""Runs whose loss has a part beside that of the labels, large enough to be seen in four updates."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "experts")) for name in WITH_COSTS]
+)
+def test_what_trainer_follows_has_the_costs_of_routing_and_depth(name: str, tmp_path: Path) -> None:
+    run = runs.make_run(name, tmp_path / "run", WITH_COSTS[name])
+    one, without = wrapped(run), wrapped(run)
+    without.config.balance = without.config.halting = None
+    for model, folder in ((one, "one"), (without, "without")):
+        plainly(model, tmp_path / folder, 4, max_steps=1).train()
+    # One plain step of the whole loss, by hand.
+    expected = wrapped(run).train()
+    training, given = run.recipe.training, collate(rows(run.model.config.has_two_sides)[:4])
+    batch = batch_of(expected, given)
+    costs = {"balance": training.balance, "halting": training.halting}
+    expected.model.loss(batch, label_smoothing=training.label_smoothing, **costs).backward()
+    torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter.sub_(0 if parameter.grad is None else 3e-3 * parameter.grad)
+    assert_same_weights(one.state_dict(), expected.state_dict(), 1e-7)
+    apart = [float((x - without.state_dict()[key]).abs().max()) for key, x in one.state_dict().items()]
+    assert max(apart) > 1e-5
+
+
+def batch_of(model: Any, given: dict[str, Tensor]) -> Batch:
+    """Return what `collate` made of rows as a batch of ours."""
+    ids, labels = given["input_ids"], given["labels"]
+    source = Tokens(ids, torch.ones_like(ids).bool())
+    if model.config.is_encoder_decoder:
+        target = torch.cat([torch.full_like(labels[:, :1], model.config.bos_token_id), labels[:, :-1]], dim=1)
+        counts = labels != IGNORED
+        keep = torch.cat([torch.ones_like(counts[:, :1]), counts[:, :-1]], dim=1)
+        return Batch(Tokens(target.masked_fill(~keep, 0), keep), labels.clamp_min(0), counts, source=source)
+    counts = torch.ones_like(ids).bool()
+    counts[:, -1] = False
+    return Batch(source, labels.roll(-1, 1), counts)
+
+
 @pytest.mark.slow
-def test_two_processes_of_accelerate_train_as_one_does(tmp_path: Path) -> None:
-    run = runs.make_run("looped", tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("looped", {}),
+        ("experts", {}),
+        ("halting", {RECOMPUTES: True}),
+        ("pairs", {}),
+        ("pairs", {"bf16": True, RECOMPUTES: True}),
+    ],
+)
+def test_two_processes_train_as_one_does_and_resume(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    run = runs.make_run(name, tmp_path / "run", *([WITH_COSTS[name]] if name in WITH_COSTS else []))
     export_run(run, tmp_path / "model")
     one = wrapped(run)
-    # Plain gradient steps: Adam makes whole steps of gradients that are rounding errors.
-    trainer_of(one, tmp_path / "one", max_steps=4, train_sampling_strategy="sequential", optim="sgd").train()
+    # Costs are those of a batch: the same two batches are an update's, one process after the other.
+    plainly(one, tmp_path / "one", 2, gradient_accumulation_steps=2, **settings).train()
+    assert one.is_gradient_checkpointing == (RECOMPUTES in settings)
     program = Path(__file__).with_name("accelerated.py")
     # What `accelerate launch` starts for several processes of one machine.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               str(program), str(tmp_path / "model"), str(tmp_path / "two"), "2"]  # fmt: skip
+               str(program), str(tmp_path / "model"), str(tmp_path / "two"), runs.auto(run).__name__,
+               json.dumps(settings)]  # fmt: skip
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "two" / "found.pt", weights_only=True)
     assert found["processes"] == 2
-    two = found["weights"]
+    assert_same_weights(found["whole"], one.state_dict(), 1e-7)
+    assert_same_weights(found["resumed"], found["whole"], 1e-7)
     before = run.model.state_dict()
-    for name, expected in one.state_dict().items():
-        torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-7)
-    assert max(float((two[f"model.{name}"] - x).abs().max()) for name, x in before.items()) > 1e-3
+    assert max(float((found["whole"][f"model.{key}"] - x).abs().max()) for key, x in before.items()) > 1e-4
 
 
 @pytest.mark.slow
-def test_a_resumed_training_is_the_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    run = runs.make_run("halting", tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("halting", {}), ("experts", {}), ("pairs", {}), ("experts", {"bf16": True}), ("pairs", {"bf16": True})],
+)
+def test_a_resumed_training_is_the_one_that_was_not_interrupted(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run = runs.make_run(name, tmp_path / "run")
     whole = wrapped(run)
-    trainer_of(whole, tmp_path / "whole", max_steps=6).train()
-    first = trainer_of(wrapped(run), tmp_path / "parts", max_steps=6)
-    first.args.save_strategy, first.args.save_steps = "steps", 3
-    first.train()
+    trainer_of(whole, tmp_path / "whole", max_steps=6, **settings).train()
+    trainer_of(wrapped(run), tmp_path / "parts", max_steps=6, save_strategy="steps", save_steps=3, **settings).train()
     resumed = wrapped(run)
-    trainer_of(resumed, tmp_path / "parts", max_steps=6).train(
+    trainer_of(resumed, tmp_path / "parts", max_steps=6, **settings).train(
         resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-3")
     )
-    for name, parameter in whole.named_parameters():
-        torch.testing.assert_close(dict(resumed.named_parameters())[name], parameter, rtol=0, atol=1e-6)
+    assert_same_weights(resumed.state_dict(), whole.state_dict(), 1e-6)
+
+
+@pytest.mark.slow
+def test_the_trainer_of_pairs_evaluates_what_the_model_writes(tmp_path: Path) -> None:
+    run = runs.make_run("pairs", tmp_path / "run")
+    model = wrapped(run)
+    trainer = trainer_of(model, tmp_path / "out", predict_with_generate=True, generation_max_length=9)
+    found = trainer.predict(trainer.eval_dataset)
+    ids = torch.tensor([one["input_ids"] for one in rows(seq2seq=True)])
+    expected = model.generate(ids, max_length=9)
+    assert torch.equal(torch.from_numpy(found.predictions), expected)
+    assert found.metrics["test_loss"] == pytest.approx(trainer.evaluate()["eval_loss"])
+    assert len({tuple(row) for row in expected.tolist()}) > 1
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
     model.zero_grad()
     model.train()
-    model(**collate(rows(seq2seq=False))).loss.backward()
+    model(**collate(rows(model.config.is_encoder_decoder))).loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_gradient_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
-    model = wrapped(runs.make_run("looped", tmp_path / "run"))
+@pytest.mark.parametrize("name", ["looped", *WITH_COSTS])
+def test_gradient_checkpointing_changes_no_gradient(name: str, tmp_path: Path) -> None:
+    model = wrapped(runs.make_run(name, tmp_path / "run"))
     plain = gradients(model)
     model.gradient_checkpointing_enable() if not hasattr(
         model, "activation_checkpointing_enable"

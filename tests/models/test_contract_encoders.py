@@ -16,8 +16,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from architectures import BOS, EOS, HEADS, Sentence, any_architecture, draws, left_padded, random_model, right_padded
-from contract import assert_all_equal, assert_equal, gradients
+from architectures import (
+    BOS,
+    EOS,
+    HEADS,
+    Sentence,
+    any_architecture,
+    draws,
+    left_padded,
+    random_model,
+    right_padded,
+    texts,
+)
+from contract import assert_all_equal, assert_equal, gradients, real_logits
 from haltings import never_halting
 from ostinato.budget import MacCounter, count_bytes, count_macs, count_parameters
 from ostinato.budget.sizes import choosing_heads
@@ -34,50 +45,29 @@ from running import run_as
 ENCODERS = any_architecture(kind="encoder")
 
 
-@st.composite
-def _sentences(draw: st.DrawFn, config: EncoderConfig, max_sentences: int = 3) -> list[Sentence]:
-    """Draw texts behind a begin symbol and before an end symbol; before a passage stands a question of some tokens."""
-    assert config.vocab_size is not None
-    ids = st.lists(st.integers(EOS, config.vocab_size - 1), min_size=2, max_size=5)
-    drawn = [[BOS, *draw(ids), EOS] for _ in range(draw(st.integers(1, max_sentences)))]
-    return [Sentence(None, text, draw(st.integers(1, len(text) - 2))) for text in drawn]
-
-
-def _real_logits(model: Model, batch: Batch) -> list[Tensor]:
-    """Return of every sentence what does not belong to padding: rows of tokens, or columns of a span's scores."""
-    logits_BLV, keep_BT = model(batch).logits_BTV, batch.target.keep_BT
-    match model.config.reads:
-        case "classification":
-            return list(logits_BLV)
-        case "span":
-            return [row[:, keep].clamp_min(-1e30) for row, keep in zip(logits_BLV, keep_BT, strict=True)]
-    return [row[keep] for row, keep in zip(logits_BLV, keep_BT, strict=True)]
-
-
 def _weights(logits: list[Tensor]) -> list[Tensor]:
-    """Return random weights that leave alone what no logit is: a span's scores outside the passage."""
+    """Return a random weight for every logit."""
     generator = torch.Generator().manual_seed(1)
-    drawn = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in logits]
-    return [weight * (one > -1e29) for one, weight in zip(logits, drawn, strict=True)]
+    return [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in logits]
 
 
 @draws(25)
 @given(st.data())
 def test_padding_and_other_sentences_change_no_logit_and_no_gradient(data: st.DataObject) -> None:
     config = data.draw(ENCODERS)
-    batch = data.draw(_sentences(config))
+    batch = data.draw(texts(config))
     extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
     model = random_model(config)
-    plain = _real_logits(model, right_padded(batch))
+    plain = real_logits(model, right_padded(batch))
     weights = _weights(plain)
     expected = gradients(model, plain, weights)
     for name, padded in {"right": right_padded(batch, extra, fill), "left": left_padded(batch, extra, fill)}.items():
-        logits = _real_logits(model, padded)
+        logits = real_logits(model, padded)
         for found, wanted in zip(logits, plain, strict=True):
             assert_equal(found, wanted, f"padding on the {name}")
         assert_all_equal(gradients(model, logits, weights), expected)
     for i, sentence in enumerate(batch):
-        (alone,) = _real_logits(model, right_padded([sentence]))
+        (alone,) = real_logits(model, right_padded([sentence]))
         assert_equal(plain[i], alone, "in a batch")
 
 
@@ -105,7 +95,7 @@ def _attends(config: EncoderConfig) -> bool:
 @given(st.data())
 def test_an_encoder_survives_its_file(data: st.DataObject) -> None:
     config = data.draw(ENCODERS)
-    batch = right_padded(data.draw(_sentences(config)))
+    batch = right_padded(data.draw(texts(config)))
     model = random_model(config).float()
     with TemporaryDirectory() as folder:
         save_model(model, Path(folder))

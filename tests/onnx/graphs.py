@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from architectures import Sentence, left_padded
-from ostinato.config.model import ModelConfig
+from ostinato.config.model import ModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
 from ostinato.onnx.graphs import Graph, Tensors
@@ -48,6 +48,28 @@ def decoder_logits(
         logits.append(made["logits"])
         first += width
     return torch.cat(logits, dim=1)
+
+
+def encoder_logits(graph: Graph, run: Run, batch: Batch, rounds: int | None = None) -> Tensor:
+    """Return the logits that the graph of an encoder-only model gives, of its first token type."""
+    ids_BT, keep_BT = batch.target.ids_BT, batch.target.keep_BT
+    given: Tensors = {"ids": ids_BT, "keep": keep_BT, "token_types": torch.zeros_like(ids_BT), **_rounds(graph, rounds)}
+    if batch.prefix_lengths_B is not None:
+        given["prefix_lengths"] = batch.prefix_lengths_B
+    return run({name: given[name] for name in graph.inputs})["logits"]
+
+
+def numbers_of_rounds(graphs: Sequence[Graph]) -> list[int | None]:
+    """Return numbers of rounds to compare: the plan's, and others where the graphs take any."""
+    return [None, 1, 4] if all(graph.rounds is not None for graph in graphs) else [None]
+
+
+def without_cross_attention(config: Seq2SeqConfig) -> Seq2SeqConfig:
+    """Return a pair whose decoder reads nothing of the source."""
+    none = {"share": "none", "n_unique": None}
+    decoder = config.decoder
+    cross = decoder.cross_attention.model_copy(update=none)
+    return config.model_copy(update={"decoder": decoder.model_copy(update={"cross_attention": cross})})
 
 
 def _rounds(graph: Graph, rounds: int | None) -> Tensors:

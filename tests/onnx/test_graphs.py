@@ -7,12 +7,20 @@ from typing import Any
 import kinds
 import pytest
 import torch
-from graphs import decoder_logits, expected_logits, of_sentences, pieces_of
+from graphs import (
+    decoder_logits,
+    encoder_logits,
+    expected_logits,
+    numbers_of_rounds,
+    of_sentences,
+    pieces_of,
+    without_cross_attention,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from architectures import Sentence, any_architecture, draws, random_model, sentences
-from contract import assert_equal
+from architectures import Sentence, any_architecture, draws, random_model, sentences, texts
+from contract import assert_equal, real_logits, real_ones
 from ostinato.models import Model
 from ostinato.nn.cache import Cache
 from ostinato.nn.exits import CRITERIA, OF_STATES
@@ -23,18 +31,47 @@ from ostinato.onnx.graphs import graphs_of
 @draws(30)
 @given(data=st.data())
 def test_graphs_of_any_model_are_the_model_whole_and_in_cached_pieces(fully_shared: bool, data: st.DataObject) -> None:
-    config = data.draw(any_architecture(fully_shared=fully_shared, has_values=False))
+    config = data.draw(any_architecture(fully_shared=fully_shared))
     model, drawn = random_model(config), data.draw(sentences(config))
     batch, graphs = of_sentences(drawn), graphs_of(model)
     keep, width = batch.target.keep_BT, batch.target.ids_BT.shape[1]
     runs = [graph.module for graph in graphs]
-    numbers = [None, 1, 4] if all(graph.rounds is not None for graph in graphs) else [None]
-    for n_rounds in numbers:
+    for n_rounds in numbers_of_rounds(graphs):
         expected = expected_logits(model, batch, n_rounds)[keep]
         for pieces in ([width], pieces_of(config, drawn, width)):
             with torch.no_grad():
                 found = decoder_logits(graphs, runs, batch, pieces, n_rounds)
             assert_equal(found[keep], expected, f"{n_rounds} rounds, columns {pieces}")
+
+
+@pytest.mark.parametrize("fully_shared", [False, True])
+@draws(20)
+@given(data=st.data())
+def test_the_graph_of_any_encoder_is_the_encoder(fully_shared: bool, data: st.DataObject) -> None:
+    config = data.draw(any_architecture(kind="encoder", fully_shared=fully_shared))
+    model, batch = random_model(config), of_sentences(data.draw(texts(config)))
+    [graph] = graphs_of(model)
+    for n_rounds in numbers_of_rounds([graph]):
+        with torch.no_grad():
+            found = real_ones(encoder_logits(graph, graph.module, batch, n_rounds), batch, config.reads)
+            expected = real_logits(model, batch, n_rounds)
+        for one, other in zip(found, expected, strict=True):
+            assert_equal(one, other, f"{n_rounds} rounds")
+
+
+@draws(10)
+@given(data=st.data())
+def test_a_pair_without_cross_attention_is_one_graph_which_reads_no_source(data: st.DataObject) -> None:
+    config = without_cross_attention(data.draw(any_architecture(kind="seq2seq")))
+    model, drawn = random_model(config), data.draw(sentences(config))
+    batch = of_sentences(drawn)
+    [graph] = graphs_of(model)
+    assert graph.name == "model"
+    keep, width = batch.target.keep_BT, batch.target.ids_BT.shape[1]
+    for pieces in ([width], pieces_of(config, drawn, width)):
+        with torch.no_grad():
+            found = decoder_logits([graph], [graph.module], batch, pieces)
+        assert_equal(found[keep], expected_logits(model, batch)[keep], f"columns {pieces}")
 
 
 SENTENCES = [Sentence(None, [1, 7, 9, 4, 12, 5, 8]), Sentence(None, [1, 6, 5])]

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -24,10 +22,8 @@ sys.path.append(str(Path(__file__).parents[1] / "hf"))
 import kinds
 import onnxruntime
 import runs
-from graphs import decoder_logits, expected_logits, of_sentences, pieces_of
 
 import onnx
-from architectures import any_architecture, draws, random_model, sentences
 from ostinato.cli import main
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
@@ -151,25 +147,6 @@ def test_encoders_with_every_head(head: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_encoder_and_a_decoder(tmp_path: Path) -> None:
     check_everywhere(kinds.pair_model("shared, coordinates, ACT", "shared, rotary, stick-breaking"), tmp_path)
-
-
-@pytest.mark.slow
-@draws(6)
-@given(data=st.data())
-def test_any_model_in_onnxruntime_whole_and_in_cached_pieces(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    config = data.draw(any_architecture(has_values=False))
-    model, drawn = random_model(config).float(), data.draw(sentences(config))
-    batch, graphs = of_sentences(drawn), graphs_of(model)
-    folder = tmp_path_factory.mktemp("drawn")
-    sessions = [Session(written(graph, graph.exported(), folder)) for graph in graphs]
-    keep, width = batch.target.keep_BT, batch.target.ids_BT.shape[1]
-    expected = expected_logits(model, batch)[keep]
-    for pieces in ([width], pieces_of(config, drawn, width)):
-        found = decoder_logits(graphs, sessions, batch, pieces)[keep]
-        scale = max(1.0, float(expected.abs().max()))
-        torch.testing.assert_close(found, expected, rtol=0.0, atol=TOLERANCE * scale)
 
 
 @pytest.fixture(scope="module")

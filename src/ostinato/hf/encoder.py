@@ -15,10 +15,11 @@ from transformers.modeling_outputs import (
 )
 
 from ostinato.config.model import EncoderConfig
-from ostinato.data.batch import Batch
+from ostinato.data.batch import Batch, Tokens
 from ostinato.hf.configuration import Exported
 from ostinato.hf.modeling import OstinatoPreTrainedModel
-from ostinato.hf.outputs import States, returned, states_of, tokens_of, weights_of
+from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, weights_of
+from ostinato.models.encoder import passages
 from ostinato.models.output import ModelOutput
 
 
@@ -120,7 +121,11 @@ class OstinatoForTokenClassification(_LabelsOfTokens):
 
 
 class OstinatoForQuestionAnswering(_EncoderOnly):
-    """Where an answer begins and ends: `AutoModelForQuestionAnswering`; tokens of the question are not left out."""
+    """Where an answer begins and ends in a passage: `AutoModelForQuestionAnswering`.
+
+    A text is a question, an end symbol, a passage and an end symbol, as the tokenizer writes two texts. Columns outside
+    the passage have the least score; of a text with one end symbol all before it is the passage.
+    """
 
     head: ClassVar[dict[str, Any]] = {"kind": "span"}
 
@@ -131,21 +136,51 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
         token_type_ids: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        output_hidden_states: States = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
         n_steps: int | None = None,
         halting_threshold: float | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **ignored: Any,
     ) -> Any:
-        """Return the scores of every column as the first and as the last one of the answer."""
+        """Return the scores of every column as the first and as the last one of the answer.
+
+        Args:
+            start_positions, end_positions: columns of the answer; those outside the passage do not count.
+            n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
+        """
         tokens = tokens_of(input_ids, attention_mask)
-        none_before = torch.zeros(len(input_ids), dtype=torch.long, device=input_ids.device)
-        batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=none_before)
-        output = self._read(batch, token_type_ids, n_steps, halting_threshold)
-        logits_B2T, loss = output.logits_BTV, None
+        prefixes_B = _lengths_of_questions(tokens, self.model.special_ids.eos)
+        batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=prefixes_B)
+        shown = self._shown(output_hidden_states, output_attentions)
+        output = self._read(batch, token_type_ids, n_steps, halting_threshold, shown)
+        logits_B2T, stack, loss = output.logits_BTV, output.stacks["encoder"], None
         if start_positions is not None and end_positions is not None:
-            labels_B2 = torch.stack([start_positions, end_positions], dim=1)
-            loss = self._loss(output, batch, labels_B2, None)
+            labels_B2 = torch.stack([start_positions, end_positions], dim=1).to(logits_B2T.device)
+            loss = self._loss(output, batch, _in_passages(labels_B2, batch), num_items_in_batch)
         found = QuestionAnsweringModelOutput(
-            loss=cast(Any, loss), start_logits=logits_B2T[:, 0], end_logits=logits_B2T[:, 1]
+            loss=cast(Any, loss),
+            start_logits=logits_B2T[:, 0],
+            end_logits=logits_B2T[:, 1],
+            hidden_states=states_of(stack, output_hidden_states),
+            attentions=weights_of(stack, output_attentions),
         )
         return returned(found, return_dict)
+
+
+def _lengths_of_questions(tokens: Tokens, eos: int) -> Tensor:
+    """Return the number of real tokens up to the end symbol before another one; 0 where there is one only, or none."""
+    number_BT = tokens.keep_BT.long().cumsum(1)
+    # The first token may be an end symbol, too, where one symbol begins and ends texts.
+    is_end_BT = tokens.keep_BT & (tokens.ids_BT == eos) & (number_BT > 1)
+    first_B = number_BT.gather(1, is_end_BT.int().argmax(1, keepdim=True))[:, 0]
+    return first_B.masked_fill(is_end_BT.sum(1) < 2, 0)
+
+
+def _in_passages(labels_B2: Tensor, batch: Batch) -> Tensor:
+    """Return columns of answers; `IGNORED` where one lies outside its passage, as of one that was cut off."""
+    is_there_BT = passages(batch)
+    width = is_there_BT.shape[1]
+    is_in_B2 = (labels_B2 >= 0) & (labels_B2 < width) & is_there_BT.gather(1, labels_B2.clamp(0, width - 1))
+    return labels_B2.masked_fill(~is_in_B2, IGNORED)

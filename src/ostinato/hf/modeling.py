@@ -114,6 +114,11 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         """Whether steps are run again in the backward pass."""
         return bool(self.model.current_execution.recompute)
 
+    @property
+    def is_activation_checkpointing(self) -> bool:
+        """The same under its name since transformers 5.24."""
+        return self.is_gradient_checkpointing
+
     def _project_routers(self) -> None:
         """In training bring back what routers hold fixed before a pass, as every update of ours does after it."""
         if self.training and torch.is_grad_enabled():
@@ -165,6 +170,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         sums = loss_of_rounds(self.model.read, output, batch, round_loss, smoothing, draw)
         n_labels = batch.loss_mask_BT.sum()
         n_all = n_labels if n_items is None else torch.as_tensor(n_items, device=n_labels.device)
+        n_all = n_all.clamp_min(1)  # the loss of a batch none of whose labels counts is 0
         balance, halting = config.losses()
         spread = balance_loss(output.by_router(), balance, self.model.balance_temperatures())
         return add_auxiliary(sums.loss / n_all, spread, depth_cost(output), halting.weight, float(n_labels / n_all))

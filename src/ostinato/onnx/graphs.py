@@ -4,6 +4,7 @@
     language model              model       ids, keep, past_* -> logits, present_*
     encoder and decoder         encoder     ids, keep -> cross_*
                                 decoder     ids, keep, memory_keep, cross_*, past_* -> logits, present_*
+                                model       of a decoder without cross-attention: as of a language model
 
 A graph reads and returns tensors by name. T new columns follow the S that are cached: with S = 0 and a whole text it is
 a full pass, with T = 1 a step of decoding, whose `present_*` are the next one's `past_*`. Where rounds are alike their
@@ -29,6 +30,7 @@ from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import ColumnWindow
 from ostinato.nn.choosing import Chooser
 from ostinato.nn.context import Pass
+from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import Execution, RoundsBySentence
 from ostinato.nn.graph import WINDOWS, GivenKeyValues, GraphCache, Slot
 from ostinato.nn.loops import POSITIONS_OF_A_GRAPH, NoiseState
@@ -122,9 +124,12 @@ def graphs_of(model: Model) -> list[Graph]:
     if isinstance(model, Encoder):
         return [_encoder_graph(model)]
     if isinstance(model, LanguageModel):
-        return [_decoder_graph("model", model)]
+        return [_decoder_graph("model", model, {})]
     if isinstance(model, Seq2Seq):
-        return [_source_graph(model), _decoder_graph("decoder", model)]
+        sources = _cross_sizes(model)
+        # Of a source nothing is read but by cross-attention.
+        read = [_source_graph(model, sources)] if sources else []
+        return [*read, _decoder_graph("decoder" if sources else "model", model, sources)]
     raise CheckpointError(f"a model of kind {model.config.kind} cannot be exported: only Transformers can{see('onnx')}")
 
 
@@ -220,16 +225,17 @@ def _cross_keys(model: Seq2Seq, memory_BSD: Tensor) -> Tensors:
     positions = torch.zeros(1, 1, dtype=torch.long)
     run = Pass(Visibility(), positions, positions, memory_BSD=memory_BSD)
     for segment in model.stacks["decoder"].program(None, run.execution):
-        for sub_layer in chain.from_iterable(chain.from_iterable(segment.rounds)):
-            sub_layer.prepare(run)
+        for sub_layer in _sub_layers(segment.rounds):
+            if isinstance(sub_layer, CrossAttention):
+                sub_layer.prepare(run)
     return run.cross_kv
 
 
-def _source_graph(model: Seq2Seq) -> Graph:
+def _source_graph(model: Seq2Seq, sources: Sizes) -> Graph:
     rounds = _rounds_of(model, "encoder")
     inputs: Sizes = {"ids": ("batch", "columns"), "keep": ("batch", "columns")}
     outputs = {name: tuple("columns" if size == "source" else size for size in shape)
-               for name, shape in _cross_sizes(model).items()}  # fmt: skip
+               for name, shape in sources.items()}  # fmt: skip
     return Graph("encoder", SourceModule(model), inputs | _rounds_input(rounds), outputs, rounds)
 
 
@@ -300,13 +306,13 @@ class DecoderModule(GraphModule):
         return {f"present_{name}": found[name] for name in self.names}
 
 
-def _decoder_graph(name: str, model: LanguageModel | Seq2Seq) -> Graph:
+def _decoder_graph(name: str, model: LanguageModel | Seq2Seq, sources: Sizes) -> Graph:
     rounds = _rounds_of(model, "decoder")
     slots, cached = _slots_of(model, rounds)
     inputs: Sizes = {"ids": ("batch", "columns"), "keep": ("batch", "columns")}
-    if isinstance(model, Seq2Seq):
-        inputs |= {"memory_keep": ("batch", "source")} | _cross_sizes(model)
-    elif model.config.mask == "prefix":
+    if sources:
+        inputs |= {"memory_keep": ("batch", "source")} | sources
+    elif isinstance(model, LanguageModel) and model.config.mask == "prefix":
         inputs["prefix_lengths"] = ("batch",)
     inputs |= _rounds_input(rounds) | {"past_keep": ("batch", "cached")}
     inputs |= {f"past_{one}": shape for one, shape in cached.items()}
