@@ -20,6 +20,8 @@ from ostinato.interop import Table, from_ours, load_weights
 from ostinato.models import Model, build_model
 from ostinato.tasks.recipes import load_recipe
 
+LENGTHS = (12, 11, 9, 8, 7, 5, 3, 1)
+"""Real tokens of the rows of a batch of eight."""
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
 
 
@@ -31,8 +33,9 @@ class Variant:
         name: of its logits in the fixture. inputs: prefix of its ids and mask there, "" for the whole ids.
         call: arguments of the model beside the batch, such as `n_steps`.
         run: what returns the logits `[B, T, V]` of a model and a batch, where that is more than a call.
+        by_column: every token's position is its column, also behind padding, as in classes that are given no positions.
         checks: "numbers" (logits in float32 and float64), "gradients", "cached" (step by step = at once), "rows" (one
-            sentence = all of them). Those of other variants of the same kind are enough for some.
+            sentence = eight of them). Those of other variants of the same kind are enough for some.
         float32: tolerance of its float32 logits, absolute; None: the family's.
     """
 
@@ -40,6 +43,7 @@ class Variant:
     inputs: str = ""
     call: Mapping[str, Any] = field(default_factory=dict)
     run: Callable[[Model, Batch], Tensor] | None = None
+    by_column: bool = False
     checks: Sequence[str] = ("numbers", "cached", "rows")
     float32: float | None = None
 
@@ -99,14 +103,19 @@ class Family:
     def batch(self, variant: Variant) -> Batch:
         """Return what a variant reads: a sequence, or a source (the masked side) and a target."""
         found = numbers(self.fixture)
-        ids = found[f"{variant.inputs}ids"].long()
         mask = found.get(f"{variant.inputs}mask")
-        read = _tokens(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+        read = _tokens(found[f"{variant.inputs}ids"], mask, variant)
         target_ids = found.get(f"{variant.inputs}dec_ids", found.get("dec_ids"))
-        if target_ids is None:
-            return Batch(read, read.ids_BT, read.keep_BT)
-        target = _tokens(target_ids.long(), torch.ones_like(target_ids, dtype=torch.bool))
-        return Batch(target, target.ids_BT, target.keep_BT, source=read)
+        return _batch(read, None if target_ids is None else _tokens(target_ids, None, variant))
+
+    def eight(self, variant: Variant, side: str) -> Batch:
+        """Return eight sentences of their own lengths, padded on one side; where there is a target, its rows, too."""
+        ids = torch.randint(3, 64, (2, 8, max(LENGTHS)), generator=torch.Generator().manual_seed(1))
+        keep = torch.stack([torch.arange(max(LENGTHS)) < n for n in LENGTHS])
+        keep = keep.flip(1) if side == "left" else keep
+        # Longer targets of shorter sources.
+        read, written = _tokens(ids[0], keep, variant), _tokens(ids[1], keep.flip(0), variant)
+        return _batch(read, written if self.config().has_two_sides else None)
 
     def expected(self, variant: Variant, dtype: str) -> Tensor:
         """Return the reference logits."""
@@ -135,9 +144,30 @@ def numbers(fixture: str) -> dict[str, Tensor]:
     return load_file(FIXTURES / f"{fixture}.safetensors")
 
 
-def _tokens(ids_BT: Tensor, keep_BT: Tensor) -> Tokens:
+def row(batch: Batch, i: int) -> Batch:
+    """Return one sentence alone, without its padding, at the positions that it has."""
+
+    def cut(tokens: Tokens) -> Tokens:
+        keep = tokens.keep_BT[i]
+        positions = None if tokens.positions_BT is None else tokens.positions_BT[i : i + 1, keep]
+        return Tokens(tokens.ids_BT[i : i + 1, keep], tokens.keep_BT[i : i + 1, keep], positions)
+
+    target, source = cut(batch.target), None if batch.source is None else cut(batch.source)
+    return Batch(target, target.ids_BT, target.keep_BT, source=source)
+
+
+def _tokens(ids_BT: Tensor, mask_BT: Tensor | None, variant: Variant) -> Tokens:
+    keep_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
     is_left_padded = not bool(keep_BT[:, 0].all())
-    return Tokens(ids_BT, keep_BT, (keep_BT.long().cumsum(1) - 1).clamp_min(0) if is_left_padded else None)
+    positions_BT = (keep_BT.long().cumsum(1) - 1).clamp_min(0) if is_left_padded else None
+    if variant.by_column:
+        positions_BT = torch.arange(ids_BT.shape[1]).expand_as(ids_BT)
+    return Tokens(ids_BT.long(), keep_BT, positions_BT)
+
+
+def _batch(read: Tokens, written: Tokens | None) -> Batch:
+    target = read if written is None else written
+    return Batch(target, target.ids_BT, target.keep_BT, source=None if written is None else read)
 
 
 def families() -> dict[str, Family]:
