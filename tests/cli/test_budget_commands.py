@@ -148,6 +148,46 @@ def test_a_nearest_value_that_is_far_off_is_said_to_be(run) -> None:
     assert "not within" not in run(*words, "--tolerance", "0.5").out
 
 
+def test_a_cache_that_keeps_some_rounds_is_matched_as_it_is_kept(run, tmp_path: Path) -> None:
+    (tmp_path / "kept.yaml").write_text("base: looped/novels\ndecoding: {cached_rounds: 1}\n", encoding="utf-8")
+    size, lengths = ["model.vocab_size=4096"], ["--target-length", 64]
+
+    def cache_of(recipe: object, *settings: str) -> int:
+        return int(json.loads(run("plan", recipe, *size, *settings, *lengths, "--json").out)[0]["bytes"]["cache"])
+
+    found = {}
+    for reference in ("looped/novels", tmp_path / "kept.yaml"):
+        call = [
+            "solve",
+            "lm/transformer",
+            reference,
+            *size,
+            *lengths,
+            "--free",
+            "n_steps",
+            "--match",
+            "cache",
+            "--json",
+        ]
+        found[reference] = solved = json.loads(run(*call).out)
+        assert solved["target"] == cache_of(reference)
+        settings = [f"{key}={value}" for key, value in solved["values"].items()]
+        assert solved["achieved"] == cache_of("lm/transformer", *settings)
+    whole, kept = found.values()
+    assert kept["values"]["model.decoder.n_steps"] < whole["values"]["model.decoder.n_steps"]
+    # The recipe that is solved has a decoding of its own, too; alone, it is matched to what it is without the settings.
+    call = ["solve", "looped/novels", "decoding.cached_rounds=1", *size, *lengths, "--free", "d_head"]
+    solved = json.loads(run(*call, "--match", "cache", "--json").out)
+    assert solved["target"] == cache_of("looped/novels")
+    own = [f"{key}={value}" for key, value in solved["values"].items()]
+    assert solved["achieved"] == cache_of("looped/novels", "decoding.cached_rounds=1", *own)
+    both = json.loads(
+        run(*call[:-2], tmp_path / "kept.yaml", "--free", "d_head", "--match", "cache,bytes", "--json").out
+    )
+    assert both["models"][0]["cache"] == kept["target"]
+    assert both["models"][1]["cache"] == kept["target"]
+
+
 def test_a_model_for_every_budget_of_a_looped_one_in_one_table(run) -> None:
     words = ["solve", "lm/transformer", "looped/novels", "model.vocab_size=4096", "--target-length", 64]
     call = [*words, "--free", "n_steps", "--match", "parameters,macs,cache"]

@@ -29,6 +29,7 @@ from architectures import (
     texts,
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits
+from drawn_ways import exit_of
 from haltings import never_halting
 from ostinato.budget import MacCounter, count_bytes, count_macs, count_parameters
 from ostinato.budget.sizes import choosing_heads
@@ -69,6 +70,28 @@ def test_padding_and_other_sentences_change_no_logit_and_no_gradient(data: st.Da
     for i, sentence in enumerate(batch):
         (alone,) = real_logits(model, right_padded([sentence]))
         assert_equal(plain[i], alone, "in a batch")
+
+
+@draws(24)
+@given(st.data())
+def test_tokens_and_sentences_that_stop_by_a_criterion_do_so_alone_as_in_any_batch(data: st.DataObject) -> None:
+    model = random_model(data.draw(ENCODERS))
+    if not (way := exit_of(model)):
+        return
+    batch = data.draw(_sentences(model.config))
+    run_as(model, **way, compaction="never")
+    expected = _real_logits(model, right_padded(batch))
+    weights = _weights(expected)
+    of_all = gradients(model, expected, weights)
+    run_as(model, compaction="always")
+    for padded in (right_padded(batch, 2), left_padded(batch, 1)):
+        logits = _real_logits(model, padded)
+        for found, wanted in zip(logits, expected, strict=True):
+            assert_equal(found, wanted, "padded and gathered")
+        assert_all_equal(gradients(model, logits, weights), of_all)
+    for sentence, wanted in zip(batch, expected, strict=True):
+        (alone,) = _real_logits(model, right_padded([sentence]))
+        assert_equal(alone, wanted, "alone")
 
 
 @draws(10)

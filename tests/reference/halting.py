@@ -30,6 +30,8 @@ class Whole:
 
     hides = False
     """Those that take no part in a round are not seen in it."""
+    freezes = True
+    """A token that has halted stays as it was."""
 
     def __init__(self, n_tokens: int) -> None:
         self.runs = [True] * n_tokens
@@ -180,6 +182,7 @@ class Exit(Whole):
     def __init__(self, config: ExitConfig, unit: nn.Module, first: States, n_rounds: int) -> None:
         super().__init__(len(first))
         self._config, self._unit, self._n_rounds = config, unit, n_rounds
+        self.freezes = config.freeze_halted_state
         self._given = [torch.zeros((), dtype=x.dtype) for x in first]
         self._outputs: dict[int, Tensor] = {}
         self._next = list(self.runs)
@@ -189,7 +192,7 @@ class Exit(Whole):
         if len(self._outputs) == len(states):
             return False
         self.n_executed = [n + (t not in self._outputs) for t, n in enumerate(self.n_executed)]
-        if self._config.freeze_halted_state:
+        if self.freezes:
             self.runs = [t not in self._outputs for t in range(len(states))]
         return True
 

@@ -38,6 +38,7 @@ from reference.equations import (
     rms_norm,
     sinusoid,
 )
+from reference.exits import Stopping
 from reference.halting import Whole, start
 from reference.sub_layers import Column, Model, States, SubLayers
 from reference.weights import read_affine
@@ -55,24 +56,24 @@ def twin_with_depths(model: Model, sentence: Sentence, n_steps: int | None = Non
     """Return the logits, and how deep every token of every stack went."""
     if isinstance(model, Seq2Seq):
         assert sentence.source is not None
-        encoder = _Twin(model, "encoder", sentence.source, is_causal=False)
-        decoder = _Twin(model, "decoder", sentence.target, is_causal=True)
-        memory, deep = encoder.run(_embed(model, model.source_embedding, sentence.source), n_steps)
-        states, depths = decoder.run(_embed(model, model.target_embedding, sentence.target), n_steps, memory)
-        return _logits(model, states), {"encoder": deep, "decoder": depths}
+        encoder = StackTwin(model, "encoder", sentence.source, is_causal=False)
+        decoder = StackTwin(model, "decoder", sentence.target, is_causal=True)
+        memory, deep = encoder.run(embedded(model, model.source_embedding, sentence.source), n_steps)
+        states, depths = decoder.run(embedded(model, model.target_embedding, sentence.target), n_steps, memory)
+        return logits_of(model, states), {"encoder": deep, "decoder": depths}
     n_prefix = sentence.n_prefix if model.config.mask == "prefix" else None
-    stack = _Twin(model, "decoder", sentence.target, is_causal=True, n_prefix=n_prefix)
-    states, depths = stack.run(_embed(model, model.target_embedding, sentence.target), n_steps)
-    return _logits(model, states), {"decoder": depths}
+    stack = StackTwin(model, "decoder", sentence.target, is_causal=True, n_prefix=n_prefix)
+    states, depths = stack.run(embedded(model, model.target_embedding, sentence.target), n_steps)
+    return logits_of(model, states), {"decoder": depths}
 
 
-def _embed(model: Model, table_VD: Tensor, ids: Sequence[int]) -> States:
+def embedded(model: Model, table_VD: Tensor, ids: Sequence[int]) -> States:
     config = model.config
     scale = {True: math.sqrt(config.d_model), False: 1.0}.get(config.embedding_scale, config.embedding_scale)
     return [table_VD[i] * scale for i in ids]
 
 
-def _logits(model: Model, states: States) -> Tensor:
+def logits_of(model: Model, states: States) -> Tensor:
     """c tanh(z / c) of z = scale * (O transform(x)) + b, or z itself."""
     output, d_model = model.config.output, model.config.d_model
     scale = {True: 1 / math.sqrt(d_model), False: 1.0}.get(output.scale, output.scale)
@@ -111,8 +112,14 @@ def _table(value: int, width: int, layout: str = "interleaved") -> Tensor:
     return found_W if layout == "interleaved" else torch.cat([found_W[0::2], found_W[1::2]])
 
 
-class _Twin(SubLayers):
-    """One stack."""
+class StackTwin(SubLayers):
+    """One stack.
+
+    Attributes:
+        _fills: rounds in which no token takes part are gone through, because later tokens look at what they leave.
+    """
+
+    _fills = False
 
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
         """Apply all rounds of the plan, to the tokens that take part in them."""
@@ -136,9 +143,10 @@ class _Twin(SubLayers):
             states = self._several_states(plan, states, memory, everyone)
             return self._finish(plan.segments[loop + 1 :], states, memory), everyone
         entry, states = states, self._start(plan.segments[loop], states)
-        halting = start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
+        after = plan.segments[loop:]
+        halting = self._rule(plan, states, lambda left: self._predict(after, left, memory))
         for r in range(1, plan.n_rounds + 1):
-            if not halting.begin(r, states):
+            if not halting.begin(r, states) and not self._fills:
                 break
             inject = self._injection(plan.segments[loop])
             states = [
@@ -162,6 +170,19 @@ class _Twin(SubLayers):
             halting.finish(r, states)
         states = self._end(plan.segments[loop], halting.output(states))
         return self._finish(plan.segments[loop + 1 :], states, memory), halting
+
+    def _rule(self, plan: Plan, states: States, predict: Callable[[States], Tensor]) -> Whole:
+        """Who takes part in rounds: by a criterion that takes the place of the stack's own rule, or by that."""
+        execution = self._model.current_execution
+        if execution.exit is not None and self._model.stacks[self._name].exits(execution):
+            is_sequence, threshold = execution.exit_scope == "sequence", execution.halting_threshold
+            assert threshold is not None
+            return Stopping(execution.exit, threshold, states, plan.n_rounds, predict, is_sequence=is_sequence)
+        return start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
+
+    def _predict(self, segments: Sequence[Segment], states: States, memory: States | None) -> Tensor:
+        """Logits of all tokens, if these states were the last to leave the loop, the first of the segments."""
+        return logits_of(self._model, self._finish(segments[1:], self._end(segments[0], states), memory))
 
     def _finish(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
         """What follows the loop, and the final norm."""
@@ -283,6 +304,7 @@ class _Twin(SubLayers):
             hidden = [halting.hides and not runs for runs in halting.runs]
             pairs = zip(hidden, keyed, others, strict=True)
             columns: list[Column] = [None if is_hidden else (k, v) for is_hidden, k, v in pairs]
+            columns = self._with_earlier(columns, is_attention=True)
             self._read_by_others[self._at.index] = columns, use
             sets = [self._read_by_others[step] for step in self._at.keys or (self._at.index,)]
             columns, self._made_by = [x for one, _ in sets for x in one], [made_by for _, made_by in sets]
@@ -291,7 +313,7 @@ class _Twin(SubLayers):
             assert memory is not None
             outputs = [self._attend(use, t, scored, [(x, x) for x in memory]) for t in running]
         elif isinstance(self._config.settings_of(use), SeparableConvConfig):
-            outputs = self._separable(use, others, running)
+            outputs = self._separable(use, self._with_earlier(others, is_attention=False), running)
         else:
             outputs = [self._feed_forward(use, inputs[t], scored[t]) for t in running]
         new = list(states)
@@ -299,6 +321,10 @@ class _Twin(SubLayers):
             x = states[t] + gate * (output if after_f is None else self._norm(after_f, output))
             new[t] = x if after_sum is None else self._norm(after_sum, x)
         return new
+
+    def _with_earlier(self, columns: list[Any], *, is_attention: bool) -> list[Any]:
+        """Return what attention or a convolution reads of all tokens, in a pass over some of them."""
+        return columns
 
     def _names_of_norms(self, use: Use) -> tuple[str | None, str | None, str | None, str | None]:
         """Return the norms of what f reads, of what it gives, of the sum, and of what scores alone are made of.

@@ -92,13 +92,15 @@ def solve(
     if target is not None and len(names) == 2:
         raise typer.BadParameter("give a reference or a number, not both", param_hint="--target")
 
-    def sized(name: str, settings: list[str]) -> ModelConfig:
-        return size_model(load_recipe(name, settings), access, source=source_vocab, target=target_vocab).model
+    def sized(name: str, settings: list[str]) -> tuple[ModelConfig, int | None]:
+        recipe = load_recipe(name, settings)
+        model = size_model(recipe, access, source=source_vocab, target=target_vocab).model
+        return model, recipe.decoding.cached_rounds
 
     # A recipe beside itself reads the same data, whose vocabulary is part of what models cost.
     of_data = [one for one in overrides if one.startswith(("data.", "task."))] if len(names) == 1 else []
-    goal = sized(names[-1], of_data) if target is None else target
-    reference = None if isinstance(goal, float) else goal
+    reference, kept_of_reference = (None, None) if target is not None else sized(names[-1], of_data)
+    model, kept = sized(names[0], overrides)
     matches = [one_of("--match", name.strip(), *_MATCHES) for name in match.split(",")]
     wanted = Wanted(
         free=free,
@@ -108,6 +110,7 @@ def solve(
         rounding=one_of("--rounding", rounding, "nearest", "down"),
         batch_size=batch_size,
         beam=beam,
+        cached_rounds=kept,
         device=device,
         threads=threads,
         tolerance=tolerance,
@@ -115,15 +118,19 @@ def solve(
     if len(matches) > 1:
         if reference is None or write is not None:
             raise typer.BadParameter("several matches need a reference, and write no recipe", param_hint="--match")
-        rows = _side_by_side(sized(names[0], overrides), reference, [replace(wanted, match=one) for one in matches])
+        all_wanted = [replace(wanted, match=one) for one in matches]
+        rows = _side_by_side(model, reference, kept_of_reference, all_wanted)
         if json:
             print_json({"recipe": names[0], "reference": names[-1], "free": free, "models": rows})
         else:
             _print_side_by_side(names, rows)
         return
-    found = match_model(sized(names[0], overrides), goal, wanted)
+    if reference is not None:
+        target = replace(wanted, cached_rounds=kept_of_reference).cost()(reference)
+    assert target is not None
+    found = match_model(model, target, wanted)
     if write is not None:
-        goal_option = [] if target is None else ["--target", f"{target:g}"]
+        goal_option = [] if reference is not None else ["--target", f"{target:g}"]
         options = ["--free", free, "--match", match, *goal_option]
         write_derived(
             write,
@@ -141,14 +148,17 @@ def solve(
         print_line(f"wrote {write}")
 
 
-def _side_by_side(model: ModelConfig, reference: ModelConfig, wanted: Sequence[Wanted]) -> list[dict[str, Any]]:
+def _side_by_side(
+    model: ModelConfig, reference: ModelConfig, kept_of_reference: int | None, wanted: Sequence[Wanted]
+) -> list[dict[str, Any]]:
     """Return what the reference costs, and for everything that is to be matched the solved model and what it costs;
     `reason` where there is none."""
     from ostinato.budget.solver import OutOfReach
     from ostinato.experiments.compare.matched_models import match_model
 
     costs = {one.match: one.cost() for one in wanted}
-    rows: list[dict[str, Any]] = [{"match": None} | {name: cost(reference) for name, cost in costs.items()}]
+    of_reference = {one.match: replace(one, cached_rounds=kept_of_reference).cost() for one in wanted}
+    rows: list[dict[str, Any]] = [{"match": None} | {name: cost(reference) for name, cost in of_reference.items()}]
     for one in wanted:
         # What was measured of the reference is what is matched and shown: it is not measured again.
         try:

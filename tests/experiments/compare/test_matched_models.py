@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.model import LanguageModelConfig
 from ostinato.errors import ConfigError
 from ostinato.experiments.compare.matched_models import Wanted, match_model
 from ostinato.experiments.timing.latency import Timer
+from ostinato.experiments.timing.workloads import Bench, Candidate, Workload
 
 
 def model(n_steps: int = 2, d_ff: int = 64) -> LanguageModelConfig:
@@ -36,6 +40,29 @@ def test_latency_is_read_from_searches_on_this_machine(monkeypatch: pytest.Monke
     found = match_model(model(n_steps=1), model(n_steps=4), wanted)
     assert seen == [("cpu", 1, "decoding, batch 2, beam 5")]
     assert abs(found.residual) <= 0.01 * found.target
+
+
+def test_a_search_is_timed_with_the_rounds_that_its_cache_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(Timer, "seconds_of", lambda timer, workload: seen.append(workload))
+    Wanted(match="latency", device="cpu", cached_rounds=2).cost()
+    assert seen == [Workload("decoding", 1, 32, 32, 1, cached_rounds=2)]
+
+
+def test_a_timed_search_keeps_the_rounds_that_it_is_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = {"n_steps": 1, "segments": [{"repeats": 4}], "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    looped = LanguageModelConfig.model_validate({"d_model": 16, "vocab_size": 30, "decoder": stack})
+    bench, held = Bench(Candidate("looped", looped), torch.device("cpu")), []
+    step = type(bench.model).step
+
+    def noted(model: Any, ids: Any, cache: Any, keep: Any = None) -> Any:
+        held.append((cache, step(model, ids, cache, keep)))
+        return held[-1][1]
+
+    monkeypatch.setattr(type(bench.model), "step", noted)
+    for n_kept, n_sets in ((None, 4), (1, 1), (3, 3)):
+        bench.call(Workload("decoding", 1, 3, 4, cached_rounds=n_kept))()
+        assert len(held[-1][0].self_kv) == n_sets
 
 
 def test_a_real_clock_reads_more_seconds_where_there_is_more_to_do() -> None:

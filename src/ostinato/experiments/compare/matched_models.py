@@ -24,7 +24,8 @@ class Wanted:
             search on random weights.
         source_length, target_length: tokens of the sentence that MACs, bytes and latency are for.
         rounding: of counts, see `ostinato.budget.solver`.
-        batch_size, beam: of bytes, and of the search. device, threads: where it is timed; threads None: torch's own
+        batch_size, beam: of bytes, and of the search. cached_rounds: of a loop, whose keys and values that keeps; None:
+            all. device, threads: where it is timed; threads None: torch's own
             choice.
         tolerance: relative, of latency.
     """
@@ -36,6 +37,7 @@ class Wanted:
     rounding: Rounding = "nearest"
     batch_size: int = 1
     beam: int = 1
+    cached_rounds: int | None = None
     device: str = "auto"
     threads: int | None = None
     tolerance: float = 0.05
@@ -49,11 +51,13 @@ class Wanted:
         if self.match not in MATCHES:
             raise ConfigError([Problem("match", self.match, f"must be one of {', '.join(MATCHES)}")])
         if self.match != "latency":
-            return counts(self.source_length, self.target_length, self.batch_size, self.beam)[self.match]
+            sizes = self.batch_size, self.beam, self.cached_rounds
+            return counts(self.source_length, self.target_length, *sizes)[self.match]
         from ostinato.experiments.timing.latency import Timer
         from ostinato.experiments.timing.workloads import Workload
 
-        search = Workload("decoding", self.batch_size, self.source_length, self.target_length, self.beam)
+        lengths = self.source_length, self.target_length
+        search = Workload("decoding", self.batch_size, *lengths, self.beam, cached_rounds=self.cached_rounds)
         return Timer(self.device, self.threads).seconds_of(search)
 
 
@@ -62,7 +66,7 @@ def match_model(model: ModelConfig, target: ModelConfig | float, wanted: Wanted)
 
     Args:
         model: with its vocabulary sizes set.
-        target: the model whose cost is matched, or a cost.
+        target: the model whose cost is matched, decoded alike, or a cost.
 
     Raises:
         ConfigError: a setting that does not exist or changes nothing; `OutOfReach` where no value fits.

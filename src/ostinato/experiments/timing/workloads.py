@@ -45,7 +45,7 @@ class Workload:
         kind: update: forward, backward, clipping and the optimiser's step. forward: a teacher-forced pass without
             gradients. decoding: a search.
         batch_size: sentences. source_length, target_length: tokens of each, or generated.
-        beam: of the search; 1 is greedy.
+        beam: of the search; 1 is greedy. cached_rounds: of a loop, whose keys and values the search keeps; None: all.
     """
 
     kind: Literal["update", "forward", "decoding"]
@@ -53,6 +53,7 @@ class Workload:
     source_length: int
     target_length: int
     beam: int = 1
+    cached_rounds: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes that no call can have.
@@ -127,7 +128,12 @@ class Bench:
                 )
                 assert not isinstance(model, Encoder)  # there are no batches for one
                 endless = Endless(model)
-                return inference(model)(lambda: search(endless, batch, config))
+
+                def decode() -> object:
+                    with model.execution(cached_rounds=workload.cached_rounds):
+                        return search(endless, batch, config)
+
+                return inference(model)(decode)
 
 
 class Endless:

@@ -1,0 +1,183 @@
+"""The contract for criteria by which tokens of a trained model stop, and for caches that keep some rounds of a loop."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_contract_bytes import _batch, _held
+from test_contract_chains import assert_near, logits_of_steps
+from test_contract_decoding import _cuts, _least_first_step
+from test_contract_equivalence import assert_same_depths
+from test_contract_numbers import _counted
+
+from architectures import any_architecture, draws, left_padded, random_model, right_padded, sentences
+from contract import assert_all_equal, assert_equal, gradients, weights_of
+from drawn_ways import KEPT, exit_of, kept_of
+from haltings import never_halting
+from ostinato.budget import MacCounter, count_bytes, expected_depths
+from ostinato.kernels import packing
+from ostinato.kernels.native import library
+from ostinato.models import build_model
+from ostinato.nn.execution import CRITERIA_AT_TEST
+from reference.cached import cached_twin
+from reference.twin import twin_with_depths
+from running import run_as
+
+LOOKS_AT_ALL = bool(os.environ.get("OSTINATO_ALL_DRAWS"))
+
+
+def test_tokens_stop_where_their_twins_do_with_the_same_logits_and_gradients() -> None:
+    seen: Counter[str] = Counter()
+    stopped: Counter[int] = Counter()
+
+    @draws(80 if LOOKS_AT_ALL else 16)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        model = random_model(data.draw(any_architecture()))
+        way = exit_of(model)
+        if not way:
+            return
+        run_as(model, **way, compaction=data.draw(st.sampled_from(["auto", "always", "never"])))
+        batch = data.draw(sentences(model.config))
+        padded = data.draw(st.sampled_from([right_padded, left_padded]))(batch)
+        output = model(padded)
+        logits = [row[keep] for row, keep in zip(output.logits_BTV, padded.target.keep_BT, strict=True)]
+        expected, depths = (list(values) for values in zip(*(twin_with_depths(model, s) for s in batch), strict=True))
+        for i, (found, wanted) in enumerate(zip(logits, expected, strict=True)):
+            assert_equal(found, wanted, f"logits of sentence {i}")
+        if LOOKS_AT_ALL:
+            weights = weights_of(batch, logits[0].shape[1])
+            assert_all_equal(gradients(model, logits, weights), gradients(model, expected, weights))
+        for name, stack in output.stacks.items():
+            tokens = padded.source if name == "encoder" else padded.target
+            assert tokens is not None
+            assert_same_depths(stack.halting, tokens.keep_BT, [one[name] for one in depths])
+            if model.stacks[name].exits(model.current_execution):
+                stopped.update(n for one in depths for n in one[name].n_executed)
+                seen.update([f"{way['exit']} {name}", f"{way['exit_scope']} {name}"])
+
+    check()
+    assert all(stopped[n] >= 5 for n in (1, 2)), stopped
+    if LOOKS_AT_ALL:
+        assert {f"{criterion} decoder" for criterion in CRITERIA_AT_TEST} <= set(seen)
+        assert {"change encoder", "cosine encoder", "token encoder", "sequence encoder"} <= set(seen)
+
+
+def test_cached_steps_read_what_their_twins_read_whatever_is_kept_and_whoever_has_stopped() -> None:
+    seen: Counter[Any] = Counter()
+
+    @draws(120 if LOOKS_AT_ALL else 20)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        # Rounds are kept where all share their weights; of other models all are.
+        config = data.draw(any_architecture(fully_shared=data.draw(st.sampled_from([True, True, False]))))
+        model = random_model(config)
+        way = data.draw(st.sampled_from([exit_of, lambda model: {}]))(model) | kept_of(model)
+        if not way:
+            return
+        run_as(model, **way, compaction=data.draw(st.sampled_from(["auto", "always", "never"])))
+        batch = data.draw(sentences(config))
+        padded = left_padded(batch) if len({len(s.target) for s in batch}) > 1 else right_padded(batch)
+        cuts = _cuts(data, padded.target.ids_BT.shape[1], _least_first_step(config, padded))
+        # What is on the left of a sentence is padding, which is fed as it stands.
+        n_padded = (~padded.target.keep_BT).sum(1).tolist()
+        twins = []
+        for sentence, missing in zip(batch, n_padded, strict=True):
+            ends = [end - missing for _, end in cuts if end > missing]
+            twins.append(dict(zip(ends, cached_twin(model, sentence, ends, way.get("cached_rounds")), strict=True)))
+        with torch.no_grad():
+            cache = model.encode(padded)
+            for start, end in cuts:
+                ids, keep = (one[:, start:end] for one in (padded.target.ids_BT, padded.target.keep_BT))
+                logits_BV = model.step(ids, cache, keep)
+                for b, missing in enumerate(n_padded):
+                    if end > missing:
+                        assert_equal(logits_BV[b], twins[b][end - missing], f"sentence {b}, columns {start} to {end}")
+        seen.update([way.get("exit"), way.get("cached_rounds")])
+
+    check()
+    assert any(seen[n_kept] for n_kept in KEPT)
+    if LOOKS_AT_ALL:
+        assert {*CRITERIA_AT_TEST, *KEPT} <= set(seen)
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler here")
+def test_hypotheses_that_change_places_are_decoded_by_kernels_as_by_plain_code() -> None:
+    seen: Counter[Any] = Counter()
+
+    @draws(100 if LOOKS_AT_ALL else 14)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        config = data.draw(any_architecture(fully_shared=data.draw(st.sampled_from([True, False]))))
+        model = random_model(config).float()
+        way = exit_of(model) | data.draw(st.sampled_from([kept_of, lambda model: {}]))(model)
+        if not way:
+            return
+        run_as(model, **way, compaction=data.draw(st.sampled_from(["auto", "always", "never"])))
+        batch = left_padded(data.draw(sentences(config)))
+        n_beams, n_sentences = data.draw(st.integers(1, 3)), len(batch.target.ids_BT)
+        keep = sorted(data.draw(st.sets(st.integers(0, n_sentences - 1), min_size=1)))
+        with torch.no_grad():
+            expected = logits_of_steps(model, batch, n_beams, keep)
+            with packing():
+                found = logits_of_steps(model, batch, n_beams, keep)
+        assert_near(found, expected)
+        seen.update([way.get("exit"), way.get("cached_rounds")])
+
+    check()
+    assert any(seen[one] for one in CRITERIA_AT_TEST)
+    if LOOKS_AT_ALL:
+        assert {*CRITERIA_AT_TEST, *KEPT} <= set(seen)
+
+
+@draws(24 if LOOKS_AT_ALL else 8)
+@given(st.data())
+def test_the_cache_that_keeps_some_rounds_is_as_large_as_counted(data: st.DataObject) -> None:
+    config = data.draw(any_architecture(fully_shared=True))
+    model = never_halting(build_model(config)).eval()
+    if not (way := kept_of(model)):
+        return
+    beam, target_length = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([4, 36]))
+    batch = _batch(config, 2, 7, target_length)
+    with torch.inference_mode(), model.execution(**way):
+        cache = model.encode(batch)
+        model.step(batch.target.ids_BT[:, :1], cache)
+        cache.expand(beam, 2)
+        for column in batch.target.ids_BT[:, 1:].repeat_interleave(beam, 0).split(1, 1):
+            if beam > 1:
+                cache.reorder(torch.arange(2 * beam))
+            model.step(column, cache)
+    assert count_bytes(config, 7, target_length, batch_size=2, beam=beam, **way).cache == _held(cache)
+
+
+@draws(40)
+@given(any_architecture(), st.integers(2, 9), st.integers(2, 9))
+def test_realised_macs_of_tokens_that_stop_agree_with_the_flop_counter(
+    config: Any, source_length: int, target_length: int
+) -> None:
+    model = random_model(config)
+    # Sums weighted by gates are element-wise in a budget, and readouts make more of them.
+    if any(True for _ in model.routed()) or not (way := exit_of(model)):
+        return
+    run_as(model, **way, compaction="always")
+    batch = _batch(config, 1, source_length, target_length)
+    lengths = {"encoder": source_length, "decoder": target_length}
+    with torch.no_grad():
+        stacks = model(batch).stacks
+    found, depths = expected_depths(config, exits=model.exits()), {}
+    for name, one in found.items():
+        trace = stacks[name].halting
+        rounds = [one.rounds] * lengths[name] if trace is None else trace.executed_BTR[0].sum(-1).tolist()
+        depths[name] = [rounds.count(n) for n in range(1, one.rounds + 1)]
+    counted = MacCounter(config, exits=model.exits()).count(depths)
+    measured = _counted(model, lambda: model(batch))
+    if all(one.skips_halted for one in found.values()):
+        assert counted.realised == pytest.approx(measured, rel=0.01)
+    else:
+        assert measured <= 1.01 * counted.realised
