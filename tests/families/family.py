@@ -88,11 +88,11 @@ class Family:
         config = load_recipe(self.recipe, ["model.dropout=0.0", *self.settings]).model
         return config.model_copy(update={key: getattr(config, key) or n for key in config.vocabulary_sizes(n, n)})
 
-    def model(self, dtype: torch.dtype = torch.float64) -> Model:
-        """Return the model with the fixture's weights, in evaluation mode."""
+    def model(self, dtype: torch.dtype = torch.float64, weights: Mapping[str, Tensor] | None = None) -> Model:
+        """Return the model with the fixture's weights (or with these), in evaluation mode."""
         config = self.config()
         model = build_model(config).to(dtype).eval()
-        load_weights(model, self.table(config), self.weights())
+        load_weights(model, self.table(config), self.weights() if weights is None else dict(weights))
         return model
 
     def weights(self) -> dict[str, Tensor]:
@@ -126,10 +126,10 @@ class Family:
         start = f"rounded/{variant.name}/grad/"
         return {name.removeprefix(start): x for name, x in numbers(self.fixture).items() if name.startswith(start)}
 
-    def gradients(self, variant: Variant) -> dict[str, Tensor]:
-        """Return our gradients of the sum of squares of all logits, by their names."""
-        model = self.model()
-        (variant.logits(model, self.batch(variant)) ** 2).sum().backward()
+    def gradients(self, variant: Variant, model: Model | None = None) -> dict[str, Tensor]:
+        """Return our gradients of the sum of squares of all logits of real tokens, by their names."""
+        model, batch = model or self.model(), self.batch(variant)
+        variant.logits(model, batch)[batch.target.keep_BT].square().sum().backward()
         given = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
         return from_ours(self.table(self.config()), given, shared="sum")
 
