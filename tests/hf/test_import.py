@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,57 @@ def test_what_cannot_be_read_is_said_in_one_line(damaged: Path, damage: Any, lin
     assert isinstance(caught.value, CheckpointError | ConfigError | DataError)
     assert not run.exists()
     assert not (damaged / "ran").exists()
+
+
+def test_a_hub_is_asked_for_a_name_alone_and_one_line_says_so_first(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def snapshot(name: str, **_: Any) -> str:
+        asked.append(name)
+        assert "owner/tiny: there is no such folder here: asking https://" in capsys.readouterr().err
+        return str(llama)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "model").symlink_to(llama)
+    for number, source in enumerate(("own/model", str(llama), "./own/model")):  # folders: no hub hears of them
+        main_exits(0, "import", "hf", source, "--run-dir", str(tmp_path / f"run-{number}"))
+    for source in ("nowhere", "a/b/c", "/no/where", "../no/where"):  # no names of a repository
+        main_exits(2, "import", "hf", source, "--run-dir", str(tmp_path / "no"))
+        assert "there is no such folder" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    main_exits(2, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "full"))  # refused before it is asked
+    assert not asked
+    capsys.readouterr()
+    main_exits(0, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
+    assert asked == ["owner/tiny"]
+    assert ostinato.load(tmp_path / "run").model.n_parameters() > 0
+
+
+def main_exits(code: int, *words: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert (end.value.code or 0) == code
+
+
+def test_a_hub_that_cannot_be_asked_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    main_exits(2, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
+    first, last = capsys.readouterr().err.strip().splitlines()
+    assert first.startswith("owner/tiny: there is no such folder here: asking https://")
+    assert "owner/tiny: there is no such folder, and no hub gives it: " in last
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    main_exits(2, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "pip install 'ostinato[hf]'" in line
 
 
 def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
