@@ -37,13 +37,31 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     if not hasattr(transformers, tiny.MODELS[name][0]):
         pytest.skip(f"transformers {transformers.__version__} has no {tiny.MODELS[name][0]}")
     theirs = tiny.save(name, tmp_path)
-    ours = read_pretrained(tmp_path).model
-    target = (IDS.flip(1),) if ours.config.has_two_sides else ()
-    with torch.no_grad():
-        found = ours(IDS, *target).logits_BTV
+    found = tiny.our_logits(read_pretrained(tmp_path).model, IDS)
     expected = their_logits(theirs, IDS)
     assert float(expected.abs().max()) > 0.5
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "HrmTextForCausalLM"), reason="transformers without HrmText")
+def test_a_prefix_whose_tokens_see_each_other_is_one(tmp_path: Path) -> None:
+    theirs = tiny.save("hrm-text", tmp_path / "model")
+    assert theirs.config.prefix_lm
+    import_run(str(tmp_path / "model"), tmp_path / "run")
+    run = ostinato.load(tmp_path / "run")
+    marks = (torch.arange(IDS.shape[1]) < 4).long().expand_as(IDS)
+    with torch.no_grad():
+        expected, causal = theirs(IDS, token_type_ids=marks).logits, theirs(IDS).logits
+    assert float((expected - causal).abs().max()) > 0.1
+    torch.testing.assert_close(tiny.our_logits(run.model, IDS, 4), expected, rtol=0, atol=1e-5)
+    prompt = torch.tensor([[1, 7, 11, 30]])
+    written = theirs.generate(
+        prompt, token_type_ids=torch.ones_like(prompt), max_new_tokens=9, do_sample=False, suppress_tokens=[0, 1]
+    )[0, 4:].tolist()
+    assert run.model.generate(prompt, max_length=9) == [written[: written.index(2)] if 2 in written else written]
+    assert run.generate(["w7 w11 w30"], strategy="greedy", max_length=9)[0] == run.tokenizers.target.decode(written)
+    change_config(tmp_path / "model", prefix_lm=False)
+    assert read_pretrained(tmp_path / "model").model.config.mask == "causal"  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
