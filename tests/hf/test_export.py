@@ -289,6 +289,30 @@ def test_the_model_card_has_the_recipe(made: Any) -> None:
     assert "kind: act" in card
 
 
+def test_the_model_card_has_the_scores_of_the_weights_that_are_exported(tmp_path: Path) -> None:
+    runs.make_run("looped", tmp_path / "start")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in runs.TEXTS))
+    more = ["training.n_updates=2", "training.evaluate_every=1", "training.save_every=1", "training.schedule.warmup=1"]
+    files = [f"data.{split}={texts}" for split in ("train", "dev", "test")]
+    recipe = ostinato.load_recipe(tmp_path / "start", [*files, *more, "evaluation.splits=[test]"])
+    results = ostinato.train(recipe, tmp_path / "run")
+    card = (export_run(ostinato.load(tmp_path / "run"), tmp_path / "out") / "README.md").read_text()
+    scores = results["splits"]["test"]
+    assert "|  | test |\n| --- | --- |\n| examples | 6 |\n" in card
+    assert f"| loss | {scores['loss']:.4g} |" in card
+    assert f"| perplexity | {scores['perplexity']:.4g} |" in card
+    assert "| seconds" not in card
+    assert json.loads(card.split("```json\n")[1].split("```")[0]) == json.loads(
+        (tmp_path / "run" / "results.json").read_text()
+    )
+    # Scores of other weights are not those of these.
+    (tmp_path / "run" / "results.json").write_text(json.dumps({**results, "checkpoint": "update-000009"}))
+    assert (
+        "## Results" not in (export_run(ostinato.load(tmp_path / "run"), tmp_path / "other") / "README.md").read_text()
+    )
+
+
 def test_what_is_pushed_to_a_hub_is_the_model(made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run, folder = made("looped")
     pushed: list[str] = []
