@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import ostinato
 from ostinato.data.example import Example
@@ -100,3 +101,17 @@ def auto(run: LoadedRun) -> Any:
         "span": "QuestionAnswering",
     }[run.model.config.reads]
     return getattr(transformers, f"AutoModelFor{name}")
+
+
+def ids_of(run: LoadedRun, n: int = 3, length: int = 7) -> Tensor:
+    """Return random ids of ordinary tokens, the same ones in every call."""
+    size = min(run.tokenizers.source.vocab_size, run.tokenizers.target.vocab_size)
+    return torch.randint(4, size, (n, length), generator=torch.Generator().manual_seed(2))
+
+
+def padded(ids: Tensor, side: str) -> tuple[Tensor, Tensor]:
+    """Return ids of which row i has i columns of padding on a side, and their mask."""
+    T = ids.shape[1]
+    mask = torch.stack([torch.arange(T) >= i for i in range(len(ids))])
+    mask = mask if side == "left" else mask.flip(1)
+    return ids.masked_fill(~mask, 0), mask

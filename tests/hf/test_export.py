@@ -15,35 +15,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 import huggingface_hub
 import runs
 import transformers
+from runs import ids_of, padded
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import OstinatoError
-from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_run, wrapped
-
-LANGUAGE_MODELS = ["language-model", "looped", "halting", "experts"]
-
-
-def ids_of(run: LoadedRun, n: int = 3, length: int = 7) -> Tensor:
-    size = min(run.tokenizers.source.vocab_size, run.tokenizers.target.vocab_size)
-    return torch.randint(4, size, (n, length), generator=torch.Generator().manual_seed(2))
-
-
-def padded(ids: Tensor, side: str) -> tuple[Tensor, Tensor]:
-    """Return ids of which row i has i columns of padding on a side, and their mask."""
-    T = ids.shape[1]
-    mask = torch.stack([torch.arange(T) >= i for i in range(len(ids))])
-    mask = mask if side == "left" else mask.flip(1)
-    return ids.masked_fill(~mask, 0), mask
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -67,90 +50,6 @@ def test_logits_are_ours(made: Any, name: str, side: str) -> None:
             expected = ours(one, *target).logits_BTV
             got = found[row : row + 1] if more else found[row : row + 1, mask[row]]
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_greedy_outputs_are_ours_with_padding_on_the_left_and_with_a_cache(made: Any, name: str) -> None:
-    run, folder = made(name)
-    model = runs.auto(run).from_pretrained(folder)
-    ids, mask = padded(ids_of(run, 5, 6), "left")
-    ids = torch.where(mask & (mask.cumsum(1) == 1), 1, ids)  # prompts begin with the begin symbol
-    expected = run.model.generate(ids, mask, max_length=9)
-    for use_cache in (True, False):
-        out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=9, do_sample=False, top_k=None, use_cache=use_cache
-        )
-        assert [cut(row[6:].tolist()) for row in out] == expected
-
-
-def cut(ids: list[int], eos: int = 2) -> list[int]:
-    """Return ids before the end symbol."""
-    return ids[: ids.index(eos)] if eos in ids else ids
-
-
-@pytest.mark.parametrize("beam", [1, 5])
-def test_outputs_of_sentences_are_ours_for_greedy_and_beam(made: Any, beam: int) -> None:
-    run, folder = made("pairs")
-    model = runs.auto(run).from_pretrained(folder)
-    generator = torch.Generator().manual_seed(4)
-    lengths = torch.randint(2, 9, (200,), generator=generator)
-    sources = [torch.randint(4, 20, (int(n),), generator=generator).tolist() for n in lengths]
-    tokens = Tokens.from_lists([[*source, 2] for source in sources])
-    found = model.generate(
-        tokens.ids_BT, attention_mask=tokens.keep_BT, max_new_tokens=40, num_beams=beam,
-        early_stopping="never" if beam > 1 else None, length_penalty=0.2 if beam > 1 else None,
-    )  # fmt: skip
-    penalty = {"kind": "exponent", "alpha": 0.2}
-    search = {"beam": beam, "length_penalty": penalty} if beam > 1 else {}
-    expected = run.model.generate(Batch.from_lists([[]] * len(sources), sources), max_length=40, **search)
-    written = [cut(row[1:].tolist()) for row in found]
-    # At the limit transformers lets outputs without an end compete with those that ended.
-    ended = [i for i, row in enumerate(written) if beam == 1 or len(row) < 40]
-    assert len(ended) >= 150
-    assert [written[i] for i in ended] == [expected[i] for i in ended]
-    assert len({tuple(row) for row in expected}) > 10
-
-
-def test_a_beam_search_of_a_language_model_is_ours(made: Any) -> None:
-    run, folder = made("halting")
-    model = runs.auto(run).from_pretrained(folder)
-    ids = torch.cat([torch.ones(6, 1, dtype=torch.long), ids_of(run, 6, 3)], dim=1)
-    out = model.generate(ids, max_new_tokens=8, do_sample=False, num_beams=4, length_penalty=0.0,
-                         early_stopping="never", top_k=None)  # fmt: skip
-    expected = run.model.generate(ids, max_length=8, beam=4, length_penalty={"kind": "none"})
-    assert [cut(row[4:].tolist()) for row in out] == expected
-
-
-def test_sampling_draws_from_our_distribution(made: Any) -> None:
-    run, folder = made("halting")
-    model = runs.auto(run).from_pretrained(folder)
-    prompt, n, temperature = torch.tensor([[1, 5, 9]]), 4000, 1.5
-    torch.manual_seed(3)
-    drawn = model.generate(prompt.expand(n, -1), max_new_tokens=1, do_sample=True, temperature=temperature, top_k=0)
-    with torch.no_grad():
-        logits_V = run.model(prompt).logits_BTV[0, -1] / temperature
-    logits_V[[0, 1]] = -torch.inf  # padding and the begin symbol are never written
-    p_V = logits_V.softmax(-1)
-    found_V = torch.bincount(drawn[:, -1], minlength=len(p_V)) / n
-    assert int((p_V > 0.02).sum()) > 5
-    assert bool(((found_V - p_V).abs() <= 4 * (p_V * (1 - p_V) / n).sqrt()).all())
-
-
-def test_rounds_and_thresholds_are_arguments_of_generation(made: Any) -> None:
-    run, folder = made("halting")
-    model = runs.auto(run).from_pretrained(folder)
-    ids = torch.cat([torch.ones(5, 1, dtype=torch.long), ids_of(run, 5, 3)], dim=1)
-    outputs = []
-    for n_steps, threshold in ((None, None), (1, None), (None, 0.3)):
-        with run.model.execution(halting_threshold=threshold):
-            expected = run.model.generate(ids, max_length=9, n_steps=n_steps)
-        found = model.generate(
-            ids, max_new_tokens=9, do_sample=False, top_k=None, n_steps=n_steps, halting_threshold=threshold
-        )
-        assert [cut(row[4:].tolist()) for row in found] == expected
-        outputs.append(expected)
-    assert outputs[0] != outputs[1]
-    assert outputs[0] != outputs[2]
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
@@ -188,74 +87,6 @@ def test_hidden_states_are_of_every_step_or_of_every_round(made: Any, tmp_path: 
         output = runs.auto(pairs).from_pretrained(folder)(ids, decoder_input_ids=ids, output_hidden_states="rounds")
     assert len(output.encoder_hidden_states) == 4
     assert len(output.decoder_hidden_states) >= 1
-
-
-@pytest.mark.parametrize("name", ["looped", "pairs"])
-def test_generation_returns_states_and_weights_of_every_token(made: Any, name: str) -> None:
-    run, folder = made(name)
-    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run, 2, 4)
-    how: dict[str, Any] = {"output_hidden_states": "rounds", "output_attentions": True}
-    out = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False, num_beams=1, top_k=None,
-                         return_dict_in_generate=True, **how)  # fmt: skip
-    prefix = "decoder_" if model.config.is_encoder_decoder else ""
-    given = {"input_ids": ids, "decoder_input_ids": out.sequences} if prefix else {"input_ids": out.sequences}
-    with torch.no_grad():
-        whole = model(**given, **how)
-    first = out.sequences.shape[1] - 4  # columns of the first step
-    states, weights = (getattr(out, f"{prefix}{what}") for what in ("hidden_states", "attentions"))
-    assert len(states) == len(weights) == 4
-    for number in range(4):
-        column = first + number - 1
-        for found, expected in zip(states[number], whole[f"{prefix}hidden_states"], strict=False):
-            torch.testing.assert_close(found[:, -1], expected[:, column], rtol=1e-5, atol=1e-5)
-        for found, expected in zip(weights[number], whole[f"{prefix}attentions"], strict=False):
-            torch.testing.assert_close(found[:, :, -1], expected[:, :, column, : column + 1], rtol=0, atol=1e-5)
-        if prefix:
-            assert out.cross_attentions[number][0].shape[-1] == 4
-            torch.testing.assert_close(
-                out.cross_attentions[number][0][:, :, -1], whole.cross_attentions[0][:, :, column], rtol=0, atol=1e-5
-            )
-    assert len(states[0]) == len(whole[f"{prefix}hidden_states"]) > 1
-
-
-@pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_a_cached_target_goes_on_by_either_name(made: Any, name: str) -> None:
-    run, folder = made("pairs")
-    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run)
-    with torch.no_grad():
-        first = model(ids, decoder_input_ids=ids[:, :4], use_cache=True)
-        states = (first.encoder_last_hidden_state,)
-        second = model(encoder_outputs=states, decoder_input_ids=ids[:, 4:], **{name: first[CACHE]})
-        whole = model(ids, decoder_input_ids=ids)
-    torch.testing.assert_close(second.logits, whole.logits[:, 4:], rtol=0, atol=1e-6)
-    assert second[CACHE] is first[CACHE]
-    assert CACHE not in whole
-
-
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_generation_goes_on_from_a_cache(made: Any, name: str) -> None:
-    run, folder = made(name)
-    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run, 2, 4)
-    how: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "top_k": None}
-    first = model.generate(ids, return_dict_in_generate=True, **how)
-    assert first[CACHE].get_seq_length() == 7
-    longer = torch.cat([first.sequences, ids_of(run, 2, 3)], dim=1)
-    found = model.generate(longer, **{CACHE: first[CACHE]}, **how)
-    assert first[CACHE].get_seq_length() == 14  # each column once
-    assert torch.equal(found, model.generate(longer, **how))
-
-
-def test_what_would_take_columns_back_is_refused(made: Any) -> None:
-    run, folder = made("looped")
-    model = runs.auto(run).from_pretrained(folder)
-    ids = torch.tensor([[1, 5, 6, 7, 5, 6, 7, 5, 6]])  # each token foretells the next
-    with pytest.raises((OstinatoError, RuntimeError, ValueError), match=r"cropped|requires a cache"):
-        model.generate(ids, max_new_tokens=4, do_sample=False, top_k=None, prompt_lookup_num_tokens=3)
-    with torch.no_grad():
-        cache = model(ids, use_cache=True)[CACHE]
-    assert not cache.is_croppable
-    with pytest.raises(OstinatoError, match="a cache of Ostinato cannot be cropped"):
-        cache.crop(-1)
 
 
 @pytest.mark.parametrize("name", ["experts", "pairs", "masked"])
@@ -457,6 +288,30 @@ def test_the_model_card_has_the_recipe(made: Any) -> None:
     assert "AutoModelForCausalLM.from_pretrained" in card
     assert f"{run.model.n_parameters():,} parameters" in card
     assert "kind: act" in card
+
+
+def test_the_model_card_has_the_scores_of_the_weights_that_are_exported(tmp_path: Path) -> None:
+    runs.make_run("looped", tmp_path / "start")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in runs.TEXTS))
+    more = ["training.n_updates=2", "training.evaluate_every=1", "training.save_every=1", "training.schedule.warmup=1"]
+    files = [f"data.{split}={texts}" for split in ("train", "dev", "test")]
+    recipe = ostinato.load_recipe(tmp_path / "start", [*files, *more, "evaluation.splits=[test]"])
+    results = ostinato.train(recipe, tmp_path / "run")
+    card = (export_run(ostinato.load(tmp_path / "run"), tmp_path / "out") / "README.md").read_text()
+    scores = results["splits"]["test"]
+    assert "|  | test |\n| --- | --- |\n| examples | 6 |\n" in card
+    assert f"| loss | {scores['loss']:.4g} |" in card
+    assert f"| perplexity | {scores['perplexity']:.4g} |" in card
+    assert "| seconds" not in card
+    assert json.loads(card.split("```json\n")[1].split("```")[0]) == json.loads(
+        (tmp_path / "run" / "results.json").read_text()
+    )
+    # Scores of other weights are not those of these.
+    (tmp_path / "run" / "results.json").write_text(json.dumps({**results, "checkpoint": "update-000009"}))
+    assert (
+        "## Results" not in (export_run(ostinato.load(tmp_path / "run"), tmp_path / "other") / "README.md").read_text()
+    )
 
 
 def test_what_is_pushed_to_a_hub_is_the_model(made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,31 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     if not hasattr(transformers, tiny.MODELS[name][0]):
         pytest.skip(f"transformers {transformers.__version__} has no {tiny.MODELS[name][0]}")
     theirs = tiny.save(name, tmp_path)
-    ours = read_pretrained(tmp_path).model
-    target = (IDS.flip(1),) if ours.config.has_two_sides else ()
-    with torch.no_grad():
-        found = ours(IDS, *target).logits_BTV
+    found = tiny.our_logits(read_pretrained(tmp_path).model, IDS)
     expected = their_logits(theirs, IDS)
     assert float(expected.abs().max()) > 0.5
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "HrmTextForCausalLM"), reason="transformers without HrmText")
+def test_a_prefix_whose_tokens_see_each_other_is_one(tmp_path: Path) -> None:
+    theirs = tiny.save("hrm-text", tmp_path / "model")
+    assert theirs.config.prefix_lm
+    import_run(str(tmp_path / "model"), tmp_path / "run")
+    run = ostinato.load(tmp_path / "run")
+    marks = (torch.arange(IDS.shape[1]) < 4).long().expand_as(IDS)
+    with torch.no_grad():
+        expected, causal = theirs(IDS, token_type_ids=marks).logits, theirs(IDS).logits
+    assert float((expected - causal).abs().max()) > 0.1
+    torch.testing.assert_close(tiny.our_logits(run.model, IDS, 4), expected, rtol=0, atol=1e-5)
+    prompt = torch.tensor([[1, 7, 11, 30]])
+    written = theirs.generate(
+        prompt, token_type_ids=torch.ones_like(prompt), max_new_tokens=9, do_sample=False, suppress_tokens=[0, 1]
+    )[0, 4:].tolist()
+    assert run.model.generate(prompt, max_length=9) == [written[: written.index(2)] if 2 in written else written]
+    assert run.generate(["w7 w11 w30"], strategy="greedy", max_length=9)[0] == run.tokenizers.target.decode(written)
+    change_config(tmp_path / "model", prefix_lm=False)
+    assert read_pretrained(tmp_path / "model").model.config.mask == "causal"  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +249,57 @@ def test_what_cannot_be_read_is_said_in_one_line(damaged: Path, damage: Any, lin
     assert isinstance(caught.value, CheckpointError | ConfigError | DataError)
     assert not run.exists()
     assert not (damaged / "ran").exists()
+
+
+def test_a_hub_is_asked_for_a_name_alone_and_one_line_says_so_first(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def snapshot(name: str, **_: Any) -> str:
+        asked.append(name)
+        assert "owner/tiny: there is no such folder here: asking https://" in capsys.readouterr().err
+        return str(llama)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "model").symlink_to(llama)
+    for number, source in enumerate(("own/model", str(llama), "./own/model")):  # folders: no hub hears of them
+        main_exits(0, "import", "hf", source, "--run-dir", str(tmp_path / f"run-{number}"))
+    for source in ("nowhere", "a/b/c", "/no/where", "../no/where"):  # no names of a repository
+        main_exits(2, "import", "hf", source, "--run-dir", str(tmp_path / "no"))
+        assert "there is no such folder" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    main_exits(2, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "full"))  # refused before it is asked
+    assert not asked
+    capsys.readouterr()
+    main_exits(0, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
+    assert asked == ["owner/tiny"]
+    assert ostinato.load(tmp_path / "run").model.n_parameters() > 0
+
+
+def main_exits(code: int, *words: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert (end.value.code or 0) == code
+
+
+def test_a_hub_that_cannot_be_asked_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    main_exits(2, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
+    first, last = capsys.readouterr().err.strip().splitlines()
+    assert first.startswith("owner/tiny: there is no such folder here: asking https://")
+    assert "owner/tiny: there is no such folder, and no hub gives it: " in last
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    main_exits(2, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "pip install 'ostinato[hf]'" in line
 
 
 def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:

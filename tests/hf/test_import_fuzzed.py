@@ -78,9 +78,7 @@ class Folder:
             model = read_pretrained(self.path).model
         except OstinatoError as error:
             return str(error)
-        target = (IDS.flip(1),) if model.config.has_two_sides else ()
-        with torch.no_grad():
-            return model(IDS, *target).logits_BTV
+        return tiny.our_logits(model, IDS)
 
     def check(self, key: Key, value: object) -> None:
         self.write(changed(self.config, key, value))

@@ -80,6 +80,9 @@ def test_a_looped_model_is_a_plain_one(name: str, tmp_path: Path) -> None:
         found = theirs(input_ids=ids, **more).logits
         expected = run.model(ids, *more.values()).logits_BTV
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"{kind.__name__}.from_pretrained" in card
+    assert "import ostinato" not in card
     fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert fast.eos_token_id == theirs.config.eos_token_id == 2
 

@@ -10,6 +10,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from ostinato.data.batch import Batch, Tokens
+
 VOCABULARY = 50
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 
@@ -145,3 +147,18 @@ def save(name: str, folder: Path) -> Any:
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model
+
+
+def our_logits(model: Any, ids: torch.Tensor, n_prefix: int = 0) -> torch.Tensor:
+    """Return the logits of a model of ours; of a pair those of the ids backwards as a target.
+
+    Args:
+        n_prefix: of a prefix language model the first columns, which see each other.
+    """
+    target = (ids.flip(1),) if model.config.has_two_sides else ()
+    given: Any = ids
+    if getattr(model.config, "mask", "causal") == "prefix":
+        all_real = torch.ones_like(ids).bool()
+        given = Batch(Tokens(ids, all_real), ids, all_real, prefix_lengths_B=torch.full((len(ids),), n_prefix))
+    with torch.no_grad():
+        return model(given, *target).logits_BTV  # type: ignore[no-any-return]

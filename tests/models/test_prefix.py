@@ -22,8 +22,10 @@ from architectures import (
     sentences,
 )
 from contract import assert_equal, real_logits
+from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
+from ostinato.decoding import search
 from ostinato.errors import DataError
 from ostinato.models import LanguageModel, build_model
 from ostinato.nn import attention
@@ -129,6 +131,21 @@ def test_a_prefix_model_refuses_a_batch_that_does_not_say_where_prefixes_end() -
         with pytest.raises(DataError, match="needs the length of every prefix; this batch has no sources"):
             run(batch)
     assert model_of("causal")(batch).logits_BTV.shape == (2, 7, 9)
+
+
+def test_all_of_a_prompt_is_the_prefix() -> None:
+    model, prompts = model_of("prefix"), [[BOS, 4, 5, 6], [BOS, 7]]
+    given = left_padded([Sentence(None, ids) for ids in prompts])
+    found = search(model, with_lengths(given, None), DecodingConfig(max_length=3), given.target)
+    for prompt, one in zip(prompts, found, strict=True):
+        whole, n = right_padded([Sentence(None, [*prompt, *one.ids])]), len(prompt)
+        scores = {}
+        for length in (n, 0):
+            log_p_TV = model(with_lengths(whole, length)).logits_BTV[0].log_softmax(-1).detach()
+            scores[length] = sum(float(log_p_TV[n - 1 + i, token]) for i, token in enumerate(one.ids))
+        assert len(one.ids) == 3
+        assert one.log_prob == pytest.approx(scores[n], abs=1e-5)
+        assert one.log_prob != pytest.approx(scores[0], abs=1e-3)
 
 
 def test_a_cache_that_is_thinned_out_before_its_first_step_keeps_its_prefixes() -> None:

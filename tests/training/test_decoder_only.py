@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.collate import Row, collate
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
-from ostinato.errors import ConfigError, DataError
+from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.models import LanguageModel
 from ostinato.tasks.registry import build_task
@@ -116,7 +117,7 @@ def test_a_run_that_was_stopped_and_resumed_ends_like_an_undisturbed_one(tmp_pat
     assert resumed["splits"]["long"]["loss"] == whole["splits"]["long"]["loss"]
 
 
-def test_texts_are_still_prompts_and_have_no_prefix(tmp_path: Path) -> None:
+def test_texts_are_still_prompts_which_are_all_prefix(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, kind="language_model", n_updates=2)
     train(recipe, tmp_path / "run")
     run = load(tmp_path / "run", device="cpu")
@@ -125,12 +126,16 @@ def test_texts_are_still_prompts_and_have_no_prefix(tmp_path: Path) -> None:
         logits_V = run.model(collate([Row(None, run.tokenizers.target.encode("a b"))])).logits_BTV[0, -1]
     first = run.tokenizers.target.decode([BOS_ID + 1 + int(logits_V[BOS_ID + 1 :].argmax())])
     assert one.text.split()[:1] == first.split()[:1]
-    # A prefix language model of texts draws its prefixes; what it would go on from has none.
+    # A prefix language model of texts draws its prefixes; what it goes on from is one.
     prefix = recipe.model_copy(update={"model": recipe.model.model_copy(update={"mask": "prefix"})})
     results = train(prefix, tmp_path / "other")
     assert 0 < results["splits"]["test"]["n_labels"] < results["splits"]["test"]["n"] * 7
-    with pytest.raises(DataError, match="length of every prefix"):
-        load(tmp_path / "other", device="cpu").generations(["a b"])
+    run = load(tmp_path / "other", device="cpu")
+    (one,) = run.generations(["a b"], max_length=1)
+    batch = replace(collate([Row(None, run.tokenizers.target.encode("a b"))]), prefix_lengths_B=torch.tensor([3]))
+    with torch.inference_mode():
+        log_p_V = run.model(batch).logits_BTV[0, -1].log_softmax(-1)
+    assert one.log_prob == pytest.approx(float(log_p_V[EOS_ID:].max()), abs=1e-5)
 
 
 def test_two_tokenizers_are_refused_with_everything_else_before_any_data_is_read() -> None:

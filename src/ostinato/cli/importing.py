@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.output import print_line
+from ostinato.cli.output import print_line, print_stderr
 
 EPILOG = "Example: ostinato import hf models/gpt2 --run-dir runs/gpt2"
 
@@ -33,9 +33,9 @@ def import_hf(
 
     Read are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, JetMoE, HrmText, BERT, ModernBERT, ALBERT, T5, Marian and
     BART; from safetensors only. The tokenizer is kept as it is. Commands that read runs read the new one;
-    training.init_from=RUN fine-tunes it.
+    training.init_from=RUN fine-tunes it. Of a name that is no folder a hub is asked, which one line says first.
     """
     from ostinato.training.imported import import_run
 
-    found = import_run(source, run_dir, tokenizer)
+    found = import_run(source, run_dir, tokenizer, print_stderr)
     print_line(f"{run_dir}: {found.recipe.name}, {found.model.n_parameters():,} parameters")

@@ -165,6 +165,8 @@ def search_n_best(
     special_ids = model.special_ids
     prompt = make_prompt(batch, prefix, special_ids)
     lengths = _lengths(batch, prompt, config)
+    if batch.prefix_lengths_B is None:  # texts: what a prefix language model is given, is its prefix
+        batch = replace(batch, prefix_lengths_B=prompt.keep_BT.sum(1))
     device = prompt.ids_BT.device
     indices = batch.indices or range(n_sentences)
     propose = make_proposer(config, indices, [most for _, most in lengths], device)

@@ -20,7 +20,6 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.load import recipe_text
 from ostinato.config.model import EncoderConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import PlannedRoundsConfig, TrainingConfig
@@ -30,6 +29,7 @@ from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
 from ostinato.data.tokenizer import Tokenizer
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.hf.card import model_card
 from ostinato.hf.configuration import OstinatoConfig
 from ostinato.hf.encoder import (
     OstinatoForMaskedLM,
@@ -41,7 +41,6 @@ from ostinato.hf.language_model import OstinatoForCausalLM
 from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.seq2seq import OstinatoForSeq2SeqLM
 from ostinato.interop.unrolled import as_plain
-from ostinato.training.rundir import RunDirectory
 
 _CLASSES: dict[str, tuple[type[OstinatoPreTrainedModel], str]] = {
     "pair": (OstinatoForSeq2SeqLM, "AutoModelForSeq2SeqLM"),
@@ -70,7 +69,7 @@ def export_run(run: LoadedRun, folder: str | Path) -> Path:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
         write_text(target / f"{_CODE}.py", _code(type(model)))
-        write_text(target / "README.md", model_card(run))
+        write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads][1]))
     return folder
 
 
@@ -222,22 +221,6 @@ def _with_symbols(tokenizer: Tokenizer, *, has_mask: bool) -> tokenizers.Tokeniz
     return content
 
 
-def model_card(run: LoadedRun) -> str:
-    """Return the text of README.md."""
-    config, recipe = run.model.config, run.recipe
-    results = RunDirectory(run.directory).results()
-    auto = _CLASSES[config.reads][1]
-    generated = "" if results is None else f"\n## Results\n\n```json\n{json.dumps(results, indent=1)}\n```\n"
-    return (
-        f"---\nlibrary_name: transformers\ntags: [ostinato]\n---\n\n# {recipe.name}\n\n{recipe.description}\n\n"
-        f"{run.model.n_parameters():,} parameters, trained with Ostinato.\n\n"
-        "```python\nimport ostinato.hf  # pip install 'ostinato[hf]'\n"
-        f"from transformers import AutoTokenizer, {auto}\n\n"
-        f'model = {auto}.from_pretrained("FOLDER")\ntokenizer = AutoTokenizer.from_pretrained("FOLDER")\n```\n'
-        f"{generated}\n## Recipe\n\n```yaml\n{recipe_text(recipe)}```\n"
-    )
-
-
 def _code(kind: type[OstinatoPreTrainedModel]) -> str:
     return (
         '"""Classes of this model: they are those of the package ostinato."""\n\n'
@@ -271,6 +254,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         save_file({key: x.contiguous() for key, x in tensors.items()}, target / "model.safetensors", {"format": "pt"})
         tokenizer.save_pretrained(target)
         generation_config(run.decoding(), run.model.special_ids).save_pretrained(target)
+        write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads][1], is_plain=True))
     return folder
 
 

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ostinato.config.training import RoundLossConfig
 from ostinato.data.batch import Batch
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.hf.configuration import Exported, OstinatoConfig
 from ostinato.hf.outputs import IGNORED, States, wanted
 from ostinato.models import build_model
@@ -129,10 +129,19 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         return False
 
     def _how(self, n_steps: int | None, halting_threshold: float | None) -> tuple[int | None, Execution]:
-        """Return rounds and execution of a call: what it asks for, else what the configuration says."""
+        """Return rounds and execution of a call: what it asks for, else what the configuration says.
+
+        Raises:
+            ConfigError: a value that the model cannot run with.
+        """
         config, execution = self.config, cast(Execution, self.model.current_execution)
         if halting_threshold is None and not self.training:
             halting_threshold = config.halting_threshold
+        n_steps = config.n_steps if n_steps is None else n_steps
+        if n_steps is not None and type(n_steps) is not int:
+            raise ConfigError([Problem("n_steps", n_steps, "must be a whole number of rounds, or None")])
+        if halting_threshold is not None and type(halting_threshold) not in (int, float):
+            raise ConfigError([Problem("halting_threshold", halting_threshold, "must be a number in [0, 1], or None")])
         if halting_threshold is not None:
             execution = replace(
                 execution,
@@ -141,7 +150,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
                 exit_scope=cast(ExitScope, config.exit_scope),
             )
             execution = self.model.checked(execution)
-        return config.n_steps if n_steps is None else n_steps, execution
+        return n_steps, execution
 
     def _round_loss(self) -> RoundLossConfig:
         """Return of which rounds the loss of a pass is: in an evaluation that of the last one, as with us."""

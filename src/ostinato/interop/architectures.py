@@ -268,7 +268,7 @@ def _jetmoe(given: Given) -> Settings:
 
 
 def _hrm_text(given: Given) -> Settings:
-    """Return two states of so many layers each; what is said of prefixes (prefix_lm) holds for marked tokens only."""
+    """Return two states of so many layers each; with prefix_lm marked tokens, those of a source, see each other."""
     for key in ("attention_bias", "mlp_bias"):
         _only(given, key, False)
     layers = _size(given, "num_layers_per_stack", MOST, default=_size(given, "num_hidden_layers", MOST))
@@ -282,6 +282,7 @@ def _hrm_text(given: Given) -> Settings:
         "model.vocab_size": _size(given, "vocab_size"),
         "model.d_model": _size(given, "hidden_size"),
         "model.tie_embeddings": "output" if _tied(given, default=False) else "none",
+        "model.mask": "prefix" if _flag(given, "prefix_lm", True) else "causal",
         "model.embedding_scale": _option(given, "embedding_scale", 1 / given.get("initializer_range", 0.02)),
         "model.decoder.n_steps": 2 * layers,
         "model.decoder.segments": [{"n_steps": 2 * layers, "repeats": high_cycles, "states": states}],

@@ -9,10 +9,11 @@ Then what reads runs reads it: plan, evaluate (data.dev=...), generate, analyze,
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from ostinato.data.disk import new_folder, sha256_of, write_json
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, see
 from ostinato.interop.pretrained import Pretrained, read_pretrained
 from ostinato.models import save_model
 from ostinato.training.rundir import RunDirectory
@@ -21,21 +22,25 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _READ = ("*.json", "*.safetensors")
 
 
-def import_run(source: str, run_dir: str | Path, tokenizer: str | Path | None = None) -> Pretrained:
+def import_run(
+    source: str, run_dir: str | Path, tokenizer: str | Path | None = None, say: Callable[[str], None] = lambda _: None
+) -> Pretrained:
     """Write a run directory with the model and the tokenizer of a folder, and return what was read.
 
     Args:
         source: a folder; or owner/name of a hub, of which JSON and safetensors files are fetched where the cache of
             huggingface_hub has them not.
         tokenizer: a tokenizer.json, or a folder that holds one; None: that of the model.
+        say: is given a line before a hub is asked.
 
     Raises:
         CheckpointError, DataError, ConfigError: as `ostinato.interop.pretrained.read_pretrained`; the run directory
-            holds something already.
+            holds something already; no folder of that name, and no hub that gives such a model.
     """
-    folder, run = _folder_of(source), RunDirectory(Path(run_dir))
+    run = RunDirectory(Path(run_dir))
     if run.path.is_dir() and any(run.path.iterdir()):
         raise CheckpointError(f"{run.path}: holds something already, and nothing is overwritten: name another folder")
+    folder = _folder_of(source, say)
     run.open(resume=False)
     found = read_pretrained(folder, tokenizer)
     write_run(found, run, folder)
@@ -67,13 +72,21 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for pattern in _READ for file in folder.glob(pattern) if file.is_file())
 
 
-def _folder_of(source: str) -> Path:
+def _folder_of(source: str, say: Callable[[str], None]) -> Path:
+    """Return the folder that is meant: one that is there, or that of a repository of a hub, which `say` hears of first.
+
+    What is no folder and cannot be a repository either is returned as it is: who reads it says what lacks.
+    """
     if Path(source).exists() or not _REPOSITORY.fullmatch(source):
         return Path(source)
-    from huggingface_hub import snapshot_download
-
+    try:
+        from huggingface_hub import constants, snapshot_download
+    except ImportError as error:
+        reason = "to ask a hub for it, pip install 'ostinato[hf]'"
+        raise CheckpointError(f"{source}: there is no such folder; {reason}{see('hugging-face')}") from error
+    say(f"{source}: there is no such folder here: asking {constants.ENDPOINT} for the repository of that name")
     try:
         return Path(snapshot_download(source, allow_patterns=list(_READ)))
     except Exception as error:  # of its own, of the network, of the operating system
-        reason = str(error).strip().split("\n")[0]
+        reason = " ".join(str(error).split())
         raise CheckpointError(f"{source}: there is no such folder, and no hub gives it: {reason}") from error
