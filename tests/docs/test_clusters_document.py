@@ -10,6 +10,7 @@ SCALE, CLUSTERS = ROOT / "docs" / "scale.md", ROOT / "docs" / "clusters.md"
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="benchmarks are not part of this distribution")
+@pytest.mark.slow
 def test_the_table_of_scale_is_what_its_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     scale = importlib.import_module("scale")

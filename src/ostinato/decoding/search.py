@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from math import floor
 from typing import Protocol, runtime_checkable
@@ -182,7 +181,7 @@ def search_n_best(
         cache.expand(K, n_sentences)
         logits_RV = logits_RV.repeat_interleave(K, dim=0)
     beams = Beams(lengths, config, special_ids.eos, device)
-    step: Callable[[Tensor], Tensor] = partial(model.step, cache=cache)
+    step: Callable[[Tensor], Tensor] = lambda ids_R1: model.step(ids_R1, cache)  # noqa: E731
     removed_at = _REMOVED_AT
     if cache.execution is not None and cache.execution.static_cache:
         step, removed_at = StaticSteps(model.step, cache), 1.0  # fewer rows would be another step

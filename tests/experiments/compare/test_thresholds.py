@@ -49,7 +49,7 @@ def test_a_sweep_measures_every_threshold_as_an_evaluation_at_it_does(run: Path)
     wanted = {"metric": "token_accuracy", "max_drop": 1.0, "on_point": seen.append}
     found = tune_threshold(loaded, "dev", thresholds=[0.5, 0.0, 0.8, 0.5], **wanted)  # type: ignore[arg-type]
     assert [p.threshold for p in found.points] == [None, 0.8, 0.5, 0.0]
-    assert seen == list(found.points)
+    assert seen == [*found.points, found.oracle]
     for measured in found.points:
         threshold = "trained" if measured.threshold is None else measured.threshold
         again = ostinato.load(run, device="cpu", halting_threshold=threshold)
