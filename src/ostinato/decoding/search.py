@@ -173,18 +173,17 @@ def search_n_best(
     if (config.cached_rounds is not None or config.static_cache) and isinstance(model, HasExecution):
         execution = model.current_execution
         n_kept = execution.cached_rounds or config.cached_rounds  # what a call says comes first
-        is_static = execution.static_cache or config.static_cache
-        cache.execution = model.checked(replace(execution, cached_rounds=n_kept, static_cache=is_static))
+        wanted = execution.static_cache or config.static_cache
+        cache.execution = model.checked(replace(execution, cached_rounds=n_kept, static_cache=wanted))
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
     K = config.beam
     if K > 1:
         cache.expand(K, n_sentences)
         logits_RV = logits_RV.repeat_interleave(K, dim=0)
     beams = Beams(lengths, config, special_ids.eos, device)
-    step: Callable[[Tensor], Tensor] = lambda ids_R1: model.step(ids_R1, cache)  # noqa: E731
-    removed_at = _REMOVED_AT
-    if cache.execution is not None and cache.execution.static_cache:
-        step, removed_at = StaticSteps(model.step, cache), 1.0  # fewer rows would be another step
+    is_static = cache.execution is not None and cache.execution.static_cache
+    step = StaticSteps(model.step, cache) if is_static else lambda ids_R1: model.step(ids_R1, cache)
+    removed_at = 1.0 if is_static else _REMOVED_AT  # fewer rows would be another step
     outputs: list[Outputs] = []
     while True:
         log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV, special_ids))
