@@ -28,6 +28,7 @@ from drawn_parts import (
     signals,
     sparse_layers,
     spreads,
+    with_fixed,
     without_gaps,
 )
 from haltings import haltings
@@ -187,7 +188,7 @@ class _Stacks:
         n_steps, segments = n_rounds * steps_per_round, list[SegmentConfig]()
         if not draw(st.integers(0, 3)):
             before, looped, after = draw(st.integers(0, 1)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
-            segments = draw(segments_of(before, looped, after))
+            segments = with_fixed(draw(segments_of(before, looped, after)))
             n_steps, steps_per_round = sum(segment.n_steps for segment in segments), 1
         # Rounds that run the same sets have the same positions at each of their steps.
         most = steps_per_round if self._fully_shared and not segments else n_steps
@@ -203,7 +204,8 @@ class _Stacks:
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
         ffn = self._sub("ffn", n_steps, steps_per_round, shared, relative)
-        n_rounds = next((s.repeats for s in segments if s.repeats), n_steps // steps_per_round)
+        of_loop = (s.repeats for s in segments if s.repeats and not s.fixed)
+        n_rounds = next(of_loop, n_steps // steps_per_round)
         can_select = not isinstance(ffn, SeparableConvConfig)
         rules = haltings(is_causal=name != "encoder", n_rounds=n_rounds, can_select=can_select)
         signal = draw(signals())

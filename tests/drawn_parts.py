@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -121,6 +122,25 @@ def segments_of(draw: st.DrawFn, before: int, looped: int, after: int) -> list[S
         core |= {"n_steps": sum(one.n_steps for one in states), "states": states}
     once = [SegmentConfig(**draw(ends)) for _ in range(before + after)]
     return [*once[:before], SegmentConfig(**core, **draw(ends)), *once[before:]]
+
+
+def with_fixed(segments: list[SegmentConfig]) -> list[SegmentConfig]:
+    """Repeat half of the preludes and codas a fixed number of times, with all that rounds have.
+
+    It follows from the segments: a draw would turn every model after it into another one.
+    """
+    choose, found = random.Random(repr(segments)), list[SegmentConfig]()
+    for segment in segments:
+        own: dict[str, Any] = {}
+        if segment.repeats is None and choose.randrange(2):
+            inject = choose.choice(INJECTIONS)
+            own = {"repeats": choose.randint(1, 3), "fixed": True, "inject": inject}
+            own["state"] = InputStateConfig() if inject.kind == "none" else choose.choice(STATES)
+            own |= {"keys": choose.choice(["own", "first", "all"]), "round_norm": choose.choice([True, False])}
+            own |= {"norms": choose.choice(NORMS), "vectors": choose.choice([True, False])}
+            own |= {"delta_rank": choose.randrange(3), "modulation": choose.choice(MODULATIONS)}
+        found.append(segment.model_copy(update=own))
+    return found
 
 
 @st.composite

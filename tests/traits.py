@@ -41,6 +41,10 @@ def traits(config: Seq2SeqConfig | LanguageModelConfig) -> set[str]:
             found.add(f"sinusoids {stack.positions.layout}")
         found |= {f"relative {stack.relative.kind} {name}", f"steps_per_round {stack.steps_per_round}"}
         for segment in stack.segments:
+            if segment.fixed:
+                found |= {f"fixed {name}", f"fixed inject {segment.inject.kind}", f"fixed keys {segment.keys}"}
+                found |= {f"fixed modulation {segment.modulation.kind}"}
+                continue
             found |= {f"segments {name}", f"end_norm {segment.end_norm}", f"end_map {segment.end_map}"}
             found |= {f"inject {segment.inject.kind}", f"state {segment.state.kind}"}
             found |= {f"round_norm {segment.round_norm}", f"keys {segment.keys}"}
@@ -147,16 +151,17 @@ def all_traits() -> set[str]:
         *(f"relative {r} {s}" for r in RELATIVES for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),
         *(f"segments {s}" for s in ("encoder", "decoder")),
-        *(f"inject {i.kind}" for i in INJECTIONS),
+        *(f"fixed {s}" for s in ("encoder", "decoder")),
+        *(f"{fixed}inject {i.kind}" for fixed in ("", "fixed ") for i in INJECTIONS),
         *(f"state {s.kind}" for s in STATES),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
-        *(f"keys {k}" for k in ("own", "first", "all")),
+        *(f"{fixed}keys {k}" for fixed in ("", "fixed ") for k in ("own", "first", "all")),
         *(f"norms {n}" for n in NORMS),
         *(f"values {s} {of}" for s in ("encoder", "decoder") for of in ("none", "some")),
         *(f"qk_norm_eps {eps}" for eps in (None, 1e-2)),
         *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
         *(f"delta of {kind} {s}" for kind in kinds for s in ("dense", "experts")),
-        *(f"modulation {m.kind}" for m in MODULATIONS),
+        *(f"{fixed}modulation {m.kind}" for fixed in ("", "fixed ") for m in MODULATIONS),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"one of {n} states" for n in (2, 3)),
         *(f"norm of a state {s}" for s in (True, False)),

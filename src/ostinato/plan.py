@@ -142,6 +142,7 @@ class Segment:
     Args:
         steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
             number at call time. A stack has one such segment.
+        n_fixed: rounds of another segment, all of which every token runs; its steps are in none of the loop's.
         is_repeated: all rounds have the same weights, and may have norms, deltas and modulations of their own.
         keys: whose keys and values a round reads: its own, those of the first round, or those of all rounds up to it.
         start, inject, vectors, time, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
@@ -150,6 +151,7 @@ class Segment:
 
     steps: tuple[Step, ...]
     is_loop: bool = True
+    n_fixed: int = 1
     is_repeated: bool = False
     keys: Keys = "own"
     start: str | None = None
@@ -181,10 +183,16 @@ class Segment:
     @property
     def n_rounds(self) -> int:
         """How often its steps run, or, of a stack without repeats, how many groups of steps there are."""
+        if not self.is_loop:
+            return self.n_fixed
         return self.steps[-1].round + 1 if self.steps else 0
 
     def rounds(self) -> Iterator[tuple[Step, ...]]:
         """Yield the steps of every round."""
+        if not self.is_loop:
+            n = len(self.steps) // self.n_fixed
+            yield from (self.steps[first : first + n] for first in range(0, len(self.steps), n))
+            return
         for _, steps in groupby(self.steps, key=lambda step: step.round):
             yield tuple(steps)
 
@@ -231,7 +239,8 @@ class SegmentPlan:
     """How many of a stack's steps a segment has, and what it has beside them, see `Segment`.
 
     Args:
-        repeats: how often its steps run; None: once, and no token halts there.
+        repeats: how often its steps run; None: once, and no token halts there. is_fixed: nor does one in these, and
+            their number is that of the plan.
         end_norm: "own": a norm of the segment's. "final": the stack's final norm, at this place, too.
         norms_by_round: every round has norms of its own, of all sub-layers.
         deltas: kinds of sub-layer to whose maps every round adds something of its own.
@@ -242,6 +251,7 @@ class SegmentPlan:
 
     n_steps: int
     repeats: int | None = None
+    is_fixed: bool = False
     has_start: bool = False
     injects: bool = False
     keys: Keys = "own"
@@ -419,11 +429,13 @@ def build_plan(
         for r, (index, runs) in product(range(own.repeats or 1), list(enumerate(groups, start))):
             for j, run in enumerate(runs):
                 place = f"{stack}_step_{index}" + ("_extra" if j else "")
-                steps.append(Step(0, r, tuple(own.use(use, place, r) for use in run), number, parallel))
+                of_loop = 0 if own.is_fixed else r
+                steps.append(Step(0, of_loop, tuple(own.use(use, place, r) for use in run), number, parallel))
         parts.append(
             Segment(
                 tuple(steps),
-                is_loop=own.repeats is not None,
+                is_loop=own.repeats is not None and not own.is_fixed,
+                n_fixed=own.repeats if own.repeats is not None and own.is_fixed else 1,
                 is_repeated=own.repeats is not None,
                 keys=own.keys,
                 start=name if own.has_start else None,
@@ -466,7 +478,7 @@ def _numbered(stack: str, segments: Sequence[Segment]) -> Plan:
     for part in segments:
         steps = [replace(step, index=next(numbers), keys=()) for step in part.steps]
         if part.keys != "own":
-            n_steps = sum(not step.round for step in steps)
+            n_steps = len(next(part.rounds()))
             same = [tuple(s.index for s in steps[i % n_steps : i + 1 : n_steps]) for i in range(len(steps))]
             steps = [
                 replace(step, keys=rounds if part.keys == "all" else rounds[:1])

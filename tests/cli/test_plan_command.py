@@ -33,6 +33,77 @@ def test_norms_of_every_step_and_rounds_of_several_steps_are_drawn() -> None:
     assert lines == ["step bank 1 2 3 4 norms", "round 1 1 2 2", "ffn encoder 0 1 0 1 one per step"]
 
 
+PARTS_OF_LOOPS = {
+    "looped/huginn-3.5b": [
+        "decoder: 132 steps (2 + 4 x 32 + 2) in 32 rounds, sandwich-RMSNorm, positions none, relative rotary",
+        "segment 2: starts from noise of deviation 0.632, its input enters every round (linear), "
+        "the final norm at the end",
+        "step bank 1 2 3 4 5 6 131 132 norms",
+        "segment 1 1 2 2 2 2 3 3",
+        "times 1 1 32 32 32 32 1 1",
+        "ffn decoder 0 1 2 3 4 5 6 7 with weights",
+        "in training: 1 + Poisson(r) rounds, r log-normal of mean 32, drawn for every update; "
+        "gradient through the last 8 rounds",
+    ],
+    "looped/mor-360m": [
+        "a router chooses among those chosen before: 1, 0.667, 0.333 of the tokens (threshold 0.5)",
+        "times 1 3 3 3 3 3 3 3 3 3 3 1",
+    ],
+    "looped/relaxed-recursive-2b": ["segment 1: norms of every round, maps of every round changed by rank 512"],
+    "looped/trm-7m": [
+        "encoder: 42 steps ((2 x 6 + 2) x 3) in 3 rounds, post-RMSNorm, positions none, relative rotary",
+        "segment 1, state low: starts from a learned vector, adds high and input",
+        "segment 1, state high: starts from a learned vector, adds low",
+        "in training: gradient through the last round",
+    ],
+    "looped/cotformer": ["segment 2: a round reads the keys and values of all rounds up to it"],
+    "looped/ln-cotformer": ["a vector for every round, a norm after every round"],
+    "looped/loopformer-3x8": [
+        "segment 1: gates and scales made of the times of a round",
+        "in training: a second pass with fewer rounds",
+    ],
+    "looped/ouro-1.4b": [
+        "exit by a learned gate (threshold 1)",
+        "in training: losses of all rounds, weighted by the learned exit",
+    ],
+    "looped/parcae-140m": ["a map at the end", "in training: max(1, Poisson(8)) rounds, drawn for every sentence"],
+}
+
+
+@pytest.mark.parametrize("recipe", PARTS_OF_LOOPS)
+def test_a_drawing_of_a_loop_says_all_that_its_rounds_have(run, recipe: str) -> None:
+    sizes = ["--source-vocab", 13, "--target-vocab", 12] if recipe == "looped/trm-7m" else []
+    drawn = "\n".join(_rows(run("plan", recipe, *sizes).out))
+    for part in PARTS_OF_LOOPS[recipe]:
+        assert part in drawn
+    assert "decoding keeps" not in drawn
+
+
+def test_a_drawing_says_which_rounds_are_kept_which_are_fixed_and_what_training_does_with_them(run) -> None:
+    segments = "model.decoder.segments=[{n_steps: 2, repeats: 3, fixed: true, inject: {kind: add}}, {repeats: 4}, {}]"
+    settings = ["model.decoder.n_steps=4", segments, "decoding.cached_rounds=2", "--target-vocab", 40]
+    rows = _rows(run("plan", "lm/transformer", *settings, "training.round_loss={kind: weights, weights: [1, 3]}").out)
+    assert any(row.startswith("decoder: 11 steps (2 x 3 fixed + 1 x 4 + 1) in 4 rounds") for row in rows)
+    assert "segment 1: its input enters every round (add)" in rows
+    assert "decoding keeps the keys and values of 2 of 4 rounds" in rows
+    assert "step bank 1 2 7 11 norms" in rows
+    assert "segment 1 1 2 3" in rows
+    assert "times 3 3 4 1" in rows
+    assert "in training: loss of the last rounds with the weights 1, 3" in rows
+    assert "depth: decoder 4 of 4 rounds (no halting)" in rows
+    more = ["training.rounds={kind: uniform, least: 2, most: 6, ramp: 1000}", "training.round_loss={kind: window}"]
+    (line,) = [one for one in _rows(run("plan", "lm/transformer", *settings, *more).out) if one.startswith("in tra")]
+    assert (
+        line == "in training: 2 to 6 rounds, drawn for every update, grown over 1,000 updates; mean loss of all rounds"
+    )
+    states = "states: [{name: a, adds: [b], repeats: 2}, {name: b, adds: [a]}]"
+    loop = [f"model.decoder.segments=[{{n_steps: 2, repeats: 4, {states}}}]", "model.decoder.n_steps=2"]
+    loss = ["training.rounds.gradient_repeats=[1, 2]", "training.round_loss={kind: drawn, weight: 0.25}"]
+    drawn = _rows(run("plan", "lm/transformer", *loop, *loss, "--target-vocab", 40).out)
+    repeats = "gradient through so many changes of a state in the last rounds: 1, 2"
+    assert f"in training: {repeats}; loss of the last round and, with weight 0.25, of another that is drawn" in drawn
+
+
 def test_a_drawing_of_experts_says_how_many_what_they_are_and_who_decides(run) -> None:
     rows = _rows(run("plan", "sut/big").out)
     decides = "(mlp router, renormalised softmax gate"

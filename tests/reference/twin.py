@@ -155,12 +155,9 @@ class StackTwin(SubLayers):
             if isinstance(positions, CoordinatesConfig):
                 tick = _table(r, d_model)
                 states = [x + (_table(t + 1, d_model) + tick) if halting.runs[t] else x for t, x in enumerate(states)]
-            if plan.loop.vectors is not None:
-                table: Tensor = banks.vectors[plan.loop.vectors].table_RD  # type: ignore[assignment]
-                own_D = table[min(r, len(table)) - 1]
+            if (own_D := self._vector(plan.loop, r)) is not None:
                 states = [x + own_D if halting.runs[t] else x for t, x in enumerate(states)]
-            if plan.loop.time is not None:
-                self._time = time_of(banks.time[plan.loop.time], (r - 1) / plan.n_rounds, 1 / plan.n_rounds)
+            self._begin_round(plan.loop, r, plan.n_rounds)
             halting.enter(r, states)
             for step in plan.loop.steps:
                 if step.round == r - 1:
@@ -223,10 +220,31 @@ class StackTwin(SubLayers):
         """Apply the steps of segments in which no token halts."""
         everyone = Whole(len(states))
         for segment in segments:
-            for step in segment.steps:
-                states = self._step(step, states, memory, everyone)
+            entry, states = states, self._start(segment, states)
+            for r, steps in enumerate(segment.rounds(), 1):
+                inject = self._injection(segment)
+                states = [inject(x, e) for x, e in zip(states, entry, strict=True)]
+                self._begin_round(segment, r, segment.n_fixed)
+                own_D = self._vector(segment, r)
+                states = [x if own_D is None else x + own_D for x in states]
+                for step in steps:
+                    states = self._step(step, states, memory, everyone)
+                states = [self._norm(segment.round_norm, x) for x in states]
             states = self._end(segment, states)
         return states
+
+    def _begin_round(self, segment: Segment, r: int, n_rounds: int) -> None:
+        """Set the time of round r, counted from 1, where the segment has any."""
+        self._time = None
+        if segment.time is not None:
+            self._time = time_of(self._model.banks.time[segment.time], (r - 1) / n_rounds, 1 / n_rounds)
+
+    def _vector(self, segment: Segment, r: int) -> Tensor | None:
+        """What round r, counted from 1, adds to all states."""
+        if segment.vectors is None:
+            return None
+        table: Tensor = self._model.banks.vectors[segment.vectors].table_RD  # type: ignore[assignment]
+        return table[min(r, len(table)) - 1]
 
     def _step(self, step: Step, states: States, memory: States | None, halting: Whole) -> States:
         """Apply the sub-layers of a step, one after the other, or side by side to what enters it."""

@@ -134,7 +134,8 @@ def products(
             Product(segment.part, side, 0, once.products, of_every_token=True)
             for once in (segment.of_input, segment.end_map)
         )
-        of_rounds = [Product(segment.part, side, r, segment.of_rounds.products) for r in range(segment.n_rounds)]
+        rounds = range(segment.n_rounds) if segment.is_loop else [0] * segment.n_rounds
+        of_rounds = [Product(segment.part, side, r, segment.of_rounds.products) for r in rounds]
         own += [of_input, end_map, *of_rounds]
         if segment.is_loop:
             after[segment.stack].append(end_map)

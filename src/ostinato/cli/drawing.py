@@ -1,6 +1,7 @@
 """A plan drawn in the terminal: one column for each step, one row for each kind of sub-layer.
 
-A sparse layer, which stands between two steps of the settings, is a column of its own with the mark S.
+The rounds of a segment have the same weights: its steps are drawn once, with how often they run. A sparse layer, which
+stands between two steps of the settings, is a column of its own with the mark S.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ostinato.cli.drawing_rounds import training_of_rounds
 from ostinato.cli.output import STANDARD_OUTPUT, console, print_line, readable_width
 from ostinato.system_errors import naming
 
@@ -15,11 +17,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ostinato.config.experts import SparseLayerConfig
-    from ostinato.config.loops import SegmentConfig
+    from ostinato.config.loops import SegmentConfig, StateConfig
     from ostinato.config.stack import StackConfig
     from ostinato.config.sub_layers import SubLayerConfig
     from ostinato.experiments.compare.plans import PlannedRecipe
-    from ostinato.plan import Kind, Plan
+    from ostinato.plan import Kind, Plan, Step
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow", "bright_green")
 _ABSENT = "-"
@@ -42,7 +44,9 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         print_line(f"\n{name}: {_about(plan, stack)}")
-        for line in (*_loops(stack), *_halting(stack, plan.n_rounds), *_sizes(stack, planned.model.d_model)):
+        kept = planned.budget.assumptions.cached_rounds if name == "decoder" else None
+        of_rounds = *_loops(stack), *_halting(stack, plan.n_rounds), *_kept(kept, plan.n_rounds)
+        for line in (*of_rounds, *_sizes(stack, planned.model.d_model)):
             print_line(_GAP + line)
         for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
             with naming(STANDARD_OUTPUT):
@@ -53,6 +57,8 @@ def draw_recipe(planned: PlannedRecipe) -> None:
         attention = "" if recurrence.score == "none" else f", attention to the source ({recurrence.score} score)"
         print_line(f"\n{name}: {layers} of LSTM{ways}{attention}; no steps of depth")
     print_line()
+    if words := list(training_of_rounds(planned.training)):
+        print_line(f"in training: {'; '.join(words)}")
     for kind, bank, stacks in shared_banks(sized.model):
         print_line(f"{kind}: bank '{bank}' serves {' and '.join(stacks)} with the same sets")
     if depths := planned.budget.depth:
@@ -84,14 +90,14 @@ def _segment(segment: SegmentConfig) -> str:
     """Return how many steps a segment has and how often they run: "(16 x 3 + 16) x 2" where states are changed so."""
     times = [f"{one.n_steps} x {one.repeats}" if one.repeats > 1 else str(one.n_steps) for one in segment.states]
     steps = f"({' + '.join(times)})" if times else str(segment.n_steps)
-    return f"{steps} x {segment.repeats}" if segment.repeats else steps
+    return f"{steps} x {segment.repeats}{' fixed' if segment.fixed else ''}" if segment.repeats else steps
 
 
 def _loops(stack: StackConfig) -> Iterator[str]:
     """Yield what segments have beside their steps."""
     for number, segment in enumerate(stack.segments, 1):
         state, inject = segment.state.kind, segment.inject.kind
-        words = [] if state == "input" else [f"starts from {'a learned vector' if state == 'learned' else state}"]
+        words = [] if state == "input" else [f"starts from {_start(segment.state)}"]
         words += [] if inject == "none" else [f"its input enters every round ({inject})"]
         words += [_WHOSE_KEYS[segment.keys]] if segment.keys in _WHOSE_KEYS else []
         words += ["norms of every round"] if segment.norms == "by_round" else []
@@ -105,10 +111,22 @@ def _loops(stack: StackConfig) -> Iterator[str]:
         if words:
             yield f"segment {number}: {', '.join(words)}"
         for one in segment.states:
-            start = {"input": "its input", "learned": "a learned vector"}.get(one.state.kind, one.state.kind)
-            words = [f"starts from {start}", f"adds {' and '.join(one.adds)}"]
+            words = [f"starts from {_start(one.state)}", f"adds {' and '.join(one.adds)}"]
             words += ["a norm behind its steps"] if one.norm else []
             yield f"segment {number}, state {one.name}: {', '.join(words)}"
+
+
+def _start(state: StateConfig) -> str:
+    """Return what a state is before the first round."""
+    if state.kind == "noise":
+        return f"noise of deviation {state.std:.3g}"
+    return {"input": "its input", "learned": "a learned vector", "zeros": "zeros"}[state.kind]
+
+
+def _kept(n_kept: int | None, n_rounds: int) -> Iterator[str]:
+    """Yield of how many rounds decoding keeps keys and values, where not of all."""
+    if n_kept is not None and n_kept < n_rounds:
+        yield f"decoding keeps the keys and values of {n_kept} of {n_rounds} rounds"
 
 
 def _halting(stack: StackConfig, n_rounds: int) -> Iterator[str]:
@@ -203,29 +221,37 @@ def _experts(sub: SubLayerConfig | SparseLayerConfig, width: str) -> str:
 
 def drawing(plan: Plan, kinds: Sequence[Kind], width: int) -> Iterator[Text]:
     """Yield the lines of one stack; steps beyond the width are drawn in further blocks."""
-    rows = [_row(plan, kind) for kind in kinds]
-    heads = [str(step.index + 1) for step in plan.steps]
-    rounds = [str(step.round + 1) if part.is_loop else _ABSENT for part in plan.segments for step in part.steps]
+    # Rounds that are repeated are one, drawn once.
+    drawn = [(part, next(part.rounds()) if part.is_repeated else part.steps) for part in plan.segments]
+    steps = [step for _, steps in drawn for step in steps]
+    rows = [_row(plan, kind, steps) for kind in kinds]
+    heads = [str(step.index + 1) for step in steps]
+    more: dict[str, list[str]] = {}
+    if any(part.is_repeated for part in plan.segments):
+        more["segment"] = [str(number) for number, (_, steps) in enumerate(drawn, 1) for _ in steps]
+        more["times"] = [str(part.n_rounds) for part, steps in drawn for _ in steps]
+    elif plan.n_rounds != len(plan.steps):
+        more["round"] = [str(step.round + 1) for step in steps]
     norms_width = max(len(norms) for *_, norms in rows)
-    cell = max(len(mark) for marks in (heads, rounds, *(marks for _, _, marks, _ in rows)) for mark in marks)
-    label = [max(len("round"), *(len(kind) for kind, *_ in rows)), max(len("bank"), *(len(row[1]) for row in rows))]
+    cell = max(len(mark) for marks in (heads, *more.values(), *(marks for _, _, marks, _ in rows)) for mark in marks)
+    label = [max(map(len, (*more, *(kind for kind, *_ in rows)))), max(len("bank"), *(len(row[1]) for row in rows))]
     room = width - sum(label) - norms_width - 3 * len(_GAP)
     n = max(1, room // (cell + len(_GAP)))
-    has_rounds = plan.n_rounds != len(plan.steps)
     for start in range(0, len(heads), n):
         if start:
             yield _line("", "", [], "", label, cell)
         part = slice(start, start + n)
         yield _line("step", "bank", heads[part], "norms", label, cell, is_head=True)
-        if has_rounds:
-            yield _line("round", "", rounds[part], "", label, cell, is_head=True)
+        for name, marks in more.items():
+            yield _line(name, "", marks[part], "", label, cell, is_head=True)
         for kind, bank, marks, norms in rows:
             yield _line(kind, bank, marks[part], norms, label, cell)
 
 
-def _row(plan: Plan, kind: Kind) -> tuple[str, str, list[str], str]:
-    """Return a kind, its bank, the mark of every step, and how its norms are spread."""
-    cells = [("", _ABSENT) if name is None else name.rsplit("_", 1) for name in plan.row(kind)]
+def _row(plan: Plan, kind: Kind, steps: Sequence[Step]) -> tuple[str, str, list[str], str]:
+    """Return a kind, its bank, the mark of every step that is drawn, and how its norms are spread."""
+    names = plan.row(kind)
+    cells = [("", _ABSENT) if (name := names[step.index]) is None else name.rsplit("_", 1) for step in steps]
     banks = sorted({bank for bank, _ in cells if bank})
     # A sparse layer brings norms of its own.
     norms = {(use.weights, use.norms) for use in plan.uses() if use.kind == kind and use.norms}

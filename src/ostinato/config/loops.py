@@ -149,7 +149,10 @@ class SegmentConfig(Config):
     """How many of the stack's steps it has."""
     repeats: Number | None = None
     """How often they run: a round each time, in which tokens may halt. None: once, for all tokens. One segment of a
-    stack is repeated; at call time it may run for another number of rounds."""
+    stack is the loop, which at call time may run for another number of rounds."""
+    fixed: bool = False
+    """Its rounds are no loop's: as many in every call, no token halts in them, and no step signal ticks. Any segment
+    that is repeated may be fixed, but for one."""
     state: StateConfig = InputStateConfig()
     """What its first round starts from."""
     inject: InjectionConfig = NoInjectionConfig()
@@ -189,6 +192,7 @@ class SegmentConfig(Config):
         return SegmentPlan(
             self.n_steps,
             self.repeats,
+            is_fixed=self.fixed,
             has_start=self.state.kind != "input" or bool(self.states),
             injects=self.inject.kind != "none" or self._reads_input,
             keys=self.keys,
@@ -216,10 +220,11 @@ class SegmentConfig(Config):
         if self.states:
             yield from self._state_problems(path)
         elif self.repeats is None:
-            for name, unset in (("state", "input"), ("inject", "none"), ("modulation", "none")):
-                if (kind := getattr(self, name).kind) != unset:
+            for name, none in (("state", "input"), ("inject", "none"), ("modulation", "none")):
+                if (kind := getattr(self, name).kind) != none:
                     yield Inert(f"{path}{name}.kind", kind, f"has no effect without {path}repeats: remove it")
-            for name, plain in (("keys", "own"), ("norms", "shared"), ("vectors", False), ("delta_rank", 0)):
+            unset = (("keys", "own"), ("norms", "shared"), ("vectors", False), ("delta_rank", 0), ("fixed", False))
+            for name, plain in unset:
                 if (value := getattr(self, name)) != plain:
                     yield Inert(f"{path}{name}", value, f"has no effect without {path}repeats: remove it")
             if self.round_norm:
@@ -231,6 +236,8 @@ class SegmentConfig(Config):
 
     def _state_problems(self, path: str) -> Iterator[Problem]:
         states, names = self.states, [one.name for one in self.states]
+        if self.fixed:
+            yield Problem(f"{path}fixed", True, "only the loop of a stack has several states: must be false")
         if self.repeats is None:
             reason = f"the segment runs once: set {path}repeats to the number of its rounds"
             yield Problem(f"{path}states", f"{len(states)} states", reason)

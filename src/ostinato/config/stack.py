@@ -274,8 +274,9 @@ class StackConfig(Config):
         segments = self.segments
         if (n := sum(segment.n_steps for segment in segments)) != self.n_steps:
             yield Problem(f"{path}segments", f"{n} steps", f"must have {path}n_steps = {self.n_steps} steps in all")
-        if (n := sum(segment.repeats is not None for segment in segments)) != 1:
-            yield Problem(f"{path}segments", f"{n} with repeats", "one of them must have repeats")
+        if (n := sum(segment.repeats is not None and not segment.fixed for segment in segments)) != 1:
+            reason = "one of them must have repeats" + ("; set fixed in the others" if n else ", and not be fixed")
+            yield Problem(f"{path}segments", f"{n} with repeats", reason)
         for number, segment in enumerate(segments):
             if segment.end_norm == "final" and not self.norm.has_final:
                 reason = (
@@ -291,7 +292,9 @@ class StackConfig(Config):
                 reason = "is added to the maps of attention and feed-forwards of kind dense or experts: "
                 reason += f"leave out {path}sparse_layer" if self.sparse_layer is not None else "there are none"
                 yield Problem(f"{path}segments.{number}.delta_rank", segment.delta_rank, reason)
-        if self.halting.kind == "length" and any(segment.modulation.kind == "by_time" for segment in segments):
+        if self.halting.kind == "length" and any(
+            segment.modulation.kind == "by_time" and not segment.fixed for segment in segments
+        ):
             reason = (
                 f"times of rounds ({path}segments, modulation by_time) follow from their number for the whole batch"
             )
@@ -308,7 +311,8 @@ class StackConfig(Config):
             yield Inert(f"{path}steps_per_round", self.steps_per_round, reason)
 
     def _choosing_problems(self, path: str) -> Iterator[Problem]:
-        n_rounds = next((s.repeats for s in self.segments if s.repeats), self.n_steps // self.steps_per_round)
+        of_loop = (one.repeats for one in self.segments if one.repeats and not one.fixed)
+        n_rounds = next(of_loop, self.n_steps // self.steps_per_round)
         capacities = getattr(self.halting, "capacities", None)
         if capacities is not None and len(capacities) > n_rounds:
             reason = f"has more numbers than the stack has rounds, {n_rounds}"

@@ -488,6 +488,6 @@ class Stack:
         return tuple(
             LoopProgram(own, rule, True, segment, path, repeats)
             if segment.is_loop
-            else LoopProgram(own, NoHalting(), False, segment, path)
+            else LoopProgram(own, NoHalting(), False, segment, (1 / segment.n_fixed,) * segment.n_fixed)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )
