@@ -155,7 +155,10 @@ def _encoder(draw: st.DrawFn, stack: StackConfig, heads: Sequence[HeadConfig], c
     head = draw(st.sampled_from(heads))
     if head.kind == "masked":
         common["output"] = draw(outputs(is_mapped=common["d_embedding"] is not None))
+    reads_all = head.kind == "tagging" or getattr(head, "pooling", "first") == "mean"
+    can_be_causal = reads_all and getattr(stack.halting, "scope", "token") != "global"
     return EncoderConfig(
+        mask=draw(st.sampled_from(["none", "none", "causal"])) if can_be_causal else "none",
         n_token_types=draw(st.sampled_from([0, 0, 2])),
         vocab_size=draw(st.integers(5, 9)),
         n_labels=draw(st.integers(2, 5)) if head.kind in ("classification", "tagging") else None,

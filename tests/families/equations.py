@@ -40,12 +40,15 @@ def attend(
     stack: str = "decoder",
     valued: Callable[[Tensor, Tensor], Tensor] = lambda v, x: v,
     earlier: list[tuple[Tensor, Tensor]] | None = None,
+    *,
+    is_causal: bool | None = None,
 ) -> Tensor:
-    """Attention, of decoders causal.
+    """Attention.
 
     Args:
         change: what is done to queries and keys. valued: what is done to values, given x.
         earlier: keys and values of earlier rounds, which it sees, too, and adds its own to.
+        is_causal: None: in decoders.
     """
     B, T, _ = x.shape
     name = f"banks.self_attention.{stack}_{i}"
@@ -66,7 +69,7 @@ def attend(
         k, v = (torch.cat(sets, 2) for sets in zip(*earlier, strict=True))
         later = later.repeat(1, len(earlier))
     scores = q @ k.transpose(-1, -2) / math.sqrt(K)
-    if stack == "decoder":
+    if stack == "decoder" if is_causal is None else is_causal:
         scores = scores.masked_fill(later, -math.inf)
     read = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1)
     if f"{name}.output_gate.weight" in w:
@@ -83,8 +86,9 @@ def feed(x: Tensor, w: Weights, i: int, kind: str, stack: str = "decoder") -> Te
     if kind == "relu2":
         return (x @ up.T).clamp_min(0).square() @ down.T
     none = torch.zeros(())
-    hidden = F.gelu(x @ up.T + w.get(f"banks.ffn.decoder_{i}.up.bias", none))
-    return hidden @ down.T + w.get(f"banks.ffn.decoder_{i}.down.bias", none)
+    approximate = "tanh" if kind == "gelu_tanh" else "none"
+    hidden = F.gelu(x @ up.T + w.get(f"banks.ffn.{stack}_{i}.up.bias", none), approximate=approximate)
+    return hidden @ down.T + w.get(f"banks.ffn.{stack}_{i}.down.bias", none)
 
 
 def norm_of(w: Weights, name: str, i: int, eps: float) -> Callable[[Tensor], Tensor]:
@@ -268,18 +272,33 @@ def iso_depth(w: Weights, ids: Tensor, rounds: int) -> Tensor:
 
 
 def length(w: Weights, ids: Tensor, rounds: int) -> Tensor:
-    """z_{t+1} = f(z_t + e), z_0 = 0, no positions; sections 2.15 and 8."""
+    """z_{t+1} = f(z_t + e), z_0 = 0, T(n) times for n words between two symbols, no positions; section 8 (Fan)."""
 
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
 
     e = F.embedding(ids, w["target_weight"])
     z = torch.zeros_like(e)
-    for _ in range(rounds):
+    for _ in range(min(rounds, max(1, ids.shape[1] - 2))):
         z = z + e
+        z = z + attend(norm(z, "self_attention_encoder_0"), w, 0, 4, 4, stack="encoder", is_causal=True)
+        z = z + feed(norm(z, "ffn_encoder_0"), w, 0, "gelu", "encoder")
+    return norm(z, "final_encoder") @ w["head.weight"].T + w["head.bias"]
+
+
+def yang(w: Weights, ids: Tensor, rounds: int) -> Tensor:
+    """z_{t+1} = LN(f(z_t + e + p)), z_0 = 0, learned positions p in every round; section 2.15."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+
+    e, p = F.embedding(ids, w["target_weight"]), w["banks.positions.decoder.weight"][: ids.shape[1]]
+    z = torch.zeros_like(e)
+    for _ in range(rounds):
+        z = z + e + p
         z = z + attend(norm(z, "self_attention_decoder_0"), w, 0, 4, 4)
-        z = z + feed(norm(z, "ffn_decoder_0"), w, 0, "gelu")
-    return norm(z, "final_decoder") @ w["target_weight"].T
+        z = norm(z + feed(norm(z, "ffn_decoder_0"), w, 0, "gelu_tanh"), "round_decoder_0")
+    return z @ w["output_weight"].T + w["output_bias"]
 
 
 def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from family import FIXTURES, PLAIN, Family, Variant, families
 from torch import Tensor
+from twins import TWINS, V, drawn_ids, weights
 
 from ostinato.data.batch import Batch
 from ostinato.models import Model
@@ -171,3 +172,30 @@ def as_published(name: str, variant: Variant) -> Variant:
     """Return a call whose gradient goes where the class lets it: in HRM-Text, whose last cycles alone have one."""
     cut = {"execution": Execution(gradient_repeats=(1, 2))} if name == "hrm-text" else {}
     return replace(variant, call={**variant.call, **cut})
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_the_looped_transformer_of_yang_is_gpt2s_body_run_on_its_output_and_the_embeddings(rounds: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, ids = TWINS["length generalisation (Yang)"].model(), drawn_ids()
+    sizes = {"n_embd": 32, "n_head": 4, "n_inner": 128, "n_positions": 64, "vocab_size": V, "n_layer": 1}
+    body = transformers.GPT2Model(transformers.GPT2Config(**sizes, attn_implementation="eager")).double().eval()
+    ours, names = weights(model), {"self_attention": ("ln_1", "attn"), "ffn": ("ln_2", "mlp")}
+    with torch.no_grad():
+        body.wpe.weight.copy_(ours["banks.positions.decoder.weight"])
+        body.ln_f.load_state_dict({part: ours[f"banks.norm.round_decoder_0.{part}"] for part in ("weight", "bias")})
+        for kind, (norm, layer) in names.items():
+            for part in ("weight", "bias"):
+                getattr(getattr(body.h[0], norm), part).copy_(ours[f"banks.norm.{kind}_decoder_0.{part}"])
+                maps = {"qkv": "c_attn", "out": "c_proj"} if layer == "attn" else {"up": "c_fc", "down": "c_proj"}
+                for mine, theirs in maps.items():
+                    # Theirs are stored the other way round.
+                    getattr(getattr(getattr(body.h[0], layer), theirs), part).copy_(
+                        ours[f"banks.{kind}.decoder_0.{mine}.{part}"].t()
+                    )
+        e = torch.nn.functional.embedding(ids, ours["target_weight"])
+        z = torch.zeros_like(e)
+        for _ in range(rounds):
+            z = body(inputs_embeds=z + e).last_hidden_state
+        logits = z @ ours["output_weight"].T + ours["output_bias"]
+        torch.testing.assert_close(model(ids, n_steps=rounds).logits_BTV, logits, rtol=0, atol=1e-10)

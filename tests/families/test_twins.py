@@ -104,7 +104,7 @@ def test_cached_steps_are_the_equations_of_everything_so_far(name: str, rounds: 
 @pytest.mark.check("rows")
 @pytest.mark.parametrize("side", ["left", "right"])
 @IN_BOTH
-@cells(2)
+@cells(2, 16)
 def test_a_sentence_alone_as_among_eight_with_padding(name: str, rounds: int, dtype: torch.dtype, side: str) -> None:
     twin, (batch, rows) = TWINS[name], eight_rows(side)
     model = twin.model(dtype)
@@ -115,10 +115,9 @@ def test_a_sentence_alone_as_among_eight_with_padding(name: str, rounds: int, dt
             torch.testing.assert_close(among[keep], alone[0], rtol=0, atol=WITHIN[dtype])
 
 
-@pytest.mark.slow
 @pytest.mark.check("padded gradients")
 @pytest.mark.parametrize("side", ["left", "right"])
-@cells()
+@cells(16)
 def test_all_gradients_of_eight_sentences_with_padding(name: str, rounds: int, side: str) -> None:
     twin, (batch, rows) = TWINS[name], eight_rows(side)
     model = twin.model()

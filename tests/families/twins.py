@@ -116,7 +116,9 @@ PLAIN = {
     "retrofit": Twin("looped/retrofit-toy", of.retrofit, _RETROFIT, std=0.1),
     "iso-depth": Twin("looped/iso-depth-toy", of.iso_depth, std=0.1),
     "relaxed recursive": Twin("looped/relaxed-recursive-toy", of.relaxed, std=0.06),
-    "length generalisation": Twin("looped/length-toy", of.length),
+    # A sentence of n words has T(n) of these rounds at most.
+    "length generalisation (Fan)": Twin("looped/length-toy", of.length, labels=V, rounds=(1, 2, 4, 8, 16)),
+    "length generalisation (Yang)": Twin("looped/yang-toy", of.yang),
     "moeut": Twin("looped/moeut-toy", of.moeut, std=0.12),
     "cotformer": Twin("looped/cotformer-toy", of.cotformer),
     "ln-cotformer": Twin("looped/ln-cotformer-toy", of.cotformer),

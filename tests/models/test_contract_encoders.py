@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,6 +107,36 @@ def test_every_token_sees_the_others_in_both_directions(data: st.DataObject) -> 
     # Exactly: where attention is as good as certain, what it sees of the others is little.
     assert not torch.equal(before[0], after[0])
     assert not torch.equal(before[3], after[3])
+
+
+@draws(20)
+@given(st.data())
+def test_a_token_of_a_causal_encoder_sees_none_after_it(data: st.DataObject) -> None:
+    model = random_model(data.draw(ENCODERS.filter(lambda c: c.mask == "causal" and c.reads == "tagging")))
+    batch = right_padded([Sentence(None, [BOS, 2, 3, 2, EOS])])
+    changed = replace(batch, target=replace(batch.target, ids_BT=torch.tensor([[BOS, 2, 3, 4, 4]])))
+    before, after = model(batch).logits_BTV[0], model(changed).logits_BTV[0]
+    assert_equal(before[:3], after[:3], "what comes after")
+    assert not torch.equal(before[4], after[4])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"head": {"kind": "masked"}},
+            "mask is 'causal': with head.kind tagging, or classification with pooling=mean, only: must be none",
+        ),
+        ({"head": {"kind": "classification", "pooling": "first"}}, "must be none"),
+        (
+            {"head": {"kind": "tagging"}, "encoder": {"halting": {"kind": "act", "scope": "global"}}},
+            "encoder.halting.scope is 'global': its one probability a sentence is the mean over all tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_where_no_token_sees_a_later_one_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        EncoderConfig.model_validate({"mask": "causal", **settings})
 
 
 def _attends(config: EncoderConfig) -> bool:

@@ -41,7 +41,9 @@ class TrainingPass:
     def mask(self, stack: str) -> int:
         """Return the places of the mask of self-attention: one for all sentences, or with prefixes one for each."""
         length = self.lengths[stack]
-        return (self.batch if self.has_prefixes else 1) * length**2 if stack == "decoder" and length > 1 else 0
+        if stack not in self.config.causal_stacks or length == 1:
+            return 0
+        return (self.batch if self.has_prefixes else 1) * length**2
 
     @property
     def has_prefixes(self) -> bool:

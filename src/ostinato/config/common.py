@@ -119,6 +119,11 @@ class CommonModelConfig(Config):
         """Return the stacks as they are built, by name, in the order they run."""
         return {}
 
+    @property
+    def causal_stacks(self) -> frozenset[str]:
+        """Names of the stacks whose tokens see none after them."""
+        return frozenset({"decoder"})
+
     def plans(self) -> dict[str, Plan]:
         """Return the plan of every stack."""
         return {name: stack.plan(name) for name, stack in self.stacks().items()}

@@ -63,7 +63,7 @@ class _StackedConfig(CommonModelConfig):
             if name == "decoder" and not self.has_two_sides and stack.halting.kind == "length":
                 reason = "needs a source, whose length is known before; valid here: none, act, stick_breaking"
                 yield Problem(f"{path}{name}.halting.kind", "length", reason)
-            if name == "decoder" and isinstance(stack.halting, ActConfig) and stack.halting.scope == "global":
+            if name in self.causal_stacks and isinstance(stack.halting, ActConfig) and stack.halting.scope == "global":
                 reason = (
                     "its one probability a sentence is the mean over all tokens, so that a token of a causal stack "
                     "would halt by what comes after it; valid here: token"
@@ -183,6 +183,9 @@ class EncoderConfig(_StackedConfig):
     ALBERT: 2); 0: there is none."""
     embedder: EmbedderConfig = TokensConfig()
     """facts: a story's facts and its question, with tabs between them, are positions; for a classification head."""
+    mask: Literal["none", "causal"] = "none"
+    """none: all tokens see each other. causal: a token sees none after it, which tells it where it stands without any
+    position (Fan et al. 2024); for heads that label tokens, or read the mean of all."""
     encoder: StackConfig = StackConfig()
     """The only stack."""
     head: HeadConfig = MaskedHeadConfig()
@@ -192,6 +195,11 @@ class EncoderConfig(_StackedConfig):
     def reads(self) -> Reads:
         """What the head is for."""
         return self.head.kind
+
+    @property
+    def causal_stacks(self) -> frozenset[str]:
+        """Names of the stacks whose tokens see none after them."""
+        return frozenset({"encoder"} if self.mask == "causal" else ())
 
     @property
     def max_words(self) -> int | None:
@@ -220,6 +228,9 @@ class EncoderConfig(_StackedConfig):
         if isinstance(self.embedder, FactsConfig) and getattr(self.head, "pooling", "first") != "mean":
             reason = f"has no begin symbol and no words: needs {path}head={{kind: classification, pooling: mean}}"
             yield Problem(f"{path}embedder.kind", self.embedder.kind, reason)
+        if self.mask == "causal" and self.head.kind != "tagging" and getattr(self.head, "pooling", "first") != "mean":
+            reason = f"with {path}head.kind tagging, or classification with pooling=mean, only: must be none"
+            yield Problem(f"{path}mask", "causal", reason)
         if isinstance(self.embedder, FactsConfig) and self.encoder.value_embeddings is not None:
             reason = "belong to single tokens, and a position is a fact of several: remove them"
             yield Problem(f"{path}encoder.value_embeddings", "set", reason)

@@ -1,4 +1,4 @@
-"""Encoder-only models: one stack whose tokens all see each other, and a head that reads their states."""
+"""Encoder-only models: one stack, whose tokens all see each other unless it is causal, and a head that reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
 class Encoder(Transformer):
-    """A bidirectional stack and a head.
+    """A stack and a head.
 
         states = encoder(E[tokens]),   of a label's place t, a sentence's pooled state p, or all places:
         masked          logits = states_t O^T + b, O = E or a matrix of its own (`Embeddings.logits`)

@@ -49,8 +49,7 @@ class Transformer(TokenModel):
     Args:
         config: the model's configuration, vocabulary sizes set.
         execution: see `TokenModel`.
-        causal: names of the stacks whose tokens see no later ones.
-        prefixed: names of those among them that may begin with tokens which see each other in both directions.
+        prefixed: names of causal stacks that may begin with tokens which see each other in both directions.
     """
 
     config: StackModelConfig
@@ -60,7 +59,6 @@ class Transformer(TokenModel):
         config: StackModelConfig,
         execution: Execution | None = None,
         *,
-        causal: Collection[str] = (),
         prefixed: Collection[str] = (),
     ) -> None:
         super().__init__(config, execution)
@@ -79,7 +77,7 @@ class Transformer(TokenModel):
                 has_embedding_map=config.d_embedding is not None,
                 dropout=config.dropout,
                 signal=build_signal(stack.positions, name, self.banks, *widths, config.init),
-                is_causal=name in causal,
+                is_causal=name in config.causal_stacks,
                 has_prefix=name in prefixed,
                 halting=halting,
             )
@@ -185,7 +183,7 @@ class Seq2Seq(Transformer):
     config: Seq2SeqConfig
 
     def __init__(self, config: Seq2SeqConfig, execution: Execution | None = None) -> None:
-        super().__init__(config, execution, causal={"decoder"})
+        super().__init__(config, execution)
         self.make_embeddings("target_vocab_size", "source_vocab_size")
         self.stacks["decoder"].readout = self.logits
 
@@ -267,7 +265,7 @@ class LanguageModel(Transformer):
 
     def __init__(self, config: LanguageModelConfig, execution: Execution | None = None) -> None:
         prefixed = {"decoder"} if config.mask == "prefix" else set()
-        super().__init__(config, execution, causal={"decoder"}, prefixed=prefixed)
+        super().__init__(config, execution, prefixed=prefixed)
         self.make_embeddings("vocab_size")
         self.stacks["decoder"].readout = self.logits
 
