@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from drawn_parts import (
@@ -31,6 +31,7 @@ from drawn_parts import (
     with_fixed,
     without_gaps,
 )
+from elsewhere import built
 from haltings import haltings
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import NoModulationConfig, SegmentConfig
@@ -58,14 +59,20 @@ PAD, BOS, EOS = 0, 1, 2
 def draws(n: int, *, always_all: bool = False) -> settings:
     """Return the settings of a property that is checked on `n` draws, the same ones in every run.
 
-    `make test` looks at half as many, `make test-all`, which sets OSTINATO_ALL_DRAWS, at all of them.
+    `make test` looks at half as many, `make test-all`, which sets OSTINATO_ALL_DRAWS, at all of them; on the pretended
+    device, where operations take many times as long, at a twentieth.
 
     Args:
         always_all: `make test` looks at all of them, too: the property counts what they have covered.
     """
     n = n if always_all or os.environ.get("OSTINATO_ALL_DRAWS") else -(-n // 2)
+    is_elsewhere = "OSTINATO_DEVICE" in os.environ
+    n = -(-n // 20) if os.environ.get("OSTINATO_DEVICE") == "pretended" else n
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-    return settings(max_examples=n, deadline=None, derandomize=True, database=None, suppress_health_check=slow)
+    phases = [Phase.explicit, Phase.generate, *([] if is_elsewhere else [Phase.shrink, Phase.explain])]
+    return settings(
+        max_examples=n, deadline=None, derandomize=True, database=None, suppress_health_check=slow, phases=phases
+    )
 
 
 @dataclass(frozen=True)
@@ -321,6 +328,10 @@ def random_model(config: ModelConfig, seed: int = 0) -> Model:
     far from constant, and from each other, so that tokens halt in every round. Gates made of times stay near those that
     are learned: they are made of 256 sinusoids.
     """
+    return built(lambda: _random_model(config, seed))
+
+
+def _random_model(config: ModelConfig, seed: int) -> Model:
     torch.manual_seed(seed)
     model = build_model(config).double().eval()
     with torch.no_grad():

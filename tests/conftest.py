@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 # The tensors are tiny: a second thread costs a hundred times what it saves, and workers run side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +19,22 @@ def pytest_configure() -> None:
     """Take Ctrl-C as Python does on its own: what is started in the background may have been told to ignore it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out tests of a CPU where others of their file are run elsewhere."""
+    mark = item.get_closest_marker("device")
+    if "OSTINATO_DEVICE" in os.environ and mark is not None and mark.args == (False,):
+        pytest.skip("is about a CPU")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Run tests marked `device` where OSTINATO_DEVICE says."""
+    name = os.environ.get("OSTINATO_DEVICE")
+    if name is None or item.get_closest_marker("device") is None:
+        return (yield)
+    from elsewhere import elsewhere
+
+    with elsewhere(name):
+        return (yield)

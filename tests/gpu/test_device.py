@@ -25,6 +25,8 @@ from ostinato.kernels import ExpertWeights, choose_backend, dispatch, expert_fee
 from ostinato.kernels.feedforward import try_feed_forward
 from ostinato.models import Model
 
+pytestmark = pytest.mark.gpu
+
 
 def _weighted(model: Model, batch: Any) -> tuple[Tensor, list[Tensor | None]]:
     """Return logits of real tokens, zeros elsewhere, and the gradients of their weighted sum with costs of depth."""

@@ -13,6 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from architectures import draws
 from ostinato.kernels import IGNORED, cross_entropy_sums
 
+pytestmark = pytest.mark.device
+
 V = 7
 
 

@@ -17,6 +17,8 @@ from ostinato.kernels.linear import try_linear
 from ostinato.kernels.products import PRODUCTS
 from ostinato.kernels.segments import Order
 
+pytestmark = pytest.mark.device
+
 BACKENDS = ["loop", "segments", "padded", "grouped"]
 
 
@@ -171,6 +173,7 @@ def test_gradients_are_the_numerical_ones() -> None:
         )
 
 
+@pytest.mark.device(False)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_multiplies_in_its_type_and_gradients_come_back_in_float32(backend: str) -> None:
     x, weight, bias, experts, _ = problem(6, 2, 3, 8, 8, dtype=torch.float32)
@@ -201,6 +204,7 @@ def test_rows_of_an_expert_stand_side_by_side_in_their_own_order() -> None:
     assert to.bounds() == [(0, 2), (2, 3), (3, 6), (6, 6)]
 
 
+@pytest.mark.device(False)
 def test_an_unknown_or_broken_backend_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="must be auto or one of loop, segments, padded, grouped"):
@@ -218,6 +222,7 @@ def test_an_unknown_or_broken_backend_is_a_named_error(monkeypatch: pytest.Monke
     assert choose_backend("auto", cpu, torch.float32, try_linear, 4, 4) == "loop"
 
 
+@pytest.mark.device(False)
 def test_a_backend_with_wrong_results_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = PRODUCTS["loop"]
     monkeypatch.setitem(PRODUCTS, "padded", lambda *args: 2 * right(*args))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from architectures import draws
 from ostinato.kernels import active_sums, summing
+
+pytestmark = pytest.mark.device
 
 D, OUT = 5, 6
 Part = tuple[int, slice | None]
@@ -91,6 +94,7 @@ def test_gradients_can_be_differentiated_again() -> None:
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.device(False)
 def test_matrices_that_are_not_learned_and_autocast_are_left_to_torch() -> None:
     with summing():
         sums = active_sums.get()

@@ -27,6 +27,8 @@ from ostinato.models.losses import balance_loss
 from ostinato.models.output import ModelOutput
 from running import run_as
 
+pytestmark = pytest.mark.device
+
 BALANCE = BalanceConfig(mutual_information=1.0, z=1.0)
 
 
@@ -50,6 +52,7 @@ def with_gradients(model: Model, padded: Batch) -> tuple[ModelOutput, dict[str, 
     return output, found | gradients(model, numbers, weights)
 
 
+@pytest.mark.device(False)
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_gathering_equals_masking_in_outputs_traces_and_all_gradients(recomputes: bool) -> None:
     gathered: set[bool] = set()
@@ -108,6 +111,7 @@ def test_cached_steps_that_gather_equal_those_that_mask(data: st.DataObject) -> 
     assert_equal(found[1], found[0], "logits of cached steps")
 
 
+@pytest.mark.device(False)
 @pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.99), ActConfig()])
 def test_sentences_with_a_gap_between_them_are_read_in_stretches(
     halting: HaltingConfig, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,8 @@ from architectures import BOS, Sentence, any_architecture, draws, left_padded, r
 from contract import assert_equal, real_logits
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
+
+pytestmark = pytest.mark.device
 
 
 def _cuts(data: st.DataObject, width: int, least: int) -> list[tuple[int, int]]:

@@ -112,6 +112,14 @@ def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradient
         assert all(halted_after[name][n] >= 5 for n in (1, 2, 3)), halted_after
 
 
+@pytest.mark.skipif("OSTINATO_DEVICE" not in os.environ, reason="for a device: the test above compares more of them")
+@pytest.mark.device
+@draws(40)
+@given(st.data())
+def test_drawn_models_equal_their_twins(data: st.DataObject) -> None:
+    compare_with_twin(data, data.draw(any_architecture()))
+
+
 def assert_same_depths(trace: HaltingTrace | None, keep_BT: Tensor, expected: list[Whole]) -> None:
     """Compare what every token did and what its rounds weigh; rounds after a sentence's last weigh nothing."""
     if trace is None:
@@ -138,6 +146,7 @@ def test_the_first_sub_layer_may_stand_in_a_later_step() -> None:
     assert_equal(model(right_padded([sentence])).logits_BTV[0], twin(model, sentence), "logits")
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("halts", [False, True], ids=["fixed depth", "halting"])
 @draws(20)
 @given(data=st.data())
@@ -158,6 +167,7 @@ def test_recomputed_steps_have_the_same_gradients_of_logits_and_costs_of_depth(
     assert_all_equal(found[True], found[False])
 
 
+@pytest.mark.device
 @draws(20)
 @given(st.data())
 def test_depth_at_call_time_is_the_model_of_that_depth(data: st.DataObject) -> None:

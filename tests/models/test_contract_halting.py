@@ -28,6 +28,7 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
+from elsewhere import built
 from haltings import never_halting, selects
 from ostinato.config.halting import (
     ActConfig,
@@ -44,6 +45,8 @@ from ostinato.errors import ConfigError
 from ostinato.models import build_model
 from ostinato.nn.types import HaltingTrace
 from running import run_as
+
+pytestmark = pytest.mark.device
 
 Config = Seq2SeqConfig | LanguageModelConfig
 LISTING = ActConfig(mix="interpolate", freeze_halted_state=False, force_remainder_at_max=False)
@@ -185,7 +188,7 @@ def test_never_halting_is_fixed_depth(data: st.DataObject) -> None:
     config = with_halting(data.draw(any_halting().filter(lambda c: not selects(c))), forced)
     batch = data.draw(sentences(config))
     model = random_model(config)
-    plain = build_model(with_halting(config, lambda _: NoHaltingConfig())).double().eval()
+    plain = built(lambda: build_model(with_halting(config, lambda _: NoHaltingConfig())).double().eval())
     plain.load_state_dict({name: value for name, value in model.state_dict().items() if ".halting." not in name})
     expected = real_logits(plain, right_padded(batch))
     run_as(model, halting=False)
@@ -280,6 +283,7 @@ def text(n_sentences: int = 4, length: int = 7) -> Batch:
     return right_padded([Sentence(None, [BOS, *row[: length - i]]) for i, row in enumerate(ids)])
 
 
+@pytest.mark.device(False)
 @pytest.mark.parametrize("compaction", ["always", "never"])
 @pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig(), LISTING])
 def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_ran_them(halting: HaltingConfig, compaction: str) -> None:
@@ -316,6 +320,7 @@ def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_ran_them(halting: H
 # --- precision -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.device(False)
 @pytest.mark.parametrize("placement", ["post", "pre"])
 @pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.99), ActConfig(), LISTING])
 def test_gates_masses_and_costs_are_float32_under_autocast(halting: HaltingConfig, placement: str) -> None:

@@ -39,6 +39,8 @@ from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import build_model
 
+pytestmark = pytest.mark.device
+
 NONE = NoHaltingConfig()
 
 # --- padding ---------------------------------------------------------------------------------------------------------
