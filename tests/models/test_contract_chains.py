@@ -96,9 +96,13 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     monkeypatch.setattr("ostinato.nn.keys_in_place._BLOCK", 4)
 
     def check(
-        rule: st.SearchStrategy[HaltingConfig] | None, placements: tuple[Placement, ...], data: st.DataObject
+        rule: st.SearchStrategy[HaltingConfig] | None,
+        placements: tuple[Placement, ...],
+        has_experts: bool,
+        data: st.DataObject,
     ) -> None:
-        config = data.draw(any_architecture(halting=rule, placements=placements))
+        models = any_architecture(halting=rule, placements=placements)
+        config = data.draw(models.filter(lambda one: one.decoder.ffn.kind == "experts") if has_experts else models)
         pad = data.draw(st.sampled_from([right_padded, left_padded])) if hasattr(config, "encoder") else left_padded
         batch = pad(data.draw(sentences(config)))
         model = random_model(config).float()
@@ -122,13 +126,15 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     act = st.builds(ActConfig, mix=st.sampled_from(["accumulate", "interpolate"]), force_remainder_at_max=st.booleans())
     stick_breaking = st.builds(StickBreakingConfig, threshold=st.sampled_from([0.5, 0.9]))
     known: tuple[Placement, ...] = ("post", "pre")
-    for rule, placements, n in (
-        (None, known, 60),
-        (act, known, 25),
-        (stick_breaking, known, 25),
-        (None, tuple(PLACES), 15),
+    for rule, placements, has_experts, n in (
+        (None, known, False, 20),
+        (None, known, True, 60),
+        (act, known, False, 20),
+        (stick_breaking, known, False, 20),
+        (None, tuple(PLACES), False, 10),
     ):
-        draws(n, always_all=True)(given(rule=st.just(rule), placements=st.just(placements), data=st.data())(check))()
+        chosen = {"rule": st.just(rule), "placements": st.just(placements), "has_experts": st.just(has_experts)}
+        draws(n, always_all=True)(given(**chosen, data=st.data())(check))()
     assert min(seen[name] for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none")) >= 10, (
         seen
     )

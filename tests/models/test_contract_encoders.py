@@ -79,7 +79,7 @@ def test_tokens_and_sentences_that_stop_by_a_criterion_do_so_alone_as_in_any_bat
     model = random_model(data.draw(ENCODERS))
     if not (way := exit_of(model)):
         return
-    batch = data.draw(_sentences(model.config))
+    batch = data.draw(texts(model.config))
     run_as(model, **way, compaction="never")
     expected = _real_logits(model, right_padded(batch))
     weights = _weights(expected)

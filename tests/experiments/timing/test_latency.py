@@ -43,6 +43,7 @@ def test_medians_quartiles_and_speed_are_those_of_the_rounds() -> None:
         "source_length": 3,
         "target_length": 10,
         "beam": 2,
+        "cached_rounds": None,
     }
     assert row["seconds"] == [4.0, 1.0, 2.0, 8.0, 3.0]
     assert (row["median_s"], row["low_s"], row["high_s"]) == (3.0, 2.0, 4.0)
