@@ -2,6 +2,7 @@
 
     python benchmarks/halting.py --threads 2 --trace runs/mine/results.json --out docs/results/halting
     python benchmarks/halting.py --read run-1.jsonl run-2.jsonl run-3.jsonl --out docs/results/halting
+    python benchmarks/halting.py --widths 512 --patterns uniform --decoded 1 8 64 --threads 2 --out halting-decoding
 
 A Universal Transformer, encoder and decoder of 12 rounds each, one set of weights a stack, the feed-forward four times
 as wide, heads of 64. How deep every token goes is prescribed. Full depth is the stack without a halting rule.
@@ -76,6 +77,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--widths", nargs="+", type=int, default=[256, 512], metavar="D", help="default: 256 512")
     options.add_argument("--patterns", nargs="+", choices=PATTERNS, help="default: all; trace where one is given")
     options.add_argument(
+        "--decoded", nargs="+", type=int, metavar="N", help="sentences of decodings, in place of 1 32; no other phase"
+    )
+    options.add_argument(
         "--phases", nargs="+", metavar="PHASE", help=f"only these: {', '.join(Cell(0, 'none').phases)}"
     )
     options.add_argument(
@@ -91,9 +95,11 @@ def cells(args: argparse.Namespace) -> list[Cell]:
     if "trace" in wanted and not args.trace:
         raise SystemExit("the pattern trace needs --trace FILE")
     if args.quick:
-        small = {"n_rounds": 4, "length": 4, "n_encoded": 3, "n_updated": 2, "decoded": (1, 3), "d_head": 8}
+        small = {"n_rounds": 4, "length": 4, "n_encoded": 3, "n_updated": 2, "d_head": 8}
+        small["decoded"] = tuple(args.decoded or (1, 3))
         return [Cell(16, pattern, **small) for pattern in wanted]
-    return [Cell(width, pattern) for width in args.widths for pattern in wanted]
+    decoded = {"decoded": tuple(args.decoded)} if args.decoded else {}
+    return [Cell(width, pattern, **decoded) for width in args.widths for pattern in wanted]
 
 
 def phases(args: argparse.Namespace) -> list[str]:
@@ -101,7 +107,8 @@ def phases(args: argparse.Namespace) -> list[str]:
     known = list(cells(args)[0].phases)
     if unknown := set(args.phases or ()) - set(known):
         raise SystemExit(f"--phases {', '.join(sorted(unknown))}: must be of {', '.join(known)}")
-    return [phase for phase in known if not args.phases or phase in args.phases]
+    wanted = args.phases or ([phase for phase in known if phase.startswith("decoding")] if args.decoded else known)
+    return [phase for phase in known if phase in wanted]
 
 
 def candidate(cell: Cell, gate: str | None = None) -> Candidate:

@@ -34,6 +34,9 @@ _HALF = 0.79
 _OVER_FLOOR = 0.05
 """The same in decoding, batch 32: what may be added to the floor that the smaller products set, both in times of full
 depth."""
+_OF_IDEAL = 0.8
+"""Decoding in which tokens stop at any depth: rounds that are needed, in times of all, divided by the time, in times of
+full depth's, are at least this."""
 _OVERHEAD = 1.02
 """Nobody halts: the most times as long as full depth."""
 
@@ -51,6 +54,7 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
         one = ratio(runs, at["half"], phase, AUTO, FULL) if "half" in at else None
         found.append(judge(f"width {_WIDTH}, half at half depth, {phase}: auto / full depth", _HALF, one))
     found.append(_over_floor(runs, at.get("half"), "decoding, batch 32"))
+    found += _of_ideal(runs, at["uniform"]) if "uniform" in at else []
     for cell in cells(runs):
         for phase in phases(runs, [cell]) if cell["pattern"] == "none" else ():
             for name in (AUTO, *GATES.values()):
@@ -66,6 +70,18 @@ def _over_floor(runs: Sequence[Run], cell: Row | None, phase: str) -> Verdict:
     if None in both or not both:
         return Verdict(target, _OVER_FLOOR, None)
     return Verdict(target, _OVER_FLOOR, both[0].value - both[1].value, f"{both[0]} - {both[1]}")
+
+
+def _of_ideal(runs: Sequence[Run], cell: Row) -> list[Verdict]:
+    """Judge depth batching: every decoding in which tokens stop at any depth, half of the rounds in the mean."""
+    found = []
+    for phase in (one for one in phases(runs, [cell]) if one.startswith("decoding")):
+        if (rounds := _rounds(runs, cell, phase)) is None:
+            continue
+        ideal = rounds["needed"] / rounds["full"]
+        target = f"width {_WIDTH}, uniform depths, {phase}: auto / full depth ({ideal:.2f} / {_OF_IDEAL})"
+        found.append(judge(target, ideal / _OF_IDEAL, ratio(runs, cell, phase, AUTO, FULL)))
+    return found
 
 
 def phases(runs: Sequence[Run], of_cells: Sequence[Row]) -> list[str]:

@@ -45,15 +45,19 @@ def run_cells(
     more: More | None = None,
     phases: Sequence[str] = PHASES,
     rest: float = 0.0,
+    *,
+    keeps_memory: bool = True,
 ) -> list[Row]:
     """Measure all phases of all cells and return the rows.
 
     Every row has study, kind, cell, version and environment. Kinds: time (see `layers.measure`), memory {name, role,
     live_bytes, gradient_bytes}, absent {name, reason}, and those of `more`, which sees the contestants of every cell.
-    `rest`: seconds before every timed call. The process keeps memory it has released, as `ostinato train` lets it.
+    `rest`: seconds before every timed call. `keeps_memory`: the process keeps memory it has released, as
+    `ostinato train` lets it.
     """
     device = resolve_device(args.device)
-    keep_freed_memory()
+    if keeps_memory:
+        keep_freed_memory()
     rows = []
     with cpu_threads(args.threads), preserved_randomness():
         environment = asdict(describe_environment(device))

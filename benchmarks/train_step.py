@@ -2,37 +2,46 @@
 
     python benchmarks/train_step.py --threads 2 --out docs/results/train-step
     python benchmarks/train_step.py --read run-1.jsonl run-2.jsonl --out docs/results/train-step
+    python benchmarks/train_step.py --families loops --threads 2 --out own-loop
+    python benchmarks/train_step.py --families loops --threads 2 --fresh-memory --out own-loop-fresh
 
 An update is forward, loss, backward, clipping and AdamW. Encoder and decoder of 6 steps each, width 256, feed-forward
 1,024, 8 heads, 2,000 pieces; 64 sentences of 48 + 48 tokens; dropout 0.1 everywhere, and none. Then the Sparse
 Universal Transformer of ours (16 experts, 4 a token, in attention and feed-forward; stick-breaking) beside the dense
 model of equal active size. Peers take part where they are installed: pip install -e ".[peers]".
+
+Loops: our dense model, updated as `ostinato train` does it, by a loop of one's own as docs/python.md writes it
+(`model.loss`, fused AdamW), and by a plain one (cross-entropy of the logits, AdamW as torch makes it). --fresh-memory
+leaves out `keep_freed_memory`, which is told to the process and so to all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from common import parser, save
 from layer_parts import parts
 from layer_study import Row, numbered, read_runs, run_cells
 from layers import Absent, Contestant
 from live_memory import peak_bytes
 from torch import Tensor
-from update_peers import UPDATE, peers
+from update_peers import UPDATE, peers, updated
 from update_report import LIMIT, OURS, SPARSE, report, verdicts
 
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
+from ostinato.models import Model, build_model
 
+OWN_LOOP, PLAIN_LOOP = "own loop", "plain loop"
 _EXPERTS = {"kind": "experts", "share": "all", "n_experts": 16, "top_k": 4, "router": {"kind": "mlp"}}
 
 
@@ -69,10 +78,13 @@ class Cell:
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser(__doc__.splitlines()[0], minutes=6.0)
     options.add_argument("--dropouts", nargs="+", type=float, default=[0.1, 0.0], metavar="P", help="default: 0.1 0")
-    options.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="default: all")
+    options.add_argument(
+        "--families", nargs="+", choices=FAMILIES, default=["dense", "sparse"], help="default: dense sparse"
+    )
     options.add_argument("--without", nargs="+", default=[], metavar="NAME", help="leave these contestants out")
     options.add_argument("--compiled", action="store_true", help="also ours with training.compile (a minute each)")
     options.add_argument("--no-memory", action="store_true", help="leave memory out, which every run finds the same")
+    options.add_argument("--fresh-memory", action="store_true", help="freed memory goes back to the system")
     options.add_argument("--profile", action="store_true", help="also where the time of ours goes")
     options.add_argument("--read", type=Path, nargs="+", metavar="JSONL", help="measure nothing: judge these runs")
     return options.parse_args(given)
@@ -181,7 +193,27 @@ def _sparse(args: argparse.Namespace, cell: Cell, device: torch.device) -> Itera
     yield ours(cell, device, SPARSE, sparse=True)
 
 
-FAMILIES = {"dense": _dense, "sparse": _sparse}
+def _loops(args: argparse.Namespace, cell: Cell, device: torch.device) -> Iterator[Contestant | Absent]:
+    batch: Batch = random_batch(model(cell), cell.workload, 1).to(device)
+    yield limit(cell, device)
+    yield ours(cell, device)
+    for name, loss_of, fused in ((OWN_LOOP, _own_loss, True), (PLAIN_LOOP, _plain_loss, None)):
+        torch.manual_seed(1)
+        own = build_model(model(cell)).to(device)
+        one = updated(name, own, partial(loss_of, own, batch), fused=fused)
+        yield replace(one, role="ours")
+
+
+def _own_loss(own: Model, batch: Batch) -> Tensor:
+    return own.loss(batch)
+
+
+def _plain_loss(own: Model, batch: Batch) -> Tensor:
+    labels_BT = batch.labels_BT.masked_fill(~batch.loss_mask_BT, -100)
+    return F.cross_entropy(own(batch).logits_BTV.flatten(0, 1), labels_BT.flatten())
+
+
+FAMILIES = {"dense": _dense, "sparse": _sparse, "loops": _loops}
 
 
 def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) -> Iterator[Row]:
@@ -238,7 +270,8 @@ def main(given: Sequence[str] | None = None) -> None:
         runs = read_runs(args.read)
     else:
         build = partial(contestants, args)
-        runs = [run_cells("train_step", cells(args), build, args, partial(more, args), [UPDATE])]
+        given = "train_step", cells(args), build, args, partial(more, args), [UPDATE]
+        runs = [run_cells(*given, keeps_memory=not args.fresh_memory)]
     judged = verdicts(runs)
     rows = [{"study": "train_step"} | verdict.row() for verdict in judged]
     save([*numbered(runs), *rows], report(runs, judged), args.out)

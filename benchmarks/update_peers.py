@@ -47,11 +47,13 @@ def peers(cell: Cell, batch: Batch) -> Iterator[Contestant | Absent]:
             yield Absent(name, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
 
 
-def updated(name: str, model: nn.Module, loss: Callable[[], Tensor], *, note: str = "") -> Contestant:
-    """Return a model as a contestant: forward, backward, clipping, fused AdamW, and forgetting the gradients."""
+def updated(
+    name: str, model: nn.Module, loss: Callable[[], Tensor], *, note: str = "", fused: bool | None = True
+) -> Contestant:
+    """Return a model as a contestant: forward, backward, clipping, AdamW, and forgetting the gradients."""
     model.train()
     parameters = tuple(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=fused)
 
     def update() -> None:
         loss().backward()

@@ -227,3 +227,16 @@ def test_targets_are_judged_against_full_depth_and_decoding_against_the_floor(sc
     above = found["width 512, half at half depth, decoding, batch 32: (auto - floor) / full depth"]
     assert (above.measured, above.word) == (pytest.approx(0.04), "holds")
     assert found["width 512, nobody halts, encoding: auto / full depth"].word == "missed"
+
+
+def test_depth_batching_is_judged_by_the_rounds_that_are_needed(script: Script) -> None:
+    study, verdicts = script("halting"), script("halting_report").verdicts
+    args = study.arguments(["--widths", "512", "--patterns", "uniform", "--decoded", "1", "8", "64"])
+    phases = [f"decoding, batch {n}" for n in (1, 8, 64)]
+    assert study.phases(args) == phases
+    (cell,) = (one.key() for one in study.cells(args))
+    rows = [timed("full depth", phase, cell, 1.0) for phase in phases[:2]]
+    rows += [{"kind": "rounds", "phase": phase, "cell": cell, "needed": 54, "full": 100} for phase in phases[:2]]
+    rows += [timed("auto", phases[0], cell, 0.67), timed("auto", phases[1], cell, 0.68)]
+    found = [verdict for verdict in verdicts([rows]) if "uniform depths" in verdict.target]
+    assert [(one.bound, one.word) for one in found] == [(0.54 / 0.8, "holds"), (0.54 / 0.8, "missed")]

@@ -72,6 +72,29 @@ def test_runs_that_are_read_back_stand_beside_each_other(script: Script, tmp_pat
     assert " / " in next(line for line in text.splitlines() if line.startswith("| ours, sparse universal |"))
 
 
+@pytest.mark.slow
+def test_a_loop_of_ones_own_is_timed_beside_train_and_a_plain_one(script: Script, tmp_path: Path) -> None:
+    study = script("train_step")
+    given = ["--quick", "--threads", "1", "--dropouts", "0", "--families", "loops", "--fresh-memory"]
+    study.main([*given, "--out", str(tmp_path / "x")])
+    timed = [row["name"] for row in rows_of(tmp_path / "x.jsonl") if row["kind"] == "time"]
+    assert timed == ["matrix products", "ours", study.OWN_LOOP, study.PLAIN_LOOP]
+
+
+def test_a_loop_of_ones_own_has_the_loss_and_the_gradient_of_a_plain_one(script: Script) -> None:
+    study = script("train_step")
+    sizes = {"n_steps": 1, "d_model": 16, "d_ff": 24, "n_heads": 2, "vocabulary": 20, "n_sentences": 3}
+    cell = study.Cell("loops", 0.0, **sizes, source_length=5, target_length=4)
+    batch = study.random_batch(study.model(cell), cell.workload, 1)
+    own = study.build_model(study.model(cell))
+    found = []
+    for loss_of in (study._own_loss, study._plain_loss):
+        loss = loss_of(own, batch)
+        found.append([loss, *torch.autograd.grad(loss, list(own.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_the_limit_has_the_matrix_products_of_our_update(script: Script) -> None:
     study = script("train_step")
     sizes = {"n_steps": 2, "d_model": 16, "d_ff": 24, "n_heads": 2, "vocabulary": 20, "n_sentences": 3}
