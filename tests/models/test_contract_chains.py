@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, seed
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -128,13 +128,13 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     known: tuple[Placement, ...] = ("post", "pre")
     for rule, placements, has_experts, n in (
         (None, known, False, 20),
-        (None, known, True, 60),
+        (None, known, True, 30),
         (act, known, False, 20),
         (stick_breaking, known, False, 20),
         (None, tuple(PLACES), False, 10),
     ):
         chosen = {"rule": st.just(rule), "placements": st.just(placements), "has_experts": st.just(has_experts)}
-        draws(n, always_all=True)(given(**chosen, data=st.data())(check))()
+        draws(n, always_all=True)(seed(3)(given(**chosen, data=st.data())(check)))()
     assert min(seen[name] for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none")) >= 10, (
         seen
     )
