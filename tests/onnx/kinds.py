@@ -76,6 +76,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "masked": {},
     "classification": {"head": {"kind": "classification", "pooling": "mean"}, "n_labels": 3},
     "tagging": {"head": {"kind": "tagging"}, "n_labels": 3},
+    "tagging, causal": {"head": {"kind": "tagging"}, "n_labels": 3, "mask": "causal"},
     "span": {"head": {"kind": "span"}},
 }
 
