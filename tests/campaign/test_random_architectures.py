@@ -55,8 +55,11 @@ def draws_architectures(test: object) -> bool:
     return getattr(test, "is_hypothesis_test", False)
 
 
+PATHS = sorted((Path(__file__).parents[1] / "models").glob("test_contract_*.py"))
+for own in PATHS:
+    importlib.import_module(own.stem)  # what they read of each other keeps its own draws
 with patch.object(architectures, "draws", other_draws):
-    MODULES = [contract(path) for path in sorted((Path(__file__).parents[1] / "models").glob("test_contract_*.py"))]
+    MODULES = [contract(path) for path in PATHS]
 
 PROPERTIES = {
     f"{name}_in_{module.__name__.removeprefix('again_test_contract_')}": test
