@@ -81,17 +81,17 @@ def test_tokens_and_sentences_that_stop_by_a_criterion_do_so_alone_as_in_any_bat
         return
     batch = data.draw(texts(model.config))
     run_as(model, **way, compaction="never")
-    expected = _real_logits(model, right_padded(batch))
+    expected = real_logits(model, right_padded(batch))
     weights = _weights(expected)
     of_all = gradients(model, expected, weights)
     run_as(model, compaction="always")
     for padded in (right_padded(batch, 2), left_padded(batch, 1)):
-        logits = _real_logits(model, padded)
+        logits = real_logits(model, padded)
         for found, wanted in zip(logits, expected, strict=True):
             assert_equal(found, wanted, "padded and gathered")
         assert_all_equal(gradients(model, logits, weights), of_all)
     for sentence, wanted in zip(batch, expected, strict=True):
-        (alone,) = _real_logits(model, right_padded([sentence]))
+        (alone,) = real_logits(model, right_padded([sentence]))
         assert_equal(alone, wanted, "alone")
 
 
