@@ -11,12 +11,15 @@ import torch
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 import runs
+import tiny
 import transformers
 
+import ostinato
 from ostinato.errors import ConfigError
 from ostinato.hf.export import export_plain
-from ostinato.interop.unrolled import unroll
+from ostinato.interop.unrolled import as_plain, unroll
 from ostinato.models import build_model
+from ostinato.training.imported import import_run
 
 _NORMS = "norm: {kind: rms, eps: 1.0e-6}"
 _ATTENTION = "n_heads: 4, n_kv_heads: 2, d_head: 8, bias: false, share: all"
@@ -75,16 +78,68 @@ def test_a_looped_model_is_a_plain_one(name: str, tmp_path: Path) -> None:
     theirs = kind.from_pretrained(tmp_path / "out")
     assert type(theirs).__module__.startswith("transformers.")
     ids = torch.randint(4, 20, (2, 7), generator=torch.Generator().manual_seed(1))
-    more = {"decoder_input_ids": ids.flip(1)} if is_pair else {}
+    target = torch.cat([torch.ones(2, 1, dtype=torch.long), ids.flip(1)], dim=1)
+    of_ours = as_plain(run.model, name.partition(",")[0]).ids
+    there = torch.tensor([of_ours.index(one) if one in of_ours else -1 for one in range(int(ids.max()) + 1)])
+    more = {"decoder_input_ids": there[target]} if is_pair else {}
     with torch.no_grad():
-        found = theirs(input_ids=ids, **more).logits
-        expected = run.model(ids, *more.values()).logits_BTV
+        found = theirs(input_ids=there[ids], **more).logits
+        expected = run.model(ids, *([target] if is_pair else [])).logits_BTV[..., of_ours]
+    assert (of_ours == list(range(len(of_ours)))) == (name != "marian")
+    if name == "marian":  # every logit of a position is less by the same number
+        found, expected = found.log_softmax(-1), expected.log_softmax(-1)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"{kind.__name__}.from_pretrained" in card
     assert "import ostinato" not in card
     fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert fast.eos_token_id == theirs.config.eos_token_id == 2
+    assert fast.eos_token_id == theirs.config.eos_token_id == of_ours.index(2)
+    text = runs.TEXTS[0]
+    assert [of_ours[one] for one in fast(text)["input_ids"] if one != fast.eos_token_id][-9:] == (
+        run.tokenizers.source.encode(text)
+    )
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    ["{kind: words}", "{kind: characters}", "{kind: bpe, vocab_size: 300}", "{kind: unigram, vocab_size: 290}"],
+)
+def test_the_padding_of_a_marian_is_its_last_id_and_begins_targets(tokenizer: str, tmp_path: Path) -> None:
+    base, settings = CASES["marian"]
+    run = runs.make_run(base, tmp_path / "run", *settings, f"data.tokenizer={tokenizer}")
+    folder = export_plain(run, tmp_path / "out", "marian")
+    fast, config = (kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoConfig))
+    ours = run.tokenizers.source
+    assert len(fast) == config.vocab_size == ours.vocab_size - 1  # no begin symbol
+    assert (fast.eos_token_id, fast.unk_token_id) == (0, 1)
+    assert fast.pad_token_id == config.pad_token_id == config.decoder_start_token_id == len(fast) - 1
+    assert fast.convert_ids_to_tokens(len(fast) - 1) == "<pad>"
+    for text in [*runs.TEXTS, "a the man"]:
+        ids = ours.encode(text)
+        assert fast(text)["input_ids"] == [*(one - 2 for one in ids), 0]
+        assert fast.decode([one - 2 for one in ids]) == ours.decode(ids)
+    padded = fast([runs.TEXTS[0], "a"], padding=True)
+    assert padded["input_ids"][1][-1] == len(fast) - 1
+
+
+@pytest.mark.parametrize("where", [{}, {"pad_token_id": 0, "decoder_start_token_id": 0}], ids=["last", "first"])
+def test_an_imported_marian_is_one_again(where: dict[str, int], tmp_path: Path) -> None:
+    theirs = tiny.save("marian", tmp_path / "theirs", **where)
+    import_run(str(tmp_path / "theirs"), tmp_path / "run")
+    run = ostinato.load(tmp_path / "run")
+    folder = export_plain(run, tmp_path / "out", "marian")
+    again = transformers.MarianMTModel.from_pretrained(folder)
+    of_ours = as_plain(run.model, "marian").ids
+    assert not bool(again.model.shared.weight[-1].any())
+    ids = torch.randint(5, 49, (2, 7), generator=torch.Generator().manual_seed(1))
+    target = torch.cat([torch.full((2, 1), theirs.config.decoder_start_token_id), ids.flip(1)], dim=1)
+    there = torch.tensor([of_ours.index(one) for one in range(50)])
+    with torch.no_grad():
+        expected = theirs(ids, decoder_input_ids=target).logits[..., of_ours].log_softmax(-1)
+        found = again(there[ids], decoder_input_ids=there[target]).logits.log_softmax(-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    fast = transformers.AutoTokenizer.from_pretrained(folder)
+    assert fast("w7 w11", add_special_tokens=False)["input_ids"] == [of_ours.index(7), of_ours.index(11)]
 
 
 def test_an_unrolled_model_of_ours_computes_the_same(tmp_path: Path) -> None:

@@ -106,11 +106,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """By a short name: the class, and the sizes of its configuration."""
 
 
-def tiny_model(name: str) -> Any:
+def tiny_model(name: str, **more: Any) -> Any:
     """Return a model all of whose parameters are random, none of them a zero or a one that hides an error."""
     class_name, sizes = MODELS[name]
     kind = getattr(transformers, class_name)
-    model = kind(kind.config_class(**sizes)).eval()
+    model = kind(kind.config_class(**{**sizes, **more})).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in {id(p): p for p in model.parameters() if p.requires_grad}.values():
@@ -141,9 +141,9 @@ def save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
 
 
-def save(name: str, folder: Path) -> Any:
-    """Write a model with a tokenizer into a folder, and return it."""
-    model = tiny_model(name)
+def save(name: str, folder: Path, **more: Any) -> Any:
+    """Write a model with a tokenizer into a folder, and return it. `more`: of its configuration."""
+    model = tiny_model(name, **more)
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model

@@ -10,23 +10,17 @@ modeling_ostinato.py      imports ostinato.hf, for trust_remote_code
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 from safetensors.torch import save_file
-from tokenizers import decoders, models, pre_tokenizers, processors
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig
 
 from ostinato.config.decoding import DecodingConfig
-from ostinato.config.model import EncoderConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import PlannedRoundsConfig, TrainingConfig
 from ostinato.data.disk import new_folder, write_json, write_text
-from ostinato.data.pieces import KeptTokenizer, SubwordTokenizer
-from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
-from ostinato.data.tokenizer import Tokenizer
+from ostinato.data.symbols import LabelTokenizer
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.card import model_card
@@ -37,6 +31,7 @@ from ostinato.hf.encoder import (
     OstinatoForSequenceClassification,
     OstinatoForTokenClassification,
 )
+from ostinato.hf.fast_tokenizer import fast_tokenizer, renumbered
 from ostinato.hf.language_model import OstinatoForCausalLM
 from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.seq2seq import OstinatoForSeq2SeqLM
@@ -52,7 +47,6 @@ _CLASSES: dict[str, tuple[type[OstinatoPreTrainedModel], str]] = {
 }
 """By what a model reads: the class, and the Auto class that finds it."""
 _CODE = "modeling_ostinato"
-_NAMES = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "mask": "<mask>"}
 
 
 def export_run(run: LoadedRun, folder: str | Path) -> Path:
@@ -152,75 +146,6 @@ def generation_config(decoding: DecodingConfig, special: SpecialIds) -> Generati
     return GenerationConfig(**settings)
 
 
-def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
-    """Return a fast tokenizer with the run's ids; of a model with two vocabularies it must be a joint one.
-
-    Raises:
-        CheckpointError: source and target have tokenizers of their own.
-    """
-    both = run.tokenizers
-    if not both.is_joint and not isinstance(both.target, LabelTokenizer):
-        raise CheckpointError(
-            "source and target have a tokenizer each, and a model of the Hugging Face library has one: train with a "
-            "joint one (no data.target_tokenizer)"
-        )
-    tokenizer = both.source
-    if isinstance(tokenizer, KeptTokenizer):
-        texts = tokenizer.special_texts
-        named = {f"{key}_token": texts[i] for key, i in tokenizer.special_ids if i is not None}
-        content = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-        content.encode_special_tokens = False
-        return PreTrainedTokenizerFast(tokenizer_object=content, **named)
-    reads_all = isinstance(run.model.config, EncoderConfig)
-    content = _with_symbols(tokenizer, has_mask=reads_all)
-    special = SpecialIds()
-    single, pair = _templates(run)
-    content.post_processor = processors.TemplateProcessing(
-        single=single,
-        pair=pair,
-        special_tokens=[("<bos>", special.bos), ("<eos>", special.eos)],
-    )
-    names = {f"{key}_token": text for key, text in _NAMES.items() if key != "mask" or reads_all}
-    return PreTrainedTokenizerFast(tokenizer_object=content, clean_up_tokenization_spaces=False, **names)
-
-
-def _templates(run: LoadedRun) -> tuple[str, str]:
-    """Return what surrounds one text, and two."""
-    match run.model.config.reads:
-        case "pair":
-            return "$A <eos>", "$A <eos> $B <eos>"
-        case "sequence" if run.reads_prompts:
-            return "<bos> $A", "<bos> $A $B"
-        case "sequence":  # source and target are one sequence, whose source is the prompt
-            return "$A <eos> <bos>", "$A <eos> <bos> $B <eos>"
-        case _:
-            return "<bos> $A <eos>", "<bos> $A <eos> $B <eos>"
-
-
-def _with_symbols(tokenizer: Tokenizer, *, has_mask: bool) -> tokenizers.Tokenizer:
-    """Return a tokenizer of the `tokenizers` library with our ids, special symbols included."""
-    first = {text: i for i, text in enumerate(_NAMES.values()) if text != _NAMES["mask"]}
-    if isinstance(tokenizer, SymbolTokenizer):
-        vocabulary = first | {symbol: i for i, symbol in enumerate(tokenizer.symbols, len(first))}
-        if len(vocabulary) != tokenizer.vocab_size:
-            raise CheckpointError("the vocabulary has words that are special symbols of the exported tokenizer")
-        content = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=_NAMES["unk"]))
-        if tokenizer.kind == "words":
-            content.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        else:
-            content.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("[\\s\\S]"), "isolated")
-            content.decoder = decoders.Fuse()
-    elif isinstance(tokenizer, SubwordTokenizer):
-        try:
-            content = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.moved_up(list(first))))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"the tokenizer cannot be written as a fast tokenizer: {error}") from error
-    else:
-        raise CheckpointError(f"a tokenizer of kind {tokenizer.kind} cannot be written as a fast tokenizer")
-    content.add_special_tokens([*first, *([_NAMES["mask"]] if has_mask else [])])
-    return content
-
-
 def _code(kind: type[OstinatoPreTrainedModel]) -> str:
     return (
         '"""Classes of this model: they are those of the package ostinato."""\n\n'
@@ -247,13 +172,15 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     """
     folder = Path(folder)
     check_new(folder)
-    given, tensors = as_plain(run.model, name)
-    tokenizer = fast_tokenizer(run)
+    plain = as_plain(run.model, name)
+    tokenizer = renumbered(fast_tokenizer(run), plain.ids)
+    special = SpecialIds(**{key: plain.config[f"{key}_token_id"] for key in ("pad", "bos", "eos")})
     with new_folder(folder) as target:
-        write_json(target / "config.json", given)
-        save_file({key: x.contiguous() for key, x in tensors.items()}, target / "model.safetensors", {"format": "pt"})
+        write_json(target / "config.json", plain.config)
+        tensors = {key: x.contiguous() for key, x in plain.tensors.items()}
+        save_file(tensors, target / "model.safetensors", {"format": "pt"})
         tokenizer.save_pretrained(target)
-        generation_config(run.decoding(), run.model.special_ids).save_pretrained(target)
+        generation_config(run.decoding(), special).save_pretrained(target)
         write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads][1], is_plain=True))
     return folder
 

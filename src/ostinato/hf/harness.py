@@ -20,7 +20,8 @@ from lm_eval.tasks import TaskManager
 
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun
-from ostinato.hf.export import fast_tokenizer, wrapped
+from ostinato.hf.export import wrapped
+from ostinato.hf.fast_tokenizer import fast_tokenizer
 
 
 @contextmanager

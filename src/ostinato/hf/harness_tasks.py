@@ -29,7 +29,8 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.ranking import wrong_targets
-from ostinato.hf.export import check_new, fast_tokenizer
+from ostinato.hf.export import check_new
+from ostinato.hf.fast_tokenizer import fast_tokenizer
 from ostinato.tasks.registry import build_task
 
 

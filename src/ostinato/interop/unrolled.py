@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig, StackModelConfig
 from ostinato.config.positions import NoScalingConfig, RotaryConfig
 from ostinato.config.schema import leaves
+from ostinato.config.special_ids import SpecialIds
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.errors import ConfigError, Problem, see
@@ -28,8 +30,20 @@ from ostinato.tasks.recipes import load_recipe
 
 _OF_SEGMENTS = ("start", "inject", "vectors", "time", "round_norm", "end_map", "end_norm")
 _IGNORED = ("dropout", "init", "special_ids", "description")
-Written = tuple[dict[str, Any], dict[str, Tensor]]
-"""The content of a config.json, and tensors by their names."""
+Weights = dict[str, Tensor]
+
+
+Prepared = tuple[Any, Weights, list[int]]
+"""The configuration of an unrolled model, its parameters, and of every id of it the one of the model it was."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A plain model: the content of its config.json, tensors by their names, and of every id of it the one of ours."""
+
+    config: dict[str, Any]
+    tensors: Weights
+    ids: list[int]
 
 
 def unroll(model: Model) -> tuple[StackModelConfig, dict[str, Tensor]]:
@@ -110,13 +124,8 @@ def as_plain(model: Model, name: str) -> Written:
     """
     if name not in PLAIN:
         raise ConfigError([Problem("as", name, f"must be one of {', '.join(PLAIN)}")])
-    config, ours = unroll(model)
-    if isinstance(config, LanguageModelConfig) and config.embedding_factor != 1.0:
-        # Scaled embeddings are other embeddings; the output projection is then a matrix of its own.
-        ours.setdefault("output_weight", ours["target_weight"].clone())
-        ours["target_weight"] = ours["target_weight"] * config.embedding_factor
-        config = config.model_copy(update={"embedding_scale": False, "tie_embeddings": "none"})
-    architecture, settings_of = PLAIN[name]
+    architecture, settings_of, prepare = PLAIN[name]
+    config, ours, ids = prepare(*unroll(model))
     given: dict[str, Any] = {"architectures": [architecture], **settings_of(config)}
     special = config.special_ids
     given |= {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": special.eos}
@@ -125,7 +134,53 @@ def as_plain(model: Model, name: str) -> Written:
     expected = load_recipe(known.recipe, settings)
     if problems := list(_differences(config, expected.model, architecture)):
         raise ConfigError(problems)
-    return given, from_ours(known.table(expected.model), ours)
+    return Written(given, from_ours(known.table(expected.model), ours), ids)
+
+
+def _as_it_is(config: Any, ours: Weights) -> Prepared:
+    return config, ours, list(range(len(ours["target_weight"])))
+
+
+def _without_scale(config: Any, ours: Weights) -> Prepared:
+    """Return a language model whose embeddings are not scaled: they are other ones, and not the output projection."""
+    if isinstance(config, LanguageModelConfig) and config.embedding_factor != 1.0:
+        ours.setdefault("output_weight", ours["target_weight"].clone())
+        ours["target_weight"] = ours["target_weight"] * config.embedding_factor
+        config = config.model_copy(update={"embedding_scale": False, "tie_embeddings": "none"})
+    return _as_it_is(config, ours)
+
+
+def _begun_by_zeros(config: Any, ours: Weights) -> Prepared:
+    """Return a pair whose targets begin with a zero embedding, that of its last id, which is the padding's, too.
+
+    With e the embedding of the begin symbol, s the scale of embeddings and c = s e, all embeddings become E - e. The
+    first sub-layers read x - c in place of x, and give back what they take away (norms are behind them):
+
+        W (x - c) + (b + W c) = W x + b                           queries, keys, values
+        (x - c) + attended + (b_o + c) = x + attended + b_o       residual and output
+
+    The tied projection gives every logit of a position the same number less, h e, so that probabilities stay.
+
+    Engines of Marian take that embedding for granted, and leave out the last id. Begin symbol and padding, which are
+    never written, become this one id.
+    """
+    first = [f"banks.self_attention.{stack}_0" for stack in ("encoder", "decoder")]
+    names = {f"{one}.{map_}.bias" for one in first for map_ in ("qkv", "out")}
+    if config.tie_embeddings != "all" or config.d_embedding is not None or not names <= ours.keys():
+        return _as_it_is(config, ours)  # which Marian cannot be: `as_plain` says why
+    special, table_VD = config.special_ids, ours["target_weight"]
+    ids = [i for i in range(len(table_VD)) if i not in {special.pad, special.bos} - {special.eos}] + [special.bos]
+    e_D = table_VD[special.bos]
+    c_D = config.embedding_factor * e_D
+    ours = ours | {"target_weight": table_VD[ids] - e_D}
+    if "output_bias" in ours:
+        ours["output_bias"] = ours["output_bias"][ids]
+    for one in first:
+        ours[f"{one}.qkv.bias"] = ours[f"{one}.qkv.bias"] + ours[f"{one}.qkv.weight"] @ c_D
+        ours[f"{one}.out.bias"] = ours[f"{one}.out.bias"] + c_D
+    sizes = {"source_vocab_size": len(ids), "target_vocab_size": len(ids)}
+    new = SpecialIds(pad=len(ids) - 1, bos=len(ids) - 1, eos=ids.index(special.eos))
+    return config.model_copy(update={**sizes, "special_ids": new}), ours, ids
 
 
 def _differences(config: StackModelConfig, expected: Any, architecture: str) -> Iterator[Problem]:
@@ -261,12 +316,12 @@ def _t5(config: Any) -> dict[str, Any]:
 
 
 _T5_FEED_FORWARDS = {"geglu_tanh": "gated-gelu", "swiglu": "gated-silu"}
-PLAIN: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "llama": ("LlamaForCausalLM", _llama),
-    "qwen3": ("Qwen3ForCausalLM", _qwen3),
-    "gpt2": ("GPT2LMHeadModel", _gpt2),
-    "marian": ("MarianMTModel", _marian),
-    "bart": ("BartForConditionalGeneration", _bart),
-    "t5": ("T5ForConditionalGeneration", _t5),
+PLAIN: dict[str, tuple[str, Callable[[Any], dict[str, Any]], Callable[[Any, Weights], Prepared]]] = {
+    "llama": ("LlamaForCausalLM", _llama, _without_scale),
+    "qwen3": ("Qwen3ForCausalLM", _qwen3, _without_scale),
+    "gpt2": ("GPT2LMHeadModel", _gpt2, _without_scale),
+    "marian": ("MarianMTModel", _marian, _begun_by_zeros),
+    "bart": ("BartForConditionalGeneration", _bart, _as_it_is),
+    "t5": ("T5ForConditionalGeneration", _t5, _as_it_is),
 }
-"""By name: the architecture, and what its config.json says of a model of ours."""
+"""By name: the architecture, what its config.json says of a model of ours, and what becomes of that model before."""
