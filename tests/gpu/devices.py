@@ -12,8 +12,9 @@ from copy import deepcopy
 from typing import TypeVar
 
 import torch
-from pretended import DEVICE, numbers_of, pretend_model, pretended_device
 from torch import Tensor, nn
+
+from pretended import DEVICE, numbers_of, pretend_model, pretended_device
 
 NAME = os.environ.get("OSTINATO_DEVICE", "pretended")
 IS_PRETENDED = NAME == "pretended"

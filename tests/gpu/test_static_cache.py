@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import HALTING, PLANS, model_of, ragged_batch
-from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
 from recorded import record
 
 from architectures import any_architecture, draws, left_padded, random_model, sentences
@@ -23,6 +22,7 @@ from ostinato.decoding.beams import Hypothesis
 from ostinato.decoding.search import inference, search_n_best
 from ostinato.errors import ConfigError
 from ostinato.models import Model, build_model
+from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
 
 BEAM: dict[str, Any] = {"strategy": "beam", "beam": 3, "n_best": 2}
 SEARCHES: list[dict[str, Any]] = [{}, BEAM, {"strategy": "sample", "top_k": 4}]

@@ -9,13 +9,13 @@ from unittest.mock import patch
 import pytest
 import torch
 from plans import HALTING, PLANS, ROUNDS, model_of, ragged_batch
-from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.decoding.search import inference, search
 from ostinato.training.optim import build_optimizer
 from ostinato.training.update import Updater
+from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
 
 LAUNCHES_OF_AN_UPDATE = {"dense": 480, "shared": 470, "experts": 830, "act": 810, "stick_breaking": 820}
 """Forward, backward, norm; attention in its parts, where CUDA has one kernel. A few per cent above what was counted."""
