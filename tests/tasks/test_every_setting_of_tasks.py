@@ -199,9 +199,15 @@ def outcome(task: Settings, data: Settings, nowhere: Path) -> Any:
 
 CASES = [(kind, settings) for kind in VARIANTS for settings in VARIANTS[kind]]
 CASES += [("classification", {}), ("maze", {}), ("sudoku", {}), ("parity", {}), ("relay", {}), ("listops", {})]
+SLOW = {"passivization", "pcfg_set"}
+"""Tasks that draw many sentences to find new ones."""
 
 
-@pytest.mark.parametrize(("kind", "settings"), CASES, ids=lambda case: case if isinstance(case, str) else str(case))
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in SLOW)) for case in CASES],
+    ids=lambda case: case if isinstance(case, str) else str(case),
+)
 def test_every_setting_of_a_task_changes_its_examples_or_is_refused(
     kind: str, settings: Settings, tmp_path: Path
 ) -> None:

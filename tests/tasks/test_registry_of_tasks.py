@@ -111,7 +111,15 @@ def test_every_published_file_has_an_address_a_licence_and_a_number_of_rows_and_
         assert file.licence
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("cogs", {}), ("scan", {}), ("logical_inference", {}), ("babi", {})])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("cogs", {}),
+        ("scan", {}),
+        pytest.param("logical_inference", {}, marks=pytest.mark.slow),
+        pytest.param("babi", {}, marks=pytest.mark.slow),
+    ],
+)
 def test_the_sizes_are_those_that_were_published(open_published, kind, settings):
     task = open_published(kind, **settings)
     sizes = {split: sum(1 for _ in task.examples(split)) for split in task.splits()}

@@ -1,7 +1,7 @@
 """One of several processes: does the cases of `shared_updates`, trains, is interrupted, goes on, diverges, and fails.
 
-Run by `launched.launch` with a folder, where the first process writes what the tests compare. The last process ends
-with an error, and the others because of it.
+Run by `launched.launch` with a folder, where the first process writes what the tests compare, and the names of cases.
+The last process ends with an error, and the others because of it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ INTERRUPTED_IN = 5
 FAILED_IN = 3
 
 
-def do_updates(folder: Path, processes: Processes) -> None:
-    """Do every case, and note how many parameters had a gradient in which process before they were added up."""
+def do_updates(folder: Path, processes: Processes, names: list[str]) -> None:
+    """Do these cases, and note how many parameters had a gradient in which process before they were added up."""
     add_up, n_found = parallel.all_reduce_gradients, list[int]()
 
     def watched(parameters: Iterable[nn.Parameter], numbers_V: Tensor) -> Tensor:
@@ -42,9 +42,9 @@ def do_updates(folder: Path, processes: Processes) -> None:
 
     parallel.all_reduce_gradients = watched
     report: dict[str, Any] = {}
-    for name, build in shared_updates.CASES.items():
+    for name in names:
         n_found.clear()
-        found, said = shared_updates.updates(build(folder / f"data-{processes.rank}"), processes)
+        found, said = shared_updates.updates(shared_updates.CASES[name](folder / f"data-{processes.rank}"), processes)
         by_rank = processes.gather({"n_gradients": n_found[0], "losses": [one.losses for one in said]})
         if processes.is_main:
             save_file(found, folder / f"{name}.safetensors")
@@ -115,7 +115,7 @@ def in_update(number: int, processes: Processes, act: Any) -> None:
 
 def main() -> None:
     folder, processes = Path(sys.argv[1]), Processes.from_environment()
-    do_updates(folder, processes)
+    do_updates(folder, processes, sys.argv[2:])
     if processes.is_main:
         tiny_recipe(folder / "data")
     processes.barrier()

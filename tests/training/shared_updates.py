@@ -158,6 +158,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "five rows": lambda folder: (_everything(folder), [FIVE]),
     "language model": lambda folder: (_universal(folder, kind="language_model"), TEXTS),
 }
+QUICK = ("universal", "rounds by sentence", "experts, switch", "halting", "everything", "one row", "language model")
+"""Cases in every run of the tests."""
 
 
 def shared_model(recipe: Recipe) -> Model:

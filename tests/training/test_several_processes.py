@@ -23,10 +23,12 @@ Ended = tuple[int, str]
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
-    """What two processes did, and how they ended."""
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
+    """What two processes did in the cases that are tested, and how they ended."""
     folder = tmp_path_factory.mktemp("together")
-    ended = launched.launch(WORKER, str(folder))
+    tested = [vars(item)["callspec"].params for item in request.session.items if hasattr(item, "callspec")]
+    names = [name for name in shared_updates.CASES if name in shared_updates.QUICK or {"name": name} in tested]
+    ended = launched.launch(WORKER, str(folder), *names)
     for rank, (_, said) in enumerate(ended):
         assert (folder / f"until-then-{rank}").exists(), said
     return folder, ended
@@ -48,7 +50,13 @@ def _assert_close(found: Any, expected: Any, path: str = "") -> None:
         assert found == expected, path
 
 
-@pytest.mark.parametrize("name", shared_updates.CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in shared_updates.QUICK))
+        for name in shared_updates.CASES
+    ],
+)
 def test_updates_are_those_of_one_process_with_the_same_batches(
     together: tuple[Path, list[Ended]], tmp_path: Path, name: str
 ) -> None:

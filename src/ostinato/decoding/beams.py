@@ -165,8 +165,8 @@ class Beams:
             log_p_RV[:, self._eos].masked_fill_(is_short_R, -torch.inf)
         return log_p_RV
 
-    def advance(self, proposals: Proposals) -> Tensor:
-        """Finish and continue hypotheses; return for every row the row it continues."""
+    def advance(self, proposals: Proposals) -> None:
+        """Finish and continue hypotheses."""
         self.length += 1
         S, K = self.log_prob_SK.shape
         ends_SN = proposals.ids_SN == self._eos
@@ -182,6 +182,11 @@ class Beams:
             self._sums_LSK.append(self.log_prob_SK[None])
         self.last_ids_R1 = ids_SK.reshape(S * K, 1)
         self._mark_stopped(ends_SN)
+
+    def continued(self) -> Tensor:
+        """Return for every row the row that it continues."""
+        parents_SK = self._steps_LS2K[-1][0, :, 1]
+        S, K = parents_SK.shape
         return (torch.arange(S, device=parents_SK.device)[:, None] * K + parents_SK).flatten()
 
     def leading(self) -> dict[int, list[int]]:

@@ -187,14 +187,14 @@ def search_n_best(
     outputs: list[Outputs] = []
     while True:
         log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV, special_ids))
-        rows_R = beams.advance(propose(log_p_RV, beams.log_prob_SK, beams.length))
+        beams.advance(propose(log_p_RV, beams.log_prob_SK, beams.length))
         if on_step is not None:
             on_step(beams.leading())
         stopped = beams.who_stopped()
         n_stopped = sum(stopped)
         is_over = n_stopped == len(stopped)
         if not is_over and K > 1:
-            cache.reorder(rows_R)
+            cache.reorder(beams.continued())
         if is_over or (n_stopped and n_stopped >= removed_at * len(stopped)):
             outputs.append(beams.outputs([i for i, stop in enumerate(stopped) if stop]))
             if is_over:

@@ -121,9 +121,9 @@ class PackedMatrix:
 
 def _is_plain_float(x: Tensor) -> bool:
     return (
-        not torch.is_grad_enabled()
+        x.is_cpu
         and x.dtype == torch.float32
-        and x.device.type == "cpu"
+        and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
 

@@ -84,7 +84,7 @@ class _CompiledActPass(_Unrecorded, ActPass):
 
     def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
         """See `ActPass`."""
-        rule, rest_N = self._rule, 1.0 - self._total_N
+        rule, rest_N = self._rule, torch.rsub(self._total_N, 1.0)  # quicker than an operator
         is_last = rule.forces_remainder and bool(index == self._n_rounds - 1)
         given = entered_ND, self._total_N, self.active_N, min(rule.threshold, BELOW_ONE)
         self._weight_N, self._next_N, self._n_next = rule.gate.enter(*given, is_last=is_last)

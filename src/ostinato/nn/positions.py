@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from ostinato.errors import DataError
-from ostinato.kernels import runs_ahead
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
@@ -40,8 +39,8 @@ def sinusoids(
 
 
 def highest_position(positions: Int[Tensor, "#B T"], n_columns: int | None) -> int:
-    """Return a number that no position is above: the highest, or the last column's where to read it means to wait."""
-    if n_columns is not None and runs_ahead(positions.device):
+    """Return a number that no position is above: the last column's, or where that is not known the highest."""
+    if n_columns is not None:
         return n_columns - 1
     return int(positions.max()) if positions.numel() else 0
 
@@ -161,8 +160,8 @@ class Learned(PositionSignal):
             length = 0
         else:
             length = highest_position(positions, n_columns) + 1
-        if length > n_positions and runs_ahead(positions.device):  # padding may stand on the left
-            length = int(positions.max()) + 1
+        if length > n_positions:  # padding may stand on the left
+            length = highest_position(positions, None) + 1
         if length > n_positions:
             raise DataError(
                 f"a sequence of {length} tokens in the {self._stack}, which has learned positions for {n_positions} "

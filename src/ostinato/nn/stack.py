@@ -295,8 +295,10 @@ class Stack:
         """
         rounds, rule, ticks, own, path, n_rounds = segment
         banks = self.banks
-        clock: Any = None if own.time is None else banks.time[own.time]
-        times = [None if clock is None else clock(sum(path[:r], 0.0), path[r]) for r in range(len(rounds))]
+        times: list[Tensor | None] = [None] * len(rounds)
+        if own.time is not None:
+            clock: Any = banks.time[own.time]
+            times = [clock(sum(path[:r], 0.0), path[r]) for r in range(len(rounds))]
         inject: Any = None if own.inject is None else banks.injection[own.inject]
         injected_BTD = states_BTD if inject is None else inject.prepare(states_BTD)
         if left_BTE is not None:

@@ -199,7 +199,9 @@ def test_no_loss_is_only_supported_where_a_loss_of_the_margin_is_excluded():
     assert share("contradicted", 5, 3.0, margin, sd=0.3) > 0.9
 
 
-@pytest.mark.parametrize("n_seeds", [4, 6, 9])
+@pytest.mark.parametrize(
+    "n_seeds", [pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow), 9]
+)
 def test_the_seeds_that_would_decide_do_so_with_the_power_that_is_promised(n_seeds):
     # A sample with this mean and spread: choose the distance for which n_seeds are said to be enough.
     sample = np.array([-1.0, 0.0, 1.0])

@@ -27,10 +27,7 @@ UNTRAINED = "training.n_updates=0"
 FEW = [UNTRAINED, "evaluation.max_examples=16", "training.selection.max_examples=16"]
 SHORT = ["decoding.max_length=8", "decoding.max_length_ratio=0", "decoding.min_length=0"]
 """Of models that write: on untrained ones outputs are as long as they may be."""
-QUICK = {
-    "universal-transformer/attention-finds-facts",
-    "x-moe/collapse",
-}
+QUICK = {"universal-transformer/attention-finds-facts"}
 """In every run of the tests; the others take minutes."""
 NOTHING_TO_MEASURE = (
     *("the divisor is 0", "must be positive", "is 0: no slope relative to it"),
