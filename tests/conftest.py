@@ -5,6 +5,7 @@ Being here puts `tests` on the import path: `architectures`, `contract` and `ref
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -19,6 +20,12 @@ def pytest_configure() -> None:
     """Take Ctrl-C as Python does on its own: what is started in the background may have been told to ignore it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Take what is there by now from the collector of garbage, which would look through it again in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
