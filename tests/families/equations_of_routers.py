@@ -155,16 +155,18 @@ def mod(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Ten
 
 @of_batch
 def cotformer(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Tensor]:
-    """x <- (1 - g) x + g C(x) for the chosen of those chosen before; dropped tokens' keys stay; section 2.11."""
+    """x <- (1 - g) x + g LN(C(x + v_r)) for the chosen of those chosen before; dropped tokens' keys stay; section
+    2.11."""
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], None, 1e-5)
 
     def layer(x: Tensor, at: Tensor, i: int, kept: Kept) -> Tensor:
         x = x + attend(norm(x, f"self_attention_decoder_{i}"), at, w, i, 4, 4, kept)
         return x + feed(norm(x, f"ffn_decoder_{i}"), w, i, "gelu")
 
     routers, at = w["banks.halting.decoder.weight_RD"], torch.arange(len(ids))
+    vectors = w["banks.vectors.decoder_1.table_RD"]
     h, left, total = layer(F.embedding(ids, w["target_weight"]), at, 0, []), at, torch.zeros(())
     first: Kept = []
     second: Kept = []
@@ -179,6 +181,7 @@ def cotformer(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tenso
             left, g = left[chosen], torch.sigmoid(s[chosen])
         if not len(left):
             break
-        c = layer(layer(h[left], left, 1, first), left, 2, second)
+        c = layer(layer(h[left] + vectors[min(r, 2)], left, 1, first), left, 2, second)
+        c = norm(c, "round_decoder_1")
         h = h.index_copy(0, left, (1 - g[:, None]) * h[left] + g[:, None] * c)
     return norm(layer(h, at, 3, []), "final_decoder") @ w["target_weight"].T, total

@@ -185,7 +185,12 @@ def as_published(name: str, variant: Variant) -> Variant:
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_the_looped_transformer_of_yang_is_gpt2s_body_run_on_its_output_and_the_embeddings(rounds: int) -> None:
+def test_the_looped_transformer_of_yang_is_gpt2s_body_run_on_its_output_and_the_embeddings(
+    rounds: int, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("family", "length generalisation (Yang) (class)")
+    record_property("check", "float64")
+    record_property("rounds", rounds)
     transformers = pytest.importorskip("transformers")
     model, ids = TWINS["length generalisation (Yang)"].model(), drawn_ids()
     sizes = {"n_embd": 32, "n_head": 4, "n_inner": 128, "n_positions": 64, "vocab_size": V, "n_layer": 1}
