@@ -99,6 +99,6 @@ def test_rounds_by_length_without_a_source_are_refused_with_all_the_rules_that_s
 
 
 def test_one_probability_for_a_causal_sentence_is_refused_with_the_scopes_that_it_can_have() -> None:
-    with pytest.raises(ConfigError, match="would halt by what comes after it; valid here: token$"):
+    with pytest.raises(ConfigError, match=r"would halt by what comes after it; valid here: token$"):
         decoder_only(kind="act", scope="global")
     assert decoder_only(kind="act", scope="token").decoder.halting.kind == "act"
