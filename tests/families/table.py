@@ -38,7 +38,7 @@ def lines(stats: Mapping[str, Sequence[Any]]) -> list[str]:
 
 def _text(cell: Mapping[int, str]) -> str:
     """Return what failed, else what passed, by the number of rounds where there are several."""
-    for mark in ("FAIL", "ok", "-"):
+    for mark in ("FAIL", "ok"):
         if numbers := sorted(rounds for rounds, one in cell.items() if one == mark):
             named = " ".join(str(rounds) for rounds in numbers if rounds)
             return " ".join([mark, named]).strip() if mark == "FAIL" else named or mark

@@ -19,15 +19,15 @@ def test_what_was_skipped_is_counted_with_its_reason_below_the_table() -> None:
         "failed": [report("ouro", "cached", 4)],
         "skipped": [
             report("t5 (class)", "all gradients", why="could not import 'transformers'"),
-            report("t5 (class)", "float32", why="could not import 'transformers'"),
+            report("t5 (class)", "float32", 4, why="could not import 'transformers'"),
             report("bert (class)", "cached", why="writes nothing"),
         ],
     }
     assert lines(stats) == [
-        "              all gradients  float32  cached  float64",
-        "bert (class)  -              -        -       -",
-        "ouro          -              -        FAIL 4  1 2",
-        "t5 (class)    -              -        -       ok",
+        "              all gradients  float32  float64  cached",
+        "bert (class)  -              -        -        -",
+        "ouro          -              -        1 2      FAIL 4",
+        "t5 (class)    -              -        ok       -",
         "skipped 2: could not import 'transformers'",
         "skipped 1: writes nothing",
     ]
