@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from pydantic import BaseModel
 
 from ostinato.config import (
     claim,
@@ -15,9 +18,11 @@ from ostinato.config import (
     decoding,
     experts,
     halting,
+    loops,
     lstm,
     measures,
     model,
+    norm,
     positions,
     recipe,
     stack,
@@ -25,9 +30,10 @@ from ostinato.config import (
     sweep,
     training,
 )
+from ostinato.config.schema import slots_of
 
-MODULES = [claim, common, data, decoding, experts, halting, lstm, measures, model, positions, recipe, stack]
-MODULES += [sub_layers, sweep, training]
+MODULES = [claim, common, data, decoding, experts, halting, loops, lstm, measures, model, norm, positions, recipe]
+MODULES += [stack, sub_layers, sweep, training]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
@@ -41,3 +47,20 @@ def test_every_setting_has_a_text_below_its_field(module: object) -> None:
                 silent.append(f"{node.name}.{ast.unparse(field.target)}")
     # The meaning of a kind is that of its group.
     assert [name for name in silent if not name.endswith(".kind")] == []
+
+
+def keys(node: type[BaseModel], path: str = "", above: tuple[type[BaseModel], ...] = ()) -> Iterator[str]:
+    """Yield every setting below a configuration, of every kind of every group, by dotted path."""
+    for name, slot in slots_of(node).items():
+        yield f"{path}{name}"
+        for inner in slot.nodes.values():
+            if inner not in above:
+                yield from keys(inner, f"{path}{name}.", (*above, node))
+
+
+def test_settings_that_texts_name_exist() -> None:
+    known = set(keys(recipe.Recipe))
+    for module in MODULES:
+        for named in re.findall(r"`((?:data|model|training|decoding|evaluation)\.[\w.*]+)", inspect.getsource(module)):
+            pattern = re.escape(named).replace(r"\*", "[^.]+")
+            assert any(re.fullmatch(pattern, key) for key in known), f"{module.__name__}: {named}"

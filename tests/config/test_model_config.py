@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
+from ostinato.config.schema import values_of
 from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.errors import ConfigError
@@ -82,3 +83,22 @@ def test_a_feed_forward_that_names_no_kind_is_dense() -> None:
     stack = StackConfig.model_validate({"ffn": {"d_ff": 48}})
     assert stack.ffn == DenseFeedForwardConfig(d_ff=48)
     assert StackConfig.model_validate({"ffn": {"kind": "separable_conv"}}).ffn.kind == "separable_conv"
+
+
+def decoder_only(**halting: object) -> LanguageModelConfig:
+    return LanguageModelConfig(decoder=StackConfig(halting=halting))  # type: ignore[arg-type]
+
+
+def test_rounds_by_length_without_a_source_are_refused_with_all_the_rules_that_such_a_model_can_have() -> None:
+    with pytest.raises(ConfigError, match="needs a source") as error:
+        decoder_only(kind="length")
+    (line,) = str(error.value).splitlines()
+    named = line.split("valid here: ")[1].split(", ")
+    assert set(named) == {*values_of(StackConfig, "halting")} - {"length"}
+    assert [decoder_only(kind=kind).decoder.halting.kind for kind in named] == named
+
+
+def test_one_probability_for_a_causal_sentence_is_refused_with_the_scopes_that_it_can_have() -> None:
+    with pytest.raises(ConfigError, match=r"would halt by what comes after it; valid here: token$"):
+        decoder_only(kind="act", scope="global")
+    assert decoder_only(kind="act", scope="token").decoder.halting.kind == "act"

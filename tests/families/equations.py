@@ -306,7 +306,7 @@ def cotformer(w: Weights, ids: Tensor, rounds: int) -> Tensor:
     repeat has a vector before it and a norm behind it; section 2.11."""
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], None, 1e-5)
 
     def layer(x: Tensor, i: int, earlier: list[tuple[Tensor, Tensor]]) -> Tensor:
         turn = lambda y: turned(y, 10_000.0, pairs=False)  # noqa: E731

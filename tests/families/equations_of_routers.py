@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,16 @@ from equations import Weights, feed, rms
 from torch import Tensor
 
 Kept = list[tuple[Tensor, Tensor, Tensor]]
+
+
+class FirstKept(Kept):
+    """Only what is added first, which everybody then reads."""
+
+    def append(self, one: tuple[Tensor, Tensor, Tensor]) -> None:
+        if not self:
+            super().append(one)
+
+
 Layer = Callable[[Tensor, Tensor, int, Kept], Tensor]
 
 
@@ -79,11 +90,16 @@ def llama(w: Weights) -> Layer:
     return layer
 
 
-@of_batch
-def mor(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Tensor]:
-    """h_t <- h_t + 0.1 sigmoid(s_t) C(h of the chosen)_t, chosen among those chosen before; section 2.8."""
+def _mor(w: Weights, ids: Tensor, rounds: int, trains: bool, *, shares_keys: bool) -> tuple[Tensor, Tensor]:
+    """h_t <- h_t + 0.1 sigmoid(s_t) C(h of the chosen)_t, chosen among those chosen before; section 2.8.
+
+    Args:
+        shares_keys: the chosen read keys and values of all tokens before them in the first round, in which all take
+            part ("recursive sharing"); else those of the tokens chosen with them.
+    """
     layer, routers, at = llama(w), w["banks.halting.decoder.weight_RD"], torch.arange(len(ids))
     h, left, total = layer(F.embedding(ids, w["target_weight"]), at, 0, []), at, torch.zeros(())
+    shared = FirstKept(), FirstKept()
     for r in range(rounds):
         s = h[left] @ routers[min(r, len(routers) - 1)]
         chosen = choose(s, len(ids), (rounds - r) / rounds, trains=trains)
@@ -91,9 +107,13 @@ def mor(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Ten
         left, g = left[chosen], 0.1 * torch.sigmoid(s[chosen])
         if not len(left):
             break
-        c = layer(layer(h[left], left, 1, []), left, 2, [])
+        first, second = shared if shares_keys else ([], [])
+        c = layer(layer(h[left], left, 1, first), left, 2, second)
         h = h.index_copy(0, left, h[left] + g[:, None] * c)
     return rms(layer(h, at, 3, []), w["banks.norm.final_decoder.weight"], 1e-5) @ w["target_weight"].T, total
+
+
+mor, mor_sharing = (of_batch(partial(_mor, shares_keys=shares_keys)) for shares_keys in (False, True))
 
 
 @of_batch
@@ -135,16 +155,18 @@ def mod(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Ten
 
 @of_batch
 def cotformer(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tensor, Tensor]:
-    """x <- (1 - g) x + g C(x) for the chosen of those chosen before; dropped tokens' keys stay; section 2.11."""
+    """x <- (1 - g) x + g LN(C(x + v_r)) for the chosen of those chosen before; dropped tokens' keys stay; section
+    2.11."""
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], w[f"banks.norm.{name}.bias"], 1e-5)
+        return F.layer_norm(x, x.shape[-1:], w[f"banks.norm.{name}.weight"], None, 1e-5)
 
     def layer(x: Tensor, at: Tensor, i: int, kept: Kept) -> Tensor:
         x = x + attend(norm(x, f"self_attention_decoder_{i}"), at, w, i, 4, 4, kept)
         return x + feed(norm(x, f"ffn_decoder_{i}"), w, i, "gelu")
 
     routers, at = w["banks.halting.decoder.weight_RD"], torch.arange(len(ids))
+    vectors = w["banks.vectors.decoder_1.table_RD"]
     h, left, total = layer(F.embedding(ids, w["target_weight"]), at, 0, []), at, torch.zeros(())
     first: Kept = []
     second: Kept = []
@@ -159,6 +181,7 @@ def cotformer(w: Weights, ids: Tensor, rounds: int, trains: bool) -> tuple[Tenso
             left, g = left[chosen], torch.sigmoid(s[chosen])
         if not len(left):
             break
-        c = layer(layer(h[left], left, 1, first), left, 2, second)
+        c = layer(layer(h[left] + vectors[min(r, 2)], left, 1, first), left, 2, second)
+        c = norm(c, "round_decoder_1")
         h = h.index_copy(0, left, (1 - g[:, None]) * h[left] + g[:, None] * c)
     return norm(layer(h, at, 3, []), "final_decoder") @ w["target_weight"].T, total

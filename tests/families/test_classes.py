@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from family import FIXTURES, PLAIN, Family, Variant, families
+from family import FIXTURES, FLOAT32, GRADIENTS, PLAIN, Family, Variant, families
 from torch import Tensor
 from twins import TWINS, V, drawn_ids, weights
 
@@ -97,7 +97,7 @@ def assert_all_gradients(family: Family, theirs: Any, variant: Variant, model: M
         # Of a bias of keys it is zero but for rounding: the softmax does not see what all scores have in common.
         scale = max(float(gradient.abs().max()), 1e-9 * largest)
         gap = float((found[key] - gradient).abs().max()) / scale
-        assert gap <= family.gradients_within, f"{key}: {gap:.1e}"
+        assert gap <= GRADIENTS, f"{key}: {gap:.1e}"
     return logits.detach()
 
 
@@ -148,7 +148,17 @@ def test_a_class_that_takes_any_number_of_rounds(
         torch.testing.assert_close(ours.double(), logits, rtol=0, atol=allowed)
 
 
-@pytest.mark.parametrize("name", [name for name in IN_TRANSFORMERS if families()[name].float32 > 1e-5])
+def less_exact() -> list[str]:
+    """Return the families of which some stored float32 logits are compared less closely than within 1e-5."""
+    found = families()
+    return [
+        name
+        for name in IN_TRANSFORMERS
+        if any(found[name].within(one, torch.float32) > FLOAT32 for one in found[name].with_check("numbers"))
+    ]
+
+
+@pytest.mark.parametrize("name", less_exact())
 def test_logits_in_float32_of_smaller_weights(name: str, record_property: Callable[[str, object], None]) -> None:
     family = families()[name]
     record_property("family", f"{name} (class)")
@@ -157,7 +167,7 @@ def test_logits_in_float32_of_smaller_weights(name: str, record_property: Callab
     weights = halved(theirs, family)
     with torch.no_grad():
         ours = PLAIN.logits(family.model(torch.float32, weights), batch)
-        torch.testing.assert_close(ours.double(), of_class(theirs, batch, is_numbered=False), rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours.double(), of_class(theirs, batch, is_numbered=False), rtol=0, atol=FLOAT32)
 
 
 def halved(theirs: Any, family: Family) -> dict[str, Tensor]:
@@ -175,7 +185,12 @@ def as_published(name: str, variant: Variant) -> Variant:
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_the_looped_transformer_of_yang_is_gpt2s_body_run_on_its_output_and_the_embeddings(rounds: int) -> None:
+def test_the_looped_transformer_of_yang_is_gpt2s_body_run_on_its_output_and_the_embeddings(
+    rounds: int, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("family", "length generalisation (Yang) (class)")
+    record_property("check", "float64")
+    record_property("rounds", rounds)
     transformers = pytest.importorskip("transformers")
     model, ids = TWINS["length generalisation (Yang)"].model(), drawn_ids()
     sizes = {"n_embd": 32, "n_head": 4, "n_inner": 128, "n_positions": 64, "vocab_size": V, "n_layer": 1}

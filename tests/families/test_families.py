@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 import torch
-from family import Family, Variant, families, numbers, row
+from family import FLOAT32, FLOAT64, GRADIENTS, Family, Variant, families, numbers, row
 from torch import Tensor
 
 from ostinato.budget import count_parameters
@@ -27,7 +27,7 @@ Note = Callable[[str, object], None]
 @pytest.fixture
 def family(request: pytest.FixtureRequest, record_property: Note) -> Family:
     found = FAMILIES[request.param]
-    record_property("family", f"{found.fixture} ({'twin of the specification' if found.oracle == 'twin' else 'class'})")
+    record_property("family", f"{found.fixture} (class)")
     return found
 
 
@@ -70,7 +70,7 @@ def test_logits_in_float64(family: Family) -> None:
         with torch.no_grad():
             found = variant.logits(model, family.batch(variant))
         assert found.dtype == torch.float64
-        assert_close(family, variant, found, family.expected(variant, "float64"), family.float64)
+        assert_close(family, variant, found, family.expected(variant, "float64"))
 
 
 @checked("float32", of="numbers")
@@ -79,8 +79,7 @@ def test_logits_in_float32(family: Family) -> None:
     for variant in family.with_check("numbers"):
         with torch.no_grad():
             found = variant.logits(model, family.batch(variant))
-        expected = family.expected(variant, "float32")
-        assert_close(family, variant, found, expected, variant.float32 or family.float32)
+        assert_close(family, variant, found, family.expected(variant, "float32"))
 
 
 @checked("gradients", of="gradients")
@@ -90,7 +89,7 @@ def test_gradients_of_the_sum_of_squares_of_all_logits(family: Family) -> None:
         assert expected
         for name, gradient in expected.items():
             gap = (found[name] - gradient).abs().max() / gradient.abs().max()
-            assert gap < family.gradients_within, f"{variant.name}, {name}: {gap}"
+            assert gap < GRADIENTS, f"{variant.name}, {name}: {gap}"
 
 
 # In float32 kernels that were compiled for decoding run where they know the model.
@@ -116,8 +115,7 @@ def test_step_by_step_with_a_cache_as_at_once(family: Family, dtype: torch.dtype
             found = step_by_step(model, batch, variant, first)
         real = batch.target.keep_BT[:, first - 1 :]
         gap = (found - at_once[:, first - 1 :])[real].abs().max()
-        allowed = family.float64 if dtype == torch.float64 else variant.float32 or family.float32
-        assert gap <= allowed, f"{variant.name}: {gap}"
+        assert gap <= family.within(variant, dtype), f"{variant.name}: {gap}"
 
 
 @checked("rows", of="rows")
@@ -132,14 +130,14 @@ def test_a_sentence_alone_as_among_eight(family: Family, side: str) -> None:
             for i, real in enumerate(batch.target.keep_BT):
                 alone = variant.logits(model, row(batch, i))
                 gap = (alone[0] - among[i, real]).abs().max()
-                assert gap <= family.float64, f"{variant.name}, row {i}: {gap}"
+                assert gap <= FLOAT64, f"{variant.name}, row {i}: {gap}"
 
 
-def assert_close(family: Family, variant: Variant, found: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Compare logits at real tokens."""
-    batch = family.batch(variant)
-    gap = (found - expected)[batch.target.keep_BT].abs().max()
-    assert gap <= tolerance, f"{variant.name}: largest difference {float(gap):.2e}, allowed {tolerance:.0e}"
+def assert_close(family: Family, variant: Variant, found: Tensor, expected: Tensor) -> None:
+    """Compare logits at real tokens, in the precision that they were found in."""
+    batch, allowed = family.batch(variant), family.within(variant, found.dtype)
+    gap = float((found - expected)[batch.target.keep_BT].abs().max())
+    assert gap <= allowed, f"{variant.name}: largest difference {gap:.2e}, allowed {allowed:.2e}"
 
 
 def step_by_step(model: Model, batch: Batch, variant: Variant, first: int) -> Tensor:
@@ -156,6 +154,16 @@ def step_by_step(model: Model, batch: Batch, variant: Variant, first: int) -> Te
 def test_stored_sinusoids_are_those_that_are_made(stack: str) -> None:
     stored = numbers("marian")[f"weights/model.{stack}.embed_positions.weight"]
     torch.testing.assert_close(sinusoids(torch.arange(len(stored)), stored.shape[1], in_halves=True), stored)
+
+
+def test_which_references_are_in_float32_further_than_1e_5_from_themselves_in_float64() -> None:
+    """docs/families.md names them. What is compared with smaller weights (test_classes.py, test_twins.py) is not."""
+    inexact = {
+        name
+        for name, family in FAMILIES.items()
+        if any(family.float32_gap(variant) > FLOAT32 for variant in family.with_check("numbers"))
+    }
+    assert inexact == {"huginn", "loopformer", "ouro", "t5-gated", "trm"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

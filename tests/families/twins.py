@@ -102,10 +102,7 @@ _RETROFIT = _around("repeats: 4, inject: {kind: linear}")
 _PARCAE = _around(
     "repeats: 8, inject: {kind: decay}, end_map: true", before="{n_steps: 2, end_norm: own}", behind="{n_steps: 2}"
 )
-_ADAPTIVE = (
-    "model.decoder.halting={kind: select, capacities: [null, 0.7, 0.4], mix: interpolate}",
-    "training.halting.weight=0.001",
-)
+_SHARING = ("model.decoder.segments=[{n_steps: 1}, {n_steps: 2, repeats: 3, keys: first}, {n_steps: 1}]",)
 PLAIN = {
     "parcae": Twin("looped/parcae-toy", of.parcae, _PARCAE),
     "huginn": Twin("looped/huginn-toy", of.huginn, _HUGINN, std=0.12),
@@ -124,12 +121,13 @@ PLAIN = {
     "ln-cotformer": Twin("looped/ln-cotformer-toy", of.cotformer),
     "hrm-text": Twin("looped/hrm-text-toy", of.hrm_text, std=0.12),
 }
-ADAPTIVE, BY_TOKEN = "cotformer, adaptive", "mixture of recursions, token choice"
+BY_TOKEN = "mixture of recursions, token choice"
 ROUTED = {
     "mixture of recursions": Twin("looped/mor-toy", of_routers.mor, seed=2),
+    "mixture of recursions, keys: first": Twin("looped/mor-toy", of_routers.mor_sharing, _SHARING, seed=2),
     BY_TOKEN: Twin("looped/mor-token-toy", of_routers.mor_by_token, seed=2),
     "mixture of depths": Twin("looped/mod-toy", of_routers.mod, rounds=(4,), seed=2),
-    ADAPTIVE: Twin("looped/cotformer-toy", of_routers.cotformer, _ADAPTIVE, seed=2),
+    "cotformer, adaptive": Twin("looped/adaptive-cotformer-toy", of_routers.cotformer, seed=2),
 }
 
 

@@ -18,6 +18,7 @@ RECIPES = {
     "looped/trm-sudoku": [*FEW, "task.augmentations=1", "task.size=4"],
     "looped/hrm-sudoku": [*FEW, "task.augmentations=1", "task.size=4"],
     "looped/trm-maze": [*FEW, "task.size=3", "task.larger_sizes=[4]", "task.least_path=5"],
+    "looped/hrm-maze": [*FEW, "task.size=3", "task.larger_sizes=[4]", "task.least_path=5"],
     "looped/length": [*FEW],
 }
 FAST = ("looped/hrm-sudoku", "looped/trm-maze")

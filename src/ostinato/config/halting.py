@@ -88,7 +88,7 @@ class StickBreakingConfig(Config):
 class ExitConfig(Config):
     """A learned distribution over the rounds after which a token may stop (Ouro): see `ostinato.nn.exits`.
 
-    Training runs all rounds, with `training.round_losses.kind: exit`; afterwards a token's output is the state of the
+    Training runs all rounds, with `training.round_loss.kind: exit`; afterwards a token's output is the state of the
     first round by which its probabilities add up to the threshold.
     """
 

@@ -13,7 +13,7 @@ from ostinato.config.halting import ActConfig
 from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
 from ostinato.config.one_wide import FfnVariant, apply_variant, variant_problems
 from ostinato.config.positions import WindowConfig
-from ostinato.config.schema import leaves
+from ostinato.config.schema import leaves, values_of
 from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import AttentionConfig
 from ostinato.errors import Inert, Problem
@@ -61,12 +61,14 @@ class _StackedConfig(CommonModelConfig):
         for name, stack in self.stacks().items():
             yield from stack.size_problems(f"{path}{name}.", self.d_model, self.embedding_width)
             if name == "decoder" and not self.has_two_sides and stack.halting.kind == "length":
-                reason = "needs a source, whose length is known before; valid here: none, act, stick_breaking"
+                valid = ", ".join(kind for kind in values_of(StackConfig, "halting") if kind != "length")
+                reason = f"needs a source, whose length is known before; valid here: {valid}"
                 yield Problem(f"{path}{name}.halting.kind", "length", reason)
             if name in self.causal_stacks and isinstance(stack.halting, ActConfig) and stack.halting.scope == "global":
+                valid = ", ".join(scope for scope in values_of(ActConfig, "scope") if scope != "global")
                 reason = (
                     "its one probability a sentence is the mean over all tokens, so that a token of a causal stack "
-                    "would halt by what comes after it; valid here: token"
+                    f"would halt by what comes after it; valid here: {valid}"
                 )
                 yield Problem(f"{path}{name}.halting.scope", stack.halting.scope, reason)
         # A parameter set has one shape, one norm and one table of positions, whichever stack uses it.

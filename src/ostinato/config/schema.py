@@ -67,6 +67,12 @@ def kind_of(node: type[BaseModel]) -> str:
     return str(get_args(node.model_fields["kind"].annotation)[0])
 
 
+def values_of(node: type[BaseModel], name: str) -> list[str]:
+    """Return the kinds of a group, or the values of a setting that takes one of a few, in the order of the types."""
+    slot = slots_of(node)[name]
+    return list(slot.nodes) if slot.is_union else [str(value) for value in get_args(slot.annotation)]
+
+
 def is_open(node: type[BaseModel]) -> bool:
     """Return True for a configuration whose `kind` chooses further keys that are checked elsewhere (the task)."""
     return node.model_config.get("extra") == "allow"

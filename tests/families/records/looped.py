@@ -13,9 +13,9 @@ from ostinato.models import Model
 from ostinato.nn.execution import Execution
 
 
-def rounds(n: int, name: str, *checks: str, float32: float | None = None) -> Variant:
+def rounds(n: int, name: str) -> Variant:
     """Return a call with another number of rounds."""
-    return Variant(name, call={"n_steps": n}, checks=("numbers", "cached", "rows", *checks), float32=float32)
+    return Variant(name, call={"n_steps": n})
 
 
 def exits_at(threshold: float) -> Variant:
@@ -47,7 +47,7 @@ def cut_at(name: str, n: int | None = None, **gradient: Any) -> Variant:
 def along(name: str, *path: float) -> Variant:
     """Return a call whose rounds take steps of these lengths."""
     checks = ("numbers", "cached", "rows", *(["gradients"] if len(set(path)) > 1 else []))
-    return Variant(name, call={"execution": Execution(paths={"decoder": path})}, checks=checks, float32=3e-4)
+    return Variant(name, call={"execution": Execution(paths={"decoder": path})}, checks=checks)
 
 
 # The reference starts from zeros, which its configuration cannot say: its call can.
@@ -62,10 +62,7 @@ FAMILIES = [
         "looped/huginn-toy",
         huginn,
         variants=(
-            rounds(1, "rounds_1", float32=5e-5),
-            rounds(2, "rounds_2", float32=5e-5),
-            rounds(4, "rounds_4", float32=2e-4),
-            rounds(8, "rounds_8", float32=2e-3),
+            *(rounds(n, f"rounds_{n}") for n in (1, 2, 4, 8)),
             learns_from(4, 4, "rounds_4_all"),
             learns_from(4, 2, "rounds_2_2"),
         ),
@@ -81,7 +78,7 @@ FAMILIES = [
             along("path_quarter_quarter_half", 1 / 4, 1 / 4, 1 / 2),
         ),
         # The class leaves eps to torch, which takes that of the numbers' type: in float64 another than the recipe's.
-        settings=("model.decoder.norm.eps=2.220446049250313e-16",),
+        in_float64=("model.decoder.norm.eps=2.220446049250313e-16",),
     ),
     Family(
         "ouro",
@@ -95,19 +92,19 @@ FAMILIES = [
             exits_at(0.5),
             exits_at(0.9),
         ),
-        float32=5e-5,
     ),
     Family(
         "parcae",
         "looped/parcae-toy",
         parcae,
         variants=(
-            *(rounds(n, f"rounds_{n}", float32=1.6e-5) for n in (2, 4, 8)),
+            *(rounds(n, f"rounds_{n}") for n in (2, 4, 8)),
             learns_from(4, 4, "rounds_4_all"),
             learns_from(4, 2, "rounds_2_2"),
         ),
+        settings=(DECAYING_FROM_ZEROS,),
         # Its eps of queries and keys is torch's, as above.
-        settings=(DECAYING_FROM_ZEROS, "model.decoder.self_attention.qk_norm_eps=2.220446049250313e-16"),
+        in_float64=("model.decoder.self_attention.qk_norm_eps=2.220446049250313e-16",),
     ),
     Family(
         "hrm-text",
@@ -129,7 +126,7 @@ FAMILIES = [
         variants=(
             Variant("segment_1"),
             # The second pass goes on from the states of the first: twice as many rounds.
-            rounds(6, "segment_2", float32=1.6e-4),
+            rounds(6, "segment_2"),
             learns_from(3, 1, "segment_1"),
         ),
         # Theirs has no bias, as a masked head has none.
@@ -139,6 +136,5 @@ FAMILIES = [
             "task={kind: files, model_kind: language_model}",
             "training.selection={metric: loss, mode: min}",
         ),
-        float32=2.4e-5,
     ),
 ]
