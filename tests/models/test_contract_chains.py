@@ -134,7 +134,7 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
         (None, tuple(PLACES), False, 10),
     ):
         chosen = {"rule": st.just(rule), "placements": st.just(placements), "has_experts": st.just(has_experts)}
-        draws(n, always_all=True)(seed(3)(given(**chosen, data=st.data())(check)))()
+        draws(n, quick=n)(seed(3)(given(**chosen, data=st.data())(check)))()
     assert min(seen[name] for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none")) >= 10, (
         seen
     )
