@@ -56,10 +56,13 @@ HEADS: Settings = {
 ADD, LINEAR, DECAY = ({"kind": kind} for kind in ("add", "linear", "decay"))
 INPUT, ZEROS, LEARNED = ({"kind": kind} for kind in ("input", "zeros", "learned"))
 NOISE = {"kind": "noise", "std": 0.3}
-LOW: Settings = {"name": "low", "repeats": 2, "state": ZEROS, "adds": ["high", "input"]}
+LOW: Settings = {"name": "low", "n_steps": 2, "repeats": 2, "state": ZEROS, "adds": ["high", "input"]}
 HIGH: Settings = {"name": "high", "state": LEARNED, "adds": ["low"], "norm": True}
-THREE: list[Settings] = [{"name": "a", "state": NOISE, "adds": ["c"]}, {"name": "b", "adds": ["a"]}]
-THREE += [{"name": "c", "adds": ["a", "b", "input"], "repeats": 2}]
+THREE: list[Settings] = [
+    {"name": "a", "state": NOISE, "adds": ["c"], "norm": True},
+    {"name": "b", "state": ZEROS, "adds": ["a"]},
+]
+THREE += [{"name": "c", "n_steps": 2, "adds": ["a", "b", "input"], "repeats": 2}]
 TIMED, BY_ROUND = ({"modulation": {"kind": kind}} for kind in ("by_time", "by_round"))
 TABLES: Settings = {"value_embeddings": {"share": [None, 0, 0], "gate_width": 4}}
 FIXED: Settings = {"repeats": 2, "fixed": True, "inject": LINEAR, "norms": "by_round", "vectors": True}
@@ -86,8 +89,8 @@ LOOPS: dict[str, tuple[Settings, Settings]] = {
     "injection with decay": (loop(inject=DECAY, state=ZEROS) | rule("act"), PRE | loop(inject=DECAY)),
     "first states of noise": (loop(inject=ADD, state=NOISE), loop(inject=LINEAR, state=NOISE) | PERI),
     "several states": (
-        PRE | beside({"n_steps": 2, "repeats": 2, "states": [LOW, HIGH]}, {}),
-        beside({}, {"n_steps": 3, "repeats": 2, "states": THREE}),
+        PRE | beside({"n_steps": 3, "repeats": 2, "states": [LOW, HIGH]}, {}),
+        beside({}, {"n_steps": 4, "repeats": 2, "states": THREE}),
     ),
     "norms by round": (loop(norms="by_round"), PERI | repeated(norms="by_round") | rule("stick_breaking")),
     "vectors": (loop(vectors=True) | rule("act"), PRE | repeated(vectors=True)),

@@ -68,9 +68,11 @@ def test_the_cache_is_as_large_as_counted(name: str) -> None:
 
 @of_every_loop
 def test_macs_agree_with_the_flop_counter(name: str) -> None:
-    check_macs(looped(name), 7, 5)
-    check_macs_of_a_generated_token(looped(name), 4)
-    check_realised_macs(looped(name), 5, 6)
+    config = looped(name)
+    check_macs(config, 7, 5)
+    check_macs_of_a_generated_token(config, 4)
+    if any(stack.halting.kind != "none" for stack in config.stacks().values()):
+        check_realised_macs(config, 5, 6)
 
 
 @pytest.mark.device

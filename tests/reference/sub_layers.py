@@ -72,7 +72,7 @@ class SubLayers:
         self._time: Tensor | None = None
         self._config: StackConfig = model.config.stacks()[name]
 
-    def _once(self, key: object, make: Callable[..., Any], *given: Any) -> Any:
+    def _kept(self, key: object, make: Callable[..., Any], *given: Any) -> Any:
         """Return what a use makes of its weights, or of a column: once for all the tokens that read it."""
         if key not in self._made:
             self._made[key] = make(*given)
@@ -80,7 +80,7 @@ class SubLayers:
 
     def _weights(self, use: Use) -> Any:
         """Return the parameter set of a use; where its round adds to it, its maps W + B A."""
-        return self._once(("weights", use), self._make_weights, use)
+        return self._kept(("weights", use), self._make_weights, use)
 
     def _make_weights(self, use: Use) -> Any:
         module: Any = getattr(self._model.banks, use.kind)[use.weights]
@@ -144,11 +144,11 @@ class SubLayers:
             return self._attend_by_heads(sub, use, t, inputs, others)
         makers = [self._weights(one) for one in (self._made_by if use.kind == "self_attention" else [use])]
         if not isinstance(sub, RoutedConfig):
-            of_all = self._once("heads", lambda: [read_heads(one, *sizes) for one in (module, *makers)])
+            of_all = self._kept("heads", lambda: [read_heads(one, *sizes) for one in (module, *makers)])
             return self._read(of_all, use, t, inputs, others)
 
         def of_expert(e: int) -> Tensor:
-            heads = self._once(("heads", e), lambda: [read_expert_heads(one, e, *sizes) for one in (module, *makers)])
+            heads = self._kept(("heads", e), lambda: [read_expert_heads(one, e, *sizes) for one in (module, *makers)])
             return self._read(heads, use, t, inputs, others, expert=e)
 
         y_D = weighted(choose(sub, module, inputs[t]), of_expert)
@@ -174,7 +174,7 @@ class SubLayers:
         for head in range(sub.n_heads):
             query = read_affine(module.qk, head * K, (head + 1) * K)
             of = head // n_groups
-            columns = {s: self._once(("column", of, s), column, of, s) for s in shown}
+            columns = {s: self._kept(("column", of, s), column, of, s) for s in shown}
             read.append(self._mixed(use, head, query(inputs[t]), t, columns, T))
         return output_of_heads(sub, module, inputs[t], read)
 
@@ -216,7 +216,7 @@ class SubLayers:
             return self._placed(use, made_by.key[head](keyed), s % T, "k_norm"), value
 
         for head, query in enumerate(heads.query):
-            columns = {s: self._once(("column", expert, head, s), column, head, s) for s in shown}
+            columns = {s: self._kept(("column", expert, head, s), column, head, s) for s in shown}
             mixed.append(self._mixed(use, head, query(inputs[t]), t, columns, T))
         read = torch.cat(mixed)
         gate = self._weights(use).output_gate
