@@ -28,6 +28,7 @@ from architectures import (
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
 from haltings import selects
+from loops import LOOPS, looped
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.positions import CoordinatesConfig, NoSignalConfig
 from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
@@ -89,7 +90,7 @@ def check_twin(model: Model, batch: list[Sentence], padded: Batch) -> Depths:
 
 
 def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradients() -> None:
-    covered: set[str] = set()
+    covered = {trait for name in LOOPS for trait in traits(looped(name))}  # compared in test_contract_loops.py
     halted_after: dict[str, Counter[int]] = defaultdict(Counter)
     n_drawn = 0
 
