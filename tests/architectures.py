@@ -32,7 +32,7 @@ from drawn_parts import (
     without_gaps,
 )
 from elsewhere import built
-from haltings import haltings
+from haltings import haltings, sometimes_by_length
 from ostinato.config.halting import HaltingConfig, NoHaltingConfig
 from ostinato.config.loops import NoModulationConfig, SegmentConfig
 from ostinato.config.model import (
@@ -56,16 +56,17 @@ from ostinato.plan import PLACES, Kind, Placement
 PAD, BOS, EOS = 0, 1, 2
 
 
-def draws(n: int, *, always_all: bool = False) -> settings:
+def draws(n: int, *, quick: int | None = None) -> settings:
     """Return the settings of a property that is checked on `n` draws, the same ones in every run.
 
-    `make test` looks at half as many, `make test-all`, which sets OSTINATO_ALL_DRAWS, at all of them; on the pretended
-    device, where operations take many times as long, at a twentieth.
+    `make test-all`, which sets OSTINATO_ALL_DRAWS, looks at all of them; on the pretended device, where operations take
+    many times as long, at a twentieth.
 
     Args:
-        always_all: `make test` looks at all of them, too: the property counts what they have covered.
+        quick: how many `make test` looks at; None: half of them. Few, where a list of models is checked beside them;
+            all, where the property counts what they have covered.
     """
-    n = n if always_all or os.environ.get("OSTINATO_ALL_DRAWS") else -(-n // 2)
+    n = n if os.environ.get("OSTINATO_ALL_DRAWS") else -(-n // 2) if quick is None else quick
     is_elsewhere = "OSTINATO_DEVICE" in os.environ
     n = -(-n // 20) if os.environ.get("OSTINATO_DEVICE") == "pretended" else n
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
@@ -103,6 +104,7 @@ def any_architecture(
     halting: st.SearchStrategy[HaltingConfig] | None = None,
     placements: Sequence[Placement] = tuple(PLACES),
     has_values: bool = True,
+    has_experts: bool = True,
     heads: Sequence[HeadConfig] | None = None,
 ) -> Any:
     """Draw a small model, its vocabulary sizes set and its dropout zero.
@@ -111,7 +113,7 @@ def any_architecture(
         kind: "seq2seq", "language_model" or "encoder"; None draws one of the first two, which generate.
         fully_shared: every round runs the same parameter sets, so that `n_steps` may be given at call time.
         halting: rules of the stacks; None: any. placements: of norms. has_values: tokens may add to values.
-        heads: of encoders; None: any.
+        has_experts: sub-layers may have experts. heads: of encoders; None: any.
     """
     kind = kind or draw(st.sampled_from(["seq2seq", "language_model"]))
     d_model = draw(st.sampled_from([4, 6, 8]))
@@ -126,7 +128,7 @@ def any_architecture(
         common["embedding_bias"] = draw(st.booleans())
     if kind != "encoder":
         common["output"] = draw(outputs(is_mapped=common["d_embedding"] is not None))
-    stack = _Stacks(draw, d_model, fully_shared, halting, placements, has_values)
+    stack = _Stacks(draw, d_model, fully_shared, halting, placements, has_values, has_experts)
     if kind == "language_model":
         tie = draw(st.sampled_from(["none", "output"]))
         mask = draw(st.sampled_from(["causal", "prefix"]))
@@ -187,9 +189,10 @@ class _Stacks:
         halting: st.SearchStrategy[HaltingConfig] | None,
         placements: Sequence[Placement],
         has_values: bool,
+        has_experts: bool,
     ) -> None:
         self._draw, self._d_model, self._fully_shared, self._halting = draw, d_model, fully_shared, halting
-        self._placements, self._has_values = placements, has_values
+        self._placements, self._has_values, self._has_experts = placements, has_values, has_experts
 
     def draw(self, name: str, shared: dict[str, Any] | None = None) -> Any:
         """Draw the stack called `name`; `shared` holds the settings it must take over with another stack's banks."""
@@ -220,6 +223,8 @@ class _Stacks:
         rules = haltings(is_causal=name != "encoder", n_rounds=n_rounds, can_select=can_select)
         signal = draw(signals())
         halting = draw(rules if self._halting is None else self._halting)
+        if self._halting is None and name != "decoder":  # that of a language model has no source
+            halting = sometimes_by_length(halting, (n_steps, segments, norm, relative, ffn))
         if any(segment.states for segment in segments):
             halting = halting if halting.kind == "length" else NoHaltingConfig()
             signal = NoSignalConfig() if signal.kind == "coordinates" else signal
@@ -235,7 +240,7 @@ class _Stacks:
             "relative": relative,
             "self_attention": self._sub("self_attention", n_steps, steps_per_round, shared, relative),
             "ffn": ffn,
-            "sparse_layer": None if self._fully_shared else draw(sparse_layers(n_steps)),
+            "sparse_layer": draw(sparse_layers(n_steps)) if self._has_experts and not self._fully_shared else None,
             "halting": halting,
         }
         if settings["sparse_layer"] or all(
@@ -290,11 +295,11 @@ class _Stacks:
         if kind in shared:
             own = shared[kind]
         elif kind == "ffn":
-            own = draw(feed_forwards())
+            own = draw(feed_forwards(has_experts=self._has_experts))
         else:
             is_self = kind == "self_attention"
             given = self._d_model, relative if is_self else NoRelativeConfig()
-            own = draw(attentions(*given, has_head_experts=is_self))
+            own = draw(attentions(*given, has_experts=self._has_experts, has_head_experts=is_self))
         return (FEED_FORWARDS if kind == "ffn" else ATTENTIONS)[own["kind"]](**spread, **own)
 
 

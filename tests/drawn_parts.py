@@ -187,7 +187,12 @@ def norms(draw: st.DrawFn) -> NormConfig:
 
 @st.composite
 def attentions(
-    draw: st.DrawFn, d_model: int, relative: RelativeConfig, *, has_head_experts: bool = True
+    draw: st.DrawFn,
+    d_model: int,
+    relative: RelativeConfig,
+    *,
+    has_experts: bool = True,
+    has_head_experts: bool = True,
 ) -> dict[str, Any]:
     settings = relative.settings if isinstance(relative, ByStepConfig) else [relative]
     fractions = [one.fraction for one in settings if isinstance(one, RotaryConfig)]
@@ -198,7 +203,8 @@ def attentions(
     default_fits = d_model % heads == 0 and not (is_rotary and default % (4 if is_partly_rotary else 2))
     d_head = draw(st.sampled_from([None, *widths] if default_fits else widths))
     own = {"n_heads": heads, "d_head": d_head, "bias": draw(st.booleans())}
-    kind = draw(st.sampled_from(["dense", "experts", *(["head_experts"] if has_head_experts else [])]))
+    routed = ["experts", *(["head_experts"] if has_head_experts else [])] if has_experts else []
+    kind = draw(st.sampled_from(["dense", *routed]))
     if not draw(st.integers(0, 2)):
         own |= draw(_options_of_attention(heads, is_rotary, kind))
     if kind == "dense":
@@ -219,9 +225,9 @@ def _options_of_attention(draw: st.DrawFn, heads: int, is_rotary: bool, kind: st
 
 
 @st.composite
-def feed_forwards(draw: st.DrawFn) -> dict[str, Any]:
+def feed_forwards(draw: st.DrawFn, *, has_experts: bool = True) -> dict[str, Any]:
     own: dict[str, Any] = {"d_ff": draw(st.integers(1, 9)), "bias": draw(st.booleans())}
-    kind = draw(st.sampled_from(["dense", "separable_conv", "experts"]))
+    kind = draw(st.sampled_from(["dense", "separable_conv", *(["experts"] if has_experts else [])]))
     if kind == "separable_conv":
         kernels = {"kernel_in": draw(st.integers(1, 5)), "kernel_out": draw(st.integers(1, 5))}
         return own | {"kind": kind} | kernels

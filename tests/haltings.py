@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from ostinato.config.halting import (
     ActConfig,
+    ByLengthConfig,
     ChoosingConfig,
     ExitConfig,
     HaltingConfig,
@@ -21,11 +23,14 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
 from ostinato.models import LanguageModel, Seq2Seq
 from ostinato.nn.act import ActUnit
+from ostinato.nn.by_length import ByLength
 from ostinato.nn.choosing import Chooser
 from ostinato.nn.exits import Exit
 from ostinato.nn.stick_breaking import StickBreakingUnit
 
 THRESHOLDS = (1.0, 0.99, 0.9, 0.5, 0.0)
+LENGTHS = [ByLengthConfig(per_token=a, extra=b) for a, b in ((0.0, 2.0), (0.4, 0.0), (1.0, -1.0))]
+"""Rules by which short sources run fewer rounds than long ones, or all of them the same."""
 
 
 @st.composite
@@ -69,10 +74,21 @@ def haltings(draw: st.DrawFn, *, is_causal: bool, n_rounds: int = 1, can_select:
     return NoHaltingConfig()
 
 
+def sometimes_by_length(rule: HaltingConfig, beside: object) -> HaltingConfig:
+    """Return, in place of half of the rules by which no token halts, rounds by the length of the source.
+
+    It follows from what is drawn beside it: a draw would turn every model after it into another one.
+    """
+    choose = random.Random(repr(beside))
+    return choose.choice([rule, choose.choice(LENGTHS)]) if rule.kind == "none" else rule
+
+
 def halting_traits(name: str, stack: StackConfig) -> set[str]:
     """Name what a stack's rule is made of."""
     halting = stack.halting
     found = {f"halting {halting.kind} {name}"}
+    if isinstance(halting, ByLengthConfig):
+        found |= {f"length {halting.per_token}"}
     if isinstance(halting, ActConfig):
         found |= {f"act {halting.mix} freeze {halting.freeze_halted_state}", f"act {halting.scope} {name}"}
         found |= {f"act force {halting.force_remainder_at_max}"}
@@ -81,7 +97,7 @@ def halting_traits(name: str, stack: StackConfig) -> set[str]:
     if isinstance(halting, SelectConfig):
         found |= {f"select {halting.among} {halting.mix}", f"select {halting.gate} {halting.scale}"}
         found |= {f"select capacities {halting.capacities}", f"select threshold {halting.threshold}"}
-        found |= {f"select keys {segment.keys}" for segment in stack.segments if segment.repeats}
+        found |= {f"select keys {one.keys}" for one in stack.segments if one.repeats and not one.fixed}
     if isinstance(halting, TokenChoiceConfig):
         found |= {f"token_choice {halting.scale}"}
     if isinstance(halting, ExitConfig):
@@ -97,6 +113,9 @@ def all_halting_traits() -> set[str]:
     both = (True, False)
     return {
         *(f"halting {h} {s}" for h in ("none", "act", "stick_breaking", "exit") for s in ("encoder", "decoder")),
+        *(f"halting length {s}" for s in ("encoder", "decoder")),
+        *(f"length {one.per_token}" for one in LENGTHS),
+        *(f"select keys {k}" for k in ("own", "first", "all")),
         *(f"halting beside {p} {s}" for p in ("post", "pre") for s in ("none", "sinusoidal", "coordinates")),
         *(f"halting every {n} steps" for n in (1, 2)),
         *(f"act {m} freeze {a}" for m in ("accumulate", "interpolate") for a in both),
@@ -123,8 +142,15 @@ def selects(
     return any(isinstance(rule, ChoosingConfig) and bool(which(rule)) for rule in rules)
 
 
-def never_halting(model: Seq2Seq | LanguageModel) -> Seq2Seq | LanguageModel:
-    """Return the model with gates that stay shut: every token runs every round."""
+def never_halting(model: Seq2Seq | LanguageModel, *, keeps_lengths: bool = False) -> Seq2Seq | LanguageModel:
+    """Return the model with gates that stay shut: every token runs every round.
+
+    Args:
+        keeps_lengths: but where the length of the source says how many.
+    """
+    for stack in model.stacks.values():
+        if isinstance(stack.halting, ByLength) and not keeps_lengths:
+            stack.halting = ByLength(0.0, extra=1e6)
     with torch.no_grad():
         for name, unit in model.banks.halting.items():
             if isinstance(rule := model.stacks[name].halting, Chooser):

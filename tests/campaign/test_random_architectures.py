@@ -28,8 +28,8 @@ N_DRAWS: list[int] = []
 """Of the properties taken over."""
 
 
-def other_draws(n: int) -> Callable[[Any], Any]:
-    """Return what `architectures.draws` does, with other draws, and half as many."""
+def other_draws(n: int, *, quick: int | None = None) -> Callable[[Any], Any]:
+    """Return what `architectures.draws` does, with other draws, and half as many; `quick`: see there, of no effect."""
     n = n // 2
     N_DRAWS.append(n)
     ordinary = settings(drawn(n), derandomize=False)

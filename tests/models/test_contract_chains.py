@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def logits_of_steps(model: Model, batch: Batch, n_beams: int, keep: list[int], p
         model.step(batch.target.ids_BT, cache, batch.target.keep_BT)
     cache.expand(n_beams, n_sentences)
     logits = []
-    for step in range(10):  # more than two blocks of positions
+    for step in range(9):  # more than two blocks of positions
         ids_B1 = torch.randint(2, 5, (n_sentences * n_beams, 1), generator=make)
         keep_B1 = torch.rand(ids_B1.shape, generator=make) < 0.5 if pads and step == 2 else None
         made_BV = model.step(ids_B1, cache, keep_B1)
@@ -130,18 +131,18 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     act = st.builds(ActConfig, mix=st.sampled_from(["accumulate", "interpolate"]), force_remainder_at_max=st.booleans())
     stick_breaking = st.builds(StickBreakingConfig, threshold=st.sampled_from([0.5, 0.9]))
     known: tuple[Placement, ...] = ("post", "pre")
-    for rule, placements, has_experts, n in (
-        (None, known, False, 20),
-        (None, known, True, 30),
-        (act, known, False, 20),
-        (stick_breaking, known, False, 20),
-        (None, tuple(PLACES), False, 10),
+    for rule, placements, has_experts, n, quick in (
+        (None, known, False, 20, 10),
+        (None, known, True, 30, 18),
+        (act, known, False, 20, 12),
+        (stick_breaking, known, False, 20, 12),
+        (None, tuple(PLACES), False, 10, 8),
     ):
         chosen = {"rule": st.just(rule), "placements": st.just(placements), "has_experts": st.just(has_experts)}
-        draws(n, always_all=True)(seed(3)(given(**chosen, data=st.data())(check)))()
-    assert min(seen[name] for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none")) >= 10, (
-        seen
-    )
+        draws(n, quick=quick)(seed(3)(given(**chosen, data=st.data())(check)))()
+    least = 10 if os.environ.get("OSTINATO_ALL_DRAWS") else 4
+    for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none"):
+        assert seen[name] >= least, seen
 
 
 @pytest.mark.parametrize("where", ["self_attention", "ffn", "norm", "everywhere"])

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from architectures import BOS, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
+from architectures import (
+    BOS,
+    Model,
+    Sentence,
+    any_architecture,
+    draws,
+    left_padded,
+    random_model,
+    right_padded,
+    sentences,
+)
 from contract import assert_equal, real_logits
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
@@ -32,23 +44,30 @@ def _least_first_step(config: Seq2SeqConfig | LanguageModelConfig, batch: Batch)
     return int(is_short_BT.sum(1).max()) + 1
 
 
-@draws(60)
+def check_cached_steps(
+    model: Model, batch: Batch, cuts: Sequence[tuple[int, int]], *, n_rounds: int | None = None, says_keep: bool = True
+) -> None:
+    """Compare the logits of steps, which feed columns from cut to cut, with those of a full pass."""
+    full_BTV = model(batch, n_steps=n_rounds).logits_BTV
+    with torch.no_grad():
+        cache = model.encode(batch, n_steps=n_rounds)
+        for start, end in cuts:
+            keep = batch.target.keep_BT[:, start:end] if says_keep else None
+            logits_BV = model.step(batch.target.ids_BT[:, start:end], cache, keep)
+            real = batch.target.keep_BT[:, end - 1]
+            assert_equal(logits_BV[real], full_BTV[real, end - 1], f"columns {start} to {end}")
+            assert logits_BV.dtype == full_BTV.dtype == torch.float64
+
+
+@draws(60, quick=16)
 @given(st.data())
 def test_decoding_with_a_cache_equals_the_full_forward_pass(data: st.DataObject) -> None:
     n_rounds = data.draw(st.sampled_from([None, None, 1, 3]))
     config = data.draw(any_architecture(fully_shared=n_rounds is not None))
     batch = data.draw(st.sampled_from([right_padded, left_padded]))(data.draw(sentences(config)))
     says_keep = not bool(batch.target.keep_BT.all()) or data.draw(st.booleans())
-    model = random_model(config)
-    full_BTV = model(batch, n_steps=n_rounds).logits_BTV
-    with torch.no_grad():
-        cache = model.encode(batch, n_steps=n_rounds)
-        for start, end in _cuts(data, full_BTV.shape[1], _least_first_step(config, batch)):
-            keep = batch.target.keep_BT[:, start:end] if says_keep else None
-            logits_BV = model.step(batch.target.ids_BT[:, start:end], cache, keep)
-            real = batch.target.keep_BT[:, end - 1]
-            assert_equal(logits_BV[real], full_BTV[real, end - 1], f"columns {start} to {end}")
-            assert logits_BV.dtype == full_BTV.dtype == torch.float64
+    cuts = _cuts(data, batch.target.ids_BT.shape[1], _least_first_step(config, batch))
+    check_cached_steps(random_model(config), batch, cuts, n_rounds=n_rounds, says_keep=says_keep)
 
 
 @draws(30)

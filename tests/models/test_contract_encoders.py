@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
+from test_contract_bytes import kept_by_autograd
+from test_contract_equivalence import assert_same_depths
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -29,22 +30,74 @@ from architectures import (
     right_padded,
     texts,
 )
-from contract import assert_all_equal, assert_equal, gradients, real_logits
+from contract import assert_all_equal, assert_equal, gradients, real_logits, real_ones
 from drawn_ways import exit_of
-from haltings import never_halting
-from ostinato.budget import MacCounter, count_bytes, count_macs, count_parameters
-from ostinato.budget.sizes import choosing_heads
+from haltings import LENGTHS, never_halting
+from ostinato.budget import MacCounter, count_bytes, count_macs, count_parameters, expected_depths
+from ostinato.budget.sizes import choosing_heads, planned_uses
 from ostinato.config.experts import RoutedConfig
-from ostinato.config.model import EncoderConfig
+from ostinato.config.halting import (
+    ActConfig,
+    ChoosingConfig,
+    ExitConfig,
+    HaltingConfig,
+    NoHaltingConfig,
+    SelectConfig,
+    StickBreakingConfig,
+    TokenChoiceConfig,
+)
+from ostinato.config.model import ClassificationHeadConfig, EncoderConfig, HeadConfig, TaggingHeadConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, DataError
-from ostinato.kernels import Dispatch, combine, dispatch
+from ostinato.kernels import combine, dispatch
 from ostinato.models import Encoder, Model, build_model, load_model, save_model
-from ostinato.models.losses import label_smoothed_loss
-from ostinato.nn.experts import Decision, Routed
+from reference.encoder import encoder_twin
 from running import run_as
 
 ENCODERS = any_architecture(kind="encoder")
+RULES: list[HaltingConfig] = [
+    *LENGTHS,
+    ActConfig(epsilon=0.3),
+    ActConfig(scope="global"),
+    StickBreakingConfig(threshold=0.9),
+    ExitConfig(threshold=0.5),
+    SelectConfig(),
+    TokenChoiceConfig(),
+]
+MEAN, TAGS = ClassificationHeadConfig(pooling="mean"), TaggingHeadConfig()
+of_every_head = pytest.mark.parametrize(
+    ("head", "mask", "n_types"),
+    [*((head, "none", 2 * (i % 2)) for i, head in enumerate(HEADS)), (MEAN, "causal", 2), (TAGS, "causal", 0)],
+    ids=lambda one: getattr(one, "kind", None),
+)
+
+
+def encoders(head: HeadConfig, mask: str, n_types: int) -> st.SearchStrategy[EncoderConfig]:
+    """Draw encoders with a head, a mask and token types."""
+
+    def fits(config: EncoderConfig) -> bool:
+        return mask == "none" or getattr(config.encoder.halting, "scope", "token") == "token"
+
+    drawn = any_architecture(kind="encoder", heads=[head]).filter(fits)
+    return drawn.map(lambda config: config.model_copy(update={"mask": mask, "n_token_types": n_types}))
+
+
+def encoders_that_halt(rule: HaltingConfig) -> st.SearchStrategy[EncoderConfig]:
+    """Draw encoders that can have a halting rule, and give it to them."""
+
+    def fits(config: EncoderConfig) -> bool:
+        stack, is_length = config.encoder, rule.kind == "length"
+        if isinstance(rule, ChoosingConfig) and stack.ffn.kind == "separable_conv":
+            return False
+        if getattr(rule, "scope", "token") == "global" and config.mask == "causal":
+            return False
+        by_time = any(one.modulation.kind == "by_time" for one in stack.segments)
+        return not by_time if is_length else not any(one.states for one in stack.segments)
+
+    def with_rule(config: EncoderConfig) -> EncoderConfig:
+        return config.model_copy(update={"encoder": config.encoder.model_copy(update={"halting": rule})})
+
+    return any_architecture(kind="encoder", halting=st.just(NoHaltingConfig())).filter(fits).map(with_rule)
 
 
 def _weights(logits: list[Tensor]) -> list[Tensor]:
@@ -53,10 +106,56 @@ def _weights(logits: list[Tensor]) -> list[Tensor]:
     return [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in logits]
 
 
-@draws(25)
-@given(st.data())
-def test_padding_and_other_sentences_change_no_logit_and_no_gradient(data: st.DataObject) -> None:
-    config = data.draw(ENCODERS)
+def check_twin(model: Encoder, batch: list[Sentence], padded: Batch) -> None:
+    """Compare logits, depths and gradients with those of the per-token twin."""
+    types = [[int(t >= (one.n_prefix or 0)) for t in range(len(one.target))] for one in batch]
+    types_BT = torch.zeros_like(padded.target.ids_BT)
+    for row, keep, own in zip(types_BT, padded.target.keep_BT, types, strict=True):
+        row[keep] = torch.tensor(own)
+    output = model(padded, token_types=types_BT if model.config.n_token_types else None)
+    logits = real_ones(output.logits_BTV, padded, model.config.reads)
+    twins = [encoder_twin(model, one, own) for one, own in zip(batch, types, strict=True)]
+    expected, depths = [found for found, _ in twins], [depth["encoder"] for _, depth in twins]
+    for i, (found, wanted) in enumerate(zip(logits, expected, strict=True)):
+        assert_equal(found, wanted, f"logits of sentence {i}")
+    stack = output.stacks["encoder"]
+    assert_same_depths(stack.halting, padded.target.keep_BT, depths)
+    weights = _weights(logits)
+    if stack.depth_cost is not None:
+        logits.append(stack.depth_cost)
+        expected.append(torch.stack([cost for one in depths for cost in one.costs() or ()]).mean())
+        assert_equal(logits[-1], expected[-1], "cost of depth")
+        weights.append(torch.tensor(2.0, dtype=torch.float64))
+    assert_all_equal(gradients(model, logits, weights), gradients(model, expected, weights))
+
+
+@of_every_head
+@draws(8, quick=2)
+@given(data=st.data())
+def test_an_encoder_equals_its_per_token_twin_in_logits_depths_and_all_gradients(
+    head: Any, mask: str, n_types: int, data: st.DataObject
+) -> None:
+    model = random_model(data.draw(encoders(head, mask, n_types)))
+    batch = data.draw(texts(model.config, max_sentences=2))
+    check_twin(model, batch, data.draw(st.sampled_from([right_padded, left_padded]))(batch))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+@draws(6, quick=1)
+@given(data=st.data())
+def test_an_encoder_halts_as_its_per_token_twin(rule: Any, data: st.DataObject) -> None:
+    model = random_model(data.draw(encoders_that_halt(rule)))
+    batch = data.draw(texts(model.config))
+    check_twin(model, batch, left_padded(batch))
+
+
+@of_every_head
+@draws(4)
+@given(data=st.data())
+def test_padding_and_other_sentences_change_no_logit_and_no_gradient(
+    head: Any, mask: str, n_types: int, data: st.DataObject
+) -> None:
+    config = data.draw(encoders(head, mask, n_types))
     batch = data.draw(texts(config))
     extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
     model = random_model(config)
@@ -73,14 +172,15 @@ def test_padding_and_other_sentences_change_no_logit_and_no_gradient(data: st.Da
         assert_equal(plain[i], alone, "in a batch")
 
 
-@draws(24)
-@given(st.data())
-def test_tokens_and_sentences_that_stop_by_a_criterion_do_so_alone_as_in_any_batch(data: st.DataObject) -> None:
-    model = random_model(data.draw(ENCODERS))
-    if not (way := exit_of(model)):
-        return
+@of_every_head
+@draws(4)
+@given(data=st.data())
+def test_tokens_and_sentences_that_stop_by_a_criterion_do_so_alone_as_in_any_batch(
+    head: Any, mask: str, n_types: int, data: st.DataObject
+) -> None:
+    model = data.draw(encoders(head, mask, n_types).map(random_model).filter(exit_of))
     batch = data.draw(texts(model.config))
-    run_as(model, **way, compaction="never")
+    run_as(model, **exit_of(model), compaction="never")
     expected = real_logits(model, right_padded(batch))
     weights = _weights(expected)
     of_all = gradients(model, expected, weights)
@@ -175,13 +275,12 @@ def _counted(model: Model, run: Any) -> float:
     return counter.get_total_flops() / 2
 
 
-def _sums_by_gates(config: EncoderConfig, n_tokens: int) -> float:
-    """Count the sums weighted by gates, which a budget counts as element-wise."""
+def _sums_by_gates(config: EncoderConfig, n_tokens: int, n_rounds: int) -> float:
+    """Count the sums weighted by gates in so many rounds, which a budget counts as element-wise."""
     found = 0.0
-    plan = config.plans()["encoder"]
-    for use in plan.uses():
-        settings = config.stacks()["encoder"].settings_of(use)
-        if isinstance(settings, RoutedConfig):
+    for planned in planned_uses(config):
+        settings = planned.sub
+        if isinstance(settings, RoutedConfig) and planned.round < n_rounds:
             k = settings.top_k * choosing_heads(settings)
             to = dispatch(torch.arange(k).expand(n_tokens, k), k)
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -190,66 +289,68 @@ def _sums_by_gates(config: EncoderConfig, n_tokens: int) -> float:
     return found
 
 
-@draws(20)
-@given(ENCODERS, st.integers(3, 9))
-def test_macs_of_an_encoder_agree_with_the_flop_counter(config: EncoderConfig, length: int) -> None:
+@of_every_head
+@draws(4)
+@given(data=st.data())
+def test_macs_of_an_encoder_agree_with_the_flop_counter(
+    head: Any, mask: str, n_types: int, data: st.DataObject
+) -> None:
+    config, length = data.draw(encoders(head, mask, n_types)), data.draw(st.integers(3, 9))
     batch = right_padded([Sentence(None, [BOS] + [3] * (length - 1), 1)])
-    model = never_halting(build_model(config))
-    measured = _counted(model, lambda: model(batch)) - _sums_by_gates(config, length)
+    model = never_halting(build_model(config), keeps_lengths=True)
+    depth = expected_depths(config, source_length=length)["encoder"]
+    measured = _counted(model, lambda: model(batch)) - _sums_by_gates(config, length, depth.deepest)
     count = count_macs(config, 1, length)
-    assert count.total == sum(count.by_part.values()) == pytest.approx(measured, rel=0.01)
+    assert count.total == sum(count.by_part.values())
+    if depth.halting == "length" and not depth.skips_halted:
+        # All rounds are counted, and a batch of short texts runs fewer.
+        assert measured <= 1.01 * count.total
+    else:
+        assert count.total == pytest.approx(measured, rel=0.01)
     assert count.per_generated_token == count.per_source_token == 0
-    rounds = config.plans()["encoder"].n_rounds
-    assert MacCounter(config).count({"encoder": [0] * (rounds - 1) + [length]}).full == count.total
+    depths = {"encoder": [0] * (depth.deepest - 1) + [length] + [0] * (depth.rounds - depth.deepest)}
+    assert MacCounter(config).count(depths).realised == count.total
 
 
-@draws(15)
-@given(ENCODERS, st.integers(1, 3))
-def test_activations_of_an_encoder_are_what_autograd_keeps(drawn: EncoderConfig, n_sentences: int) -> None:
+@of_every_head
+@draws(4)
+@given(data=st.data())
+def test_activations_of_an_encoder_are_what_autograd_keeps(
+    head: Any, mask: str, n_types: int, data: st.DataObject
+) -> None:
+    drawn, n_sentences = data.draw(encoders(head, mask, n_types)), data.draw(st.integers(1, 3))
     config = EncoderConfig.model_validate(_grow(drawn.model_dump()) | {"dropout": 0.1})
-    # Where no round changes the states, its halting rule keeps the same ones; the formula counts them by round.
-    assume(list(config.plans()["encoder"].uses()))
+    check_activations(config, n_sentences, bar=0.03)
+
+
+@of_every_head
+@pytest.mark.parametrize("share", [[None, None, 0], [None, 0, None], [0, None, None], [None, None, None]], ids=str)
+def test_states_that_a_round_without_sub_layers_leaves_as_they_were_are_counted_once(
+    head: Any, mask: str, n_types: int, share: list[int | None]
+) -> None:
+    stack = {"n_steps": 3, "self_attention": {"share": "none"}, "ffn": {"share": share, "d_ff": 20}}
+    for rule in ("exit", "act", "stick_breaking"):
+        own = stack | {"halting": {"kind": rule}, "positions": {"kind": "none"}}
+        config = _tiny(d_model=128, head=head.model_dump(), mask=mask, n_token_types=n_types, encoder=own)
+        labels = 3 if head.kind in ("classification", "tagging") else None
+        check_activations(config.model_copy(update={"n_labels": labels}), 2, bar=0.005)
+
+
+def check_activations(config: EncoderConfig, n_sentences: int, bar: float) -> None:
+    """Compare what is counted with what autograd keeps."""
     batch = right_padded([Sentence(None, [BOS] + [3] * 11, 2) for _ in range(n_sentences)])
     n_labels = {"classification": 1, "span": 2}.get(config.reads, 12)
     labels = torch.full((n_sentences, n_labels), 2 if config.reads == "span" else 1)
     batch = replace(batch, labels_BT=labels, loss_mask_BT=torch.ones_like(labels, dtype=torch.bool))
     counted = count_bytes(config, 1, 12, batch_size=n_sentences)
     assert counted.cache == 0
-    assert counted.activations == pytest.approx(_kept_by_autograd(config, batch), rel=0.03)
+    assert counted.activations == pytest.approx(kept_by_autograd(config, batch, smoothing=0.0), rel=bar)
 
 
 def _grow(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings at eight times the widths."""
     grown = {key: _grow(value) if isinstance(value, dict) else value for key, value in settings.items()}
     return grown | {key: 8 * grown[key] for key in ("d_model", "d_ff", "d_head") if grown.get(key)}
-
-
-def _kept_by_autograd(config: EncoderConfig, batch: Batch) -> int:
-    model = never_halting(build_model(config)).train()
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-    held: list[Dispatch] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def decide(module: Routed, *args: Any, **named: Any) -> Decision:
-        decision = chosen(module, *args, **named)
-        held.append(decision.to)
-        return decision
-
-    chosen = Routed.decide
-    model(batch)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "decide", decide):
-        loss = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.0).loss
-    assert loss.requires_grad
-    for to in held:
-        for tensor in (to.slots_M, to.rows_M, to.experts_M, to.ends_E):
-            pack(tensor)
-    return sum(kept.values())
 
 
 # --- heads -----------------------------------------------------------------------------------------------------------

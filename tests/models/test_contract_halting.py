@@ -54,8 +54,8 @@ LISTING = ActConfig(mix="interpolate", freeze_halted_state=False, force_remainde
 
 
 def halts(stack: StackConfig) -> bool:
-    """Whether tokens of a stack can halt."""
-    return stack.halting.kind != "none"
+    """Whether tokens of a stack learn to halt."""
+    return stack.halting.has_gate
 
 
 def any_halting(**options: Any) -> st.SearchStrategy[Config]:
@@ -79,8 +79,8 @@ def rounds_of(model: Model, batch: Batch) -> tuple[dict[str, list[dict[str, Tens
     for name, output in model(batch).stacks.items():
         if output.halting is None:
             continue
-        assert output.depth_cost is not None
-        costs[name] = output.depth_cost
+        if output.depth_cost is not None:  # by length depth costs nothing
+            costs[name] = output.depth_cost
         tokens = batch.source if name == "encoder" else batch.target
         assert tokens is not None
         found[name] = [what_tokens_did(output.halting, b, keep) for b, keep in enumerate(tokens.keep_BT)]

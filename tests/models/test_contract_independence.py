@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,13 +46,8 @@ NONE = NoHaltingConfig()
 # --- padding ---------------------------------------------------------------------------------------------------------
 
 
-@draws(40)
-@given(st.data())
-def test_padding_changes_no_logit_and_no_gradient(data: st.DataObject) -> None:
-    config = data.draw(any_architecture())
-    batch = data.draw(sentences(config))
-    extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
-    model = random_model(config)
+def check_padding(model: Model, batch: list[Sentence], extra: int, fill: int) -> None:
+    """Compare logits and gradients with padding on either side and without."""
     plain = real_logits(model, right_padded(batch))
     weights = weights_of(batch, plain[0].shape[1])
     expected = gradients(model, plain, weights)
@@ -63,6 +58,14 @@ def test_padding_changes_no_logit_and_no_gradient(data: st.DataObject) -> None:
         for found, wanted in zip(logits, plain, strict=True):
             assert_equal(found, wanted, f"padding on the {name}")
         assert_all_equal(gradients(model, logits, weights), expected)
+
+
+@draws(40, quick=12)
+@given(st.data())
+def test_padding_changes_no_logit_and_no_gradient(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config))
+    check_padding(random_model(config), batch, data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4)))
 
 
 @draws(10)
@@ -105,19 +108,22 @@ def _with_an_empty_row(batch: Batch) -> Batch:
 # --- batch composition -----------------------------------------------------------------------------------------------
 
 
-@draws(30)
-@given(st.data())
-def test_a_sentence_gets_the_same_logits_alone_and_in_any_batch(data: st.DataObject) -> None:
-    config = data.draw(any_architecture())
-    batch = data.draw(sentences(config, max_sentences=4))
-    order = data.draw(st.permutations(range(len(batch))))
-    model = random_model(config)
+def check_company(model: Model, batch: list[Sentence], order: Sequence[int]) -> None:
+    """Compare logits of sentences alone, in a batch, and in one of another order."""
     together = real_logits(model, right_padded(batch))
     shuffled = real_logits(model, right_padded([batch[i] for i in order]))
     for i, sentence in enumerate(batch):
         (alone,) = real_logits(model, right_padded([sentence]))
         assert_equal(together[i], alone, "in a batch")
         assert_equal(shuffled[list(order).index(i)], alone, "in another order")
+
+
+@draws(30, quick=10)
+@given(st.data())
+def test_a_sentence_gets_the_same_logits_alone_and_in_any_batch(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config, max_sentences=4))
+    check_company(random_model(config), batch, data.draw(st.permutations(range(len(batch)))))
 
 
 # --- causality -------------------------------------------------------------------------------------------------------

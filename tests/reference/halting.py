@@ -6,6 +6,7 @@ token that has halted is not run at all: nothing is masked, and no number of it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from ostinato.config.halting import (
     ActConfig,
+    ByLengthConfig,
     ExitConfig,
     HaltingConfig,
     SelectConfig,
@@ -319,9 +321,30 @@ class TokenChoice(Whole):
         return [spread + self._config.z * one**2 for one in sums]
 
 
-def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int) -> Whole:
-    """Begin a sentence under a rule."""
+class ByLength(Whole):
+    """The first min(R, max(1, ceil(a n + b))) rounds, for all tokens of a sentence whose source has n."""
+
+    def __init__(self, config: ByLengthConfig, first: States, n_rounds: int, n_source: int) -> None:
+        super().__init__(len(first))
+        self._last = min(n_rounds, max(1, math.ceil(config.per_token * n_source + config.extra)))
+        self._one = torch.ones((), dtype=first[0].dtype)
+
+    def begin(self, r: int, states: States) -> bool:
+        """Run all tokens, or none."""
+        self.runs = [r <= self._last] * len(self.runs)
+        return super().begin(r, states)
+
+    def finish(self, r: int, states: States) -> None:
+        """The last round is all of the output."""
+        for of_token in self.weights:
+            of_token.append(self._one * (r == self._last))
+
+
+def start(config: HaltingConfig, unit: Callable[[], nn.Module], first: States, n_rounds: int, n_source: int) -> Whole:
+    """Begin a sentence under a rule; `n_source`: tokens of its source."""
     match config:
+        case ByLengthConfig() as c:
+            return ByLength(c, first, n_rounds, n_source)
         case SelectConfig() as c:
             return Select(c, unit(), first, n_rounds)
         case TokenChoiceConfig() as c:

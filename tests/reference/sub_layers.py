@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ostinato.config.positions import (
 )
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
-from ostinato.models import LanguageModel, Seq2Seq
+from ostinato.models import Encoder, LanguageModel, Seq2Seq
 from ostinato.plan import Use
 from reference.by_round import experts_with_added, with_added
 from reference.equations import (
@@ -55,7 +55,7 @@ from reference.weights import Heads, of_token, read_affine, read_heads
 States = list[Tensor]
 Column = tuple[Tensor, Tensor] | None
 """What a column's key and its value are made of; None where it is hidden."""
-Model = Seq2Seq | LanguageModel
+Model = Seq2Seq | LanguageModel | Encoder
 
 
 class SubLayers:
@@ -68,11 +68,21 @@ class SubLayers:
         self._ids = ids
         self._read_by_others: dict[int, tuple[list[Column], Use]] = {}
         self._made_by: list[Use] = []
+        self._made: dict[object, Any] = {}
         self._time: Tensor | None = None
         self._config: StackConfig = model.config.stacks()[name]
 
+    def _kept(self, key: object, make: Callable[..., Any], *given: Any) -> Any:
+        """Return what a use makes of its weights, or of a column: once for all the tokens that read it."""
+        if key not in self._made:
+            self._made[key] = make(*given)
+        return self._made[key]
+
     def _weights(self, use: Use) -> Any:
         """Return the parameter set of a use; where its round adds to it, its maps W + B A."""
+        return self._kept(("weights", use), self._make_weights, use)
+
+    def _make_weights(self, use: Use) -> Any:
         module: Any = getattr(self._model.banks, use.kind)[use.weights]
         if use.delta is None:
             return module
@@ -134,12 +144,12 @@ class SubLayers:
             return self._attend_by_heads(sub, use, t, inputs, others)
         makers = [self._weights(one) for one in (self._made_by if use.kind == "self_attention" else [use])]
         if not isinstance(sub, RoutedConfig):
-            heads = read_heads(module, *sizes)
-            return self._read(heads, use, t, inputs, others, [read_heads(one, *sizes) for one in makers])
+            of_all = self._kept("heads", lambda: [read_heads(one, *sizes) for one in (module, *makers)])
+            return self._read(of_all, use, t, inputs, others)
 
         def of_expert(e: int) -> Tensor:
-            heads = read_expert_heads(module, e, *sizes)
-            return self._read(heads, use, t, inputs, others, [read_expert_heads(one, e, *sizes) for one in makers])
+            heads = self._kept(("heads", e), lambda: [read_expert_heads(one, e, *sizes) for one in (module, *makers)])
+            return self._read(heads, use, t, inputs, others, expert=e)
 
         y_D = weighted(choose(sub, module, inputs[t]), of_expert)
         return y_D + module.sum_bias_D if isinstance(sub, ExpertAttentionConfig) and sub.sum_bias else y_D
@@ -153,19 +163,29 @@ class SubLayers:
         shown, T = self._shown(use, t, others)
         makers = [self._weights(one) for one in self._made_by]
         read = []
+        first = sub.n_heads * K
+
+        def column(of_keys: int, s: int) -> tuple[Tensor, Tensor]:
+            (keyed, valued), maker = others[s], makers[s // T]  # type: ignore[misc]
+            key = read_affine(maker.qk, first + of_keys * K, first + (of_keys + 1) * K)
+            value = value_of_head(sub, maker, of_keys, keyed, valued)
+            return self._placed(use, key(keyed), s % T, "k_norm"), value + self._of_token(use, of_keys, keyed, s, T)
+
         for head in range(sub.n_heads):
-            of_keys, first = head // n_groups, sub.n_heads * K
             query = read_affine(module.qk, head * K, (head + 1) * K)
-            scores, values = [], []
-            for s, (keyed, valued) in shown.items():
-                maker = makers[s // T]
-                key = read_affine(maker.qk, first + of_keys * K, first + (of_keys + 1) * K)
-                scores.append(self._score(use, head, query(inputs[t]), key(keyed), t, s % T))
-                own = value_of_head(sub, maker, of_keys, keyed, valued)
-                values.append(own + self._of_token(use, of_keys, keyed, s, T))
-            parts = [w * v for w, v in zip(softmax(scores), values, strict=True)]
-            read.append(sum(parts[1:], parts[0]))
+            of = head // n_groups
+            columns = {s: self._kept(("column", of, s), column, of, s) for s in shown}
+            read.append(self._mixed(use, head, query(inputs[t]), t, columns, T))
         return output_of_heads(sub, module, inputs[t], read)
+
+    def _mixed(
+        self, use: Use, head: int, query: Tensor, t: int, columns: Mapping[int, tuple[Tensor, Tensor]], T: int
+    ) -> Tensor:
+        """sum_s softmax_s(q_t . k_s * scale + relation) v_s of one head, of keys and values by their column."""
+        q_K = self._placed(use, query, t, "q_norm")
+        weights = softmax([self._score(use, head, q_K, k_K, t, s % T) for s, (k_K, _) in columns.items()])
+        parts = [w * v_K for w, (_, v_K) in zip(weights, columns.values(), strict=True)]
+        return sum(parts[1:], parts[0])
 
     def _shown(self, use: Use, t: int, others: Sequence[Column]) -> tuple[dict[int, tuple[Tensor, Tensor]], int]:
         """Return the columns that token t sees by their place in all sets of keys that are read, and a set's number."""
@@ -179,35 +199,25 @@ class SubLayers:
         return {s: shown[s] for s in visible}, T
 
     def _read(
-        self,
-        heads: Heads,
-        use: Use,
-        t: int,
-        inputs: States,
-        others: Sequence[Column],
-        makers: Sequence[Heads],
+        self, of_all: Sequence[Heads], use: Use, t: int, inputs: States, others: Sequence[Column], expert: int = 0
     ) -> Tensor:
         """concat over heads of sum_s softmax_s(q_t . k_s * scale + relation) v_s, gated, then the output projection.
 
         Args:
-            makers: of every set of keys that is read what makes them.
+            of_all: heads of the use itself, and of every set of keys that is read what makes them.
         """
         shown, T = self._shown(use, t, others)
-        of = {s: makers[s // T] for s in shown}
-        mixed = []
-        for head in range(len(heads.query)):
-            q = heads.query[head](inputs[t])
-            scores = []
-            for s, (keyed, _) in shown.items():
-                k = of[s].key[head](keyed)
-                scores.append(self._score(use, head, q, k, t, s % T))
-            n_groups = self._n_groups(use)
-            values = [
-                of[s].value[head](valued) + self._of_token(use, head // n_groups, keyed, s, T)
-                for s, (keyed, valued) in shown.items()
-            ]
-            weighted_values = [w * v for w, v in zip(softmax(scores), values, strict=True)]
-            mixed.append(sum(weighted_values[1:], weighted_values[0]))
+        heads, *makers = of_all
+        n_groups, mixed = self._n_groups(use), []
+
+        def column(head: int, s: int) -> tuple[Tensor, Tensor]:
+            (keyed, valued), made_by = others[s], makers[s // T]  # type: ignore[misc]
+            value = made_by.value[head](valued) + self._of_token(use, head // n_groups, keyed, s, T)
+            return self._placed(use, made_by.key[head](keyed), s % T, "k_norm"), value
+
+        for head, query in enumerate(heads.query):
+            columns = {s: self._kept(("column", expert, head, s), column, head, s) for s in shown}
+            mixed.append(self._mixed(use, head, query(inputs[t]), t, columns, T))
         read = torch.cat(mixed)
         gate = self._weights(use).output_gate
         return heads.out(read if gate is None else read * torch.sigmoid(read_affine(gate)(inputs[t])))
@@ -226,17 +236,23 @@ class SubLayers:
         """Number of first tokens that token t of a causal stack sees: up to itself; from the prefix, all of that."""
         return self._n_prefix if self._n_prefix is not None and t < self._n_prefix else t + 1
 
+    def _placed(self, use: Use, x_K: Tensor, position: int, norm: str) -> Tensor:
+        """A query or a key with its norm, turned by its position, whichever comes first."""
+        sub, relative = self._config.settings_of(use), self._config.relative_of(use)
+        assert isinstance(sub, AttentionConfig)
+        if sub.qk_norm != "none" and sub.qk_norm_at == "before":
+            x_K = self._normed_head(use, x_K, norm)
+        if isinstance(relative, RotaryConfig):
+            x_K = self._turned(relative, x_K, position)
+        if sub.qk_norm != "none" and sub.qk_norm_at == "after":
+            x_K = self._normed_head(use, x_K, norm)
+        return x_K
+
     def _score(self, use: Use, head: int, q_K: Tensor, k_K: Tensor, t: int, s: int) -> Tensor:
-        """Score of key s for query t, with the norms of queries and keys, and the relative positions of the use."""
+        """Score of key s for query t, both placed, with the relative positions of the use."""
         sub, relative = self._config.settings_of(use), self._config.relative_of(use)
         assert isinstance(sub, AttentionConfig)
         scale = 1 / math.sqrt(q_K.numel()) if sub.scale is None else sub.scale
-        if sub.qk_norm != "none" and sub.qk_norm_at == "before":
-            q_K, k_K = self._normed_heads(use, q_K, k_K)
-        if isinstance(relative, RotaryConfig):
-            q_K, k_K = self._turned(relative, q_K, t), self._turned(relative, k_K, s)
-        if sub.qk_norm != "none" and sub.qk_norm_at == "after":
-            q_K, k_K = self._normed_heads(use, q_K, k_K)
         score = (q_K * k_K).sum() * scale
         if isinstance(relative, WindowConfig):
             table_HKR = self._model.banks.relative[use.position or ""].table_HKR
@@ -251,13 +267,11 @@ class SubLayers:
             return score - alibi_slope(head, sub.n_heads) * abs(s - t)
         return score
 
-    def _normed_heads(self, use: Use, q_K: Tensor, k_K: Tensor) -> tuple[Tensor, Tensor]:
+    def _normed_head(self, use: Use, x_K: Tensor, name: str) -> Tensor:
         module, sub = getattr(self._model.banks, use.kind)[use.weights], self._config.settings_of(use)
         eps = self._config.norm.eps if sub.qk_norm_eps is None else sub.qk_norm_eps  # type: ignore[union-attr]
-        ones = torch.ones_like(q_K)
-        weights = (ones if norm.weight is None else norm.weight for norm in (module.q_norm, module.k_norm))
-        q_weight, k_weight = weights
-        return rms_norm(q_K, q_weight, eps), rms_norm(k_K, k_weight, eps)
+        weight = getattr(module, name).weight
+        return rms_norm(x_K, torch.ones_like(x_K) if weight is None else weight, eps)
 
     def _turned(self, c: RotaryConfig, x_K: Tensor, position: int) -> Tensor:
         n = round(c.fraction * x_K.numel())

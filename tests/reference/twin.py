@@ -124,7 +124,7 @@ class StackTwin(SubLayers):
     def run(self, states: States, n_steps: int | None, memory: States | None = None) -> tuple[States, Whole]:
         """Apply all rounds of the plan, to the tokens that take part in them."""
         d_model, positions = self._model.config.d_model, self._config.positions
-        banks = self._model.banks
+        banks, self._n_source = self._model.banks, len(states if memory is None else memory)
         plan = self._config.plan(self._name)
         plan = plan if n_steps is None else plan.with_rounds(n_steps)
         if isinstance(positions, SinusoidalConfig):
@@ -138,13 +138,17 @@ class StackTwin(SubLayers):
             states = [read_affine(banks.embedding[self._name])(x) for x in states]  # type: ignore[arg-type]
         loop = next(i for i, segment in enumerate(plan.segments) if segment.is_loop)
         states = self._once(plan.segments[:loop], states, memory)
-        if plan.loop.phases:
-            everyone = Whole(len(states))
-            states = self._several_states(plan, states, memory, everyone)
-            return self._finish(plan.segments[loop + 1 :], states, memory), everyone
-        entry, states = states, self._start(plan.segments[loop], states)
         after = plan.segments[loop:]
-        halting = self._rule(plan, states, lambda left: self._predict(after, left, memory))
+
+        def predict(left: States) -> Tensor:
+            return self._predict(after, left, memory)
+
+        if plan.loop.phases:
+            halting = self._rule(plan, states, predict)
+            states = self._several_states(plan, states, memory, halting)
+            return self._finish(plan.segments[loop + 1 :], states, memory), halting
+        entry, states = states, self._start(plan.segments[loop], states)
+        halting = self._rule(plan, states, predict)
         for r in range(1, plan.n_rounds + 1):
             if not halting.begin(r, states) and not self._fills:
                 break
@@ -175,11 +179,15 @@ class StackTwin(SubLayers):
             is_sequence, threshold = execution.exit_scope == "sequence", execution.halting_threshold
             assert threshold is not None
             return Stopping(execution.exit, threshold, states, plan.n_rounds, predict, is_sequence=is_sequence)
-        return start(self._config.halting, lambda: self._model.banks.halting[self._name], states, plan.n_rounds)
+        unit = lambda: self._model.banks.halting[self._name]  # noqa: E731 (rules that learn nothing have none)
+        return start(self._config.halting, unit, states, plan.n_rounds, self._n_source)
 
     def _predict(self, segments: Sequence[Segment], states: States, memory: States | None) -> Tensor:
         """Logits of all tokens, if these states were the last to leave the loop, the first of the segments."""
-        return logits_of(self._model, self._finish(segments[1:], self._end(segments[0], states), memory))
+        return self._logits(self._finish(segments[1:], self._end(segments[0], states), memory))
+
+    def _logits(self, states: States) -> Tensor:
+        return logits_of(self._model, states)
 
     def _finish(self, segments: Sequence[Segment], states: States, memory: States | None) -> States:
         """What follows the loop, and the final norm."""
@@ -188,23 +196,25 @@ class StackTwin(SubLayers):
             states = [self._norm(f"final_{self._name}", x) for x in states]
         return states
 
-    def _several_states(self, plan: Plan, entry: States, memory: States | None, everyone: Whole) -> States:
-        """Follow the settings of a loop of several states, by name; no token stops."""
+    def _several_states(self, plan: Plan, entry: States, memory: States | None, halting: Whole) -> States:
+        """Follow the settings of a loop of several states, by name; all tokens of a sentence stop together."""
         number = plan.segments.index(plan.loop)
         settings, starts = self._config.segments[number].states, self._model.banks.start[f"{self._name}_{number}"]
         named = {one.name: self._begin(starts[i], entry) for i, one in enumerate(settings)}  # type: ignore[index]
         for r in range(1, plan.n_rounds + 1):
-            everyone.begin(r, entry)
+            if not halting.begin(r, entry):
+                break
             steps = iter(step for step in plan.loop.steps if step.round == r - 1)
             for i, one in enumerate(settings):
                 for _ in range(one.repeats):
                     read = [entry if other == INPUT else named[other] for other in one.adds]
                     states = [sum(others, own) for own, *others in zip(named[one.name], *read, strict=True)]
                     for step in islice(steps, self._n_steps_of(number, i)):
-                        states = self._step(step, states, memory, everyone)
+                        states = self._step(step, states, memory, halting)
                     norm = f"state_{self._name}_{number}_{i}" if one.norm else None
                     named[one.name] = [self._norm(norm, x) for x in states]
             assert next(steps, None) is None
+            halting.finish(r, list(entry))
         return self._end(plan.loop, named[settings[-1].name])
 
     def _n_steps_of(self, number: int, state: int) -> int:
@@ -302,6 +312,7 @@ class StackTwin(SubLayers):
         x, as they are seen.
         """
         before, after_f, after_sum, before_scores = self._names_of_norms(use)
+        self._made.clear()
         seen = [halting.seen(t, x) for t, x in enumerate(states)]
         inputs, others = states, seen
         if before is not None:

@@ -251,8 +251,11 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
         case ExitConfig():
             saved = n_rounds * 5 * numbers + (n_rounds - 1) * run.tokens(stack)
             if loop is None or not loop.saves_states(FLOAT, run.width):
-                kept = (not has_signal and (run.is_recomputed or saves_its_states(run, one)) for one in firsts[1:])
-                saved += states * sum(not is_kept for is_kept in kept)
+                for planned in firsts[1:]:
+                    if planned is None and not has_signal:
+                        continue  # the same states leave the round, whose gate is counted next
+                    is_saved = not has_signal and (run.is_recomputed or saves_its_states(run, planned))
+                    saved += 0 if is_saved else states
             # The last ones are saved by the final norm, or by a projection of all of them, which autocast gives a copy.
             is_read = config.norm.has_final or (not run.is_mixed and run.config.reads != "classification")
             return saved + (0 if is_read else states)
@@ -276,7 +279,8 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
             saved = n_rounds * (numbers + states + run.tokens(stack)) + 3 * numbers
             saved += (n_rounds + 1) * numbers if rule.z else 0
             planned = firsts[0]
-            is_saved = planned is not None and (run.is_recomputed or saves_its_states(run, planned))
+            # A round that leaves them as they are leaves those that the router reads.
+            is_saved = planned is None or run.is_recomputed or saves_its_states(run, planned)
             return saved + (states if has_signal or not is_saved else 0)
         case ActConfig() as rule:
             saved = n_rounds * numbers * (3 if rule.scope == "global" else 2)

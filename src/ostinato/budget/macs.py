@@ -230,7 +230,8 @@ class SentenceMacs(NamedTuple):
     """Multiply-accumulates of one teacher-forced pass over one or more sentences whose depths are known.
 
     Args:
-        full: every token runs all rounds, by the model's own rule: `count_macs` of the sentence's lengths.
+        full: every token runs all rounds, by the model's own rule: `count_macs` of the sentence's lengths, where these
+            do not say how many rounds it has.
         realised: of a pass over the sentence alone: every token costs the rounds it took part in and, once halted, its
             keys and values; rounds in which no token of the sentence takes part do not run. Padding costs nothing.
             A stack whose halted tokens are computed all the same (`ExpectedDepth.skips_halted`) counts all rounds: how
