@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.cli.drawing_rounds import training_of_rounds
+from ostinato.cli.drawing_settings import lines_of, other_settings
 from ostinato.cli.output import STANDARD_OUTPUT, console, print_line, readable_width
 from ostinato.system_errors import naming
 
@@ -41,6 +42,9 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     sizes = f"{sized.target:,}" if sized.source is None else f"{sized.source:,} source, {sized.target:,} target"
     print_line(f"{planned.name}: width {sized.model.d_model}")
     print_line(f"vocabulary {sizes} ({sized.origin})")
+    others, width = other_settings(planned.model), readable_width()
+    for line in lines_of(others[""], "", width):
+        print_line(line)
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         print_line(f"\n{name}: {_about(plan, stack)}")
@@ -48,7 +52,9 @@ def draw_recipe(planned: PlannedRecipe) -> None:
         of_rounds = *_loops(stack), *_halting(stack, plan.n_rounds), *_kept(kept, plan.n_rounds)
         for line in (*of_rounds, *_sizes(stack, planned.model.d_model)):
             print_line(_GAP + line)
-        for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
+        for line in lines_of(others[name], _GAP, width):
+            print_line(line)
+        for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], width):
             with naming(STANDARD_OUTPUT):
                 console().print(drawn, soft_wrap=True)
     for name, recurrence in sized.model.recurrences().items():
@@ -120,6 +126,8 @@ def _start(state: StateConfig) -> str:
     """Return what a state is before the first round."""
     if state.kind == "noise":
         return f"noise of deviation {state.std:.3g}"
+    if state.kind == "learned" and state.std is not None:
+        return f"a learned vector of deviation {state.std:.3g}"
     return {"input": "its input", "learned": "a learned vector", "zeros": "zeros"}[state.kind]
 
 
