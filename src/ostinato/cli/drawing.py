@@ -262,8 +262,9 @@ def _row(plan: Plan, kind: Kind, steps: Sequence[Step]) -> tuple[str, str, list[
     cells = [("", _ABSENT) if (name := names[step.index]) is None else name.rsplit("_", 1) for step in steps]
     banks = sorted({bank for bank, _ in cells if bank})
     # A sparse layer brings norms of its own.
-    norms = {(use.weights, use.norms) for use in plan.uses() if use.kind == kind and use.norms}
-    words = "with weights" if len(norms) == len({weights for weights, _ in norms}) else "one per step"
+    norms = {(use.weights, norm) for use in plan.uses() if use.kind == kind for norm in use.norms}
+    # Norms are named after what they are shared with; that rounds have their own is said of their segment.
+    words = "with weights" if all(norm.startswith(f"{kind}_{weights}") for weights, norm in norms) else "one per step"
     marks = [mark if mark == _ABSENT or mark.isdigit() else _SPARSE for _, mark in cells]
     return kind, "/".join(banks), marks, words if norms else ""
 
