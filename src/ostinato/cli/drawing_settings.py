@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato.config.base import NamesByClass
+    from ostinato.config.base import Config, NamesByClass
     from ostinato.config.model import ModelConfig
 
 
@@ -80,7 +80,7 @@ def drawn_settings() -> NamesByClass:
         SubLayerConfig,
     )
 
-    names = {
+    names: dict[type[Config], str] = {
         CommonModelConfig: "d_model",
         PairModelConfig: "source_vocab_size target_vocab_size",
         SequenceModelConfig: "vocab_size",
