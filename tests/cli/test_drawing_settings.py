@@ -69,11 +69,12 @@ def _meaning(config: ModelConfig) -> object:
     """Return what settings that are written differently may come to."""
     found: list[object] = [config.plans()]
     for stack in config.stacks().values():
-        for _, sub in stack.sub_layers():
-            is_attention = isinstance(sub, AttentionConfig)
-            found.append((sub.head_width(config.d_model), sub.n_key_heads) if is_attention else None)
-        for part in (*(sub for _, sub in stack.sub_layers()), stack.sparse_layer):
-            found.append((part.is_renormalised, part.router_width) if isinstance(part, RoutedConfig) else None)
+        subs = [sub for _, sub in stack.sub_layers() if any(number is not None for number in sub.sets(stack.n_steps))]
+        for part in (*subs, stack.sparse_layer):
+            if isinstance(part, AttentionConfig):
+                found += [part.head_width(config.d_model), part.n_key_heads]
+            if isinstance(part, RoutedConfig) and part.has_router:
+                found += [part.is_renormalised, part.router_width]
     return found
 
 

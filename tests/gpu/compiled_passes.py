@@ -53,12 +53,13 @@ def training(name: str) -> dict[str, Any]:
         graphs so far by update, how many shapes the batches had, and the losses of either run.
     """
     draw = random.Random(0)
-    lists = [[draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 10))] for _ in range(250)]
+    lists = [[draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 24))] for _ in range(250)]
     losses, graphs, shapes = [], list[int](), set[tuple[int, int, int]]()
     for compiles in (True, False):
-        batches = TrainingBatches([Row(ids, ids[::-1]) for ids in lists], 72, seed=1)
+        batches = TrainingBatches([Row(ids, ids[::-1]) for ids in lists], 150, seed=1)
         precision = "bfloat16" if name == "experts" else "float32"
-        settings = {"n_updates": batches.n_batches, "compile": compiles, "precision": precision}
+        settings: dict[str, Any] = {"n_updates": batches.n_batches, "compile": compiles, "precision": precision}
+        settings |= {"optimizer": {"lr": 5e-3}, "schedule": {"kind": "constant", "warmup": 5}}
         config, model = TrainingConfig.model_validate(settings), model_of(name).train()
         with patch.object(torch, "compile", functools.partial(torch.compile, backend=as_traced)):
             updater = Updater(model, build_optimizer(model, config.optimizer), config)

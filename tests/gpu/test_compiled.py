@@ -38,11 +38,11 @@ def test_a_pass_is_compiled_once_for_all_lengths_and_gives_what_is_not_compiled(
 @pytest.mark.parametrize("name", ONE_GRAPH)
 def test_an_epoch_of_training_is_compiled_at_most_three_times_anew_and_learns_the_same(name: str) -> None:
     said = _said("training", name)
-    assert said["n_shapes"] > 20
+    assert said["n_shapes"] > 10
     assert said["graphs"][-1] <= 1 + MOST_ANEW, said["graphs"]
     compiled, plain = said["losses"]
     assert compiled == pytest.approx(plain, rel=0.01 if name == "experts" else 1e-4)
-    assert plain[-1] < plain[0]
+    assert sum(plain[-5:]) < 0.95 * sum(plain[:5])
 
 
 @pytest.mark.parametrize("name", ONE_GRAPH)
