@@ -31,6 +31,18 @@ def test_norms_of_every_step_and_rounds_of_several_steps_are_drawn() -> None:
     plan = build_plan("encoder", [SubLayerPlan("ffn", sets, bank="encoder", share_norm=False)], 4, steps_per_round=2)
     lines = [" ".join(line.plain.split()) for line in drawing(plan, ["ffn"], 100)]
     assert lines == ["step bank 1 2 3 4 norms", "round 1 1 2 2", "ffn encoder 0 1 0 1 one per step"]
+    for share_norm, words in (
+        (True, "with weights"),
+        (False, "one per step"),
+    ):  # of a set that serves another stack, too
+        plan = build_plan("encoder", [SubLayerPlan("ffn", (0, 1), bank="both", share_norm=share_norm)], 2)
+        assert [line.plain.split() for line in drawing(plan, ["ffn"], 100)][-1] == [
+            "ffn",
+            "both",
+            "0",
+            "1",
+            *words.split(),
+        ]
 
 
 PARTS_OF_LOOPS = {
@@ -52,8 +64,8 @@ PARTS_OF_LOOPS = {
     "looped/relaxed-recursive-2b": ["segment 1: norms of every round, maps of every round changed by rank 512"],
     "looped/trm-7m": [
         "encoder: 42 steps ((2 x 6 + 2) x 3) in 3 rounds, post-RMSNorm, positions none, relative rotary",
-        "segment 1, state low: starts from a learned vector, adds high and input",
-        "segment 1, state high: starts from a learned vector, adds low",
+        "segment 1, state low: starts from a learned vector of deviation 1, adds high and input",
+        "segment 1, state high: starts from a learned vector of deviation 1, adds low",
         "in training: gradient through the last round",
     ],
     "looped/cotformer": ["segment 2: a round reads the keys and values of all rounds up to it"],
@@ -200,8 +212,15 @@ def test_nothing_that_stands_side_by_side_is_wider_than_a_screen(run) -> None:
     assert max(len(line.rstrip()) for line in lines if not line.startswith("vocabulary")) <= READABLE_WIDTH
 
 
-def test_the_published_total_is_what_a_table_shows(run) -> None:
-    assert "stored 228.2M 186.2M" in _rows(run("plan", "one-wide-ffn/big/baseline", "one-wide-ffn/big/shared-enc").out)
+@pytest.mark.parametrize(
+    ("recipes", "stored"),
+    [
+        (["one-wide-ffn/big/baseline", "one-wide-ffn/big/shared-enc"], "stored 228,171,776 186,192,896"),
+        (["looped/huginn-3.5b", "looped/ouro-1.4b"], "stored 3,564,976,800 1,434,652,673"),
+    ],
+)
+def test_stored_parameters_are_exact(run, recipes: list[str], stored: str) -> None:
+    assert stored in _rows(run("plan", *recipes).out)
 
 
 def test_recipes_side_by_side_show_where_they_differ_and_what_matches(run) -> None:

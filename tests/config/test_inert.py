@@ -33,6 +33,11 @@ FACTS = {"kind": "encoder", "head": {"kind": "classification"}}
         ({"model": {"encoder": {"ffn": {"share": "none", "d_ff": 9}}}}, "model.encoder.ffn.d_ff", "no step has"),
         ({"model": FACTS, "decoding": {"max_length": 9}}, "decoding.max_length", "writes no text"),
         (
+            {"model": {"encoder": {"self_attention": {"kind": "head_experts", "share": "none", "gate": {}}}}},
+            "model.encoder.self_attention.gate.kind",
+            "no step has",
+        ),
+        (
             {"model": {"dropout": 0.0}, "training": {"dropout_draws": "torch"}},
             "training.dropout_draws",
             "dropout of this",

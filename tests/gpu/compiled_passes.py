@@ -5,13 +5,26 @@ A process of its own: torch cannot trace the checks of shapes that the suite put
 
 from __future__ import annotations
 
+import functools
 import json
+import random
 import sys
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from plans import HALTING, model_of, ragged_batch
+from plans import HALTING, ROUNDS, VOCABULARY, batch_of, is_dense, model_of, ragged_batch
 from torch._dynamo.utils import counters
+
+from ostinato.config.model import ModelConfig
+from ostinato.config.training import TrainingConfig
+from ostinato.data.batching import TrainingBatches
+from ostinato.data.collate import Row
+from ostinato.models import build_model
+from ostinato.tasks.recipes import list_recipes, load_recipe
+from ostinato.training.optim import build_optimizer
+from ostinato.training.update import Updater
 
 
 def as_traced(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -33,6 +46,35 @@ def epoch(name: str) -> dict[str, Any]:
     return {"graphs": graphs, "apart": apart}
 
 
+def training(name: str) -> dict[str, Any]:
+    """Make the updates of an epoch with `training.compile` and without.
+
+    Returns:
+        graphs so far by update, how many shapes the batches had, and the losses of either run.
+    """
+    draw = random.Random(0)
+    lists = [[draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 24))] for _ in range(250)]
+    losses, graphs, shapes = [], list[int](), set[tuple[int, int, int]]()
+    for compiles in (True, False):
+        batches = TrainingBatches([Row(ids, ids[::-1]) for ids in lists], 150, seed=1)
+        precision = "bfloat16" if name == "experts" else "float32"
+        settings: dict[str, Any] = {"n_updates": batches.n_batches, "compile": compiles, "precision": precision}
+        settings |= {"optimizer": {"lr": 5e-3}, "schedule": {"kind": "constant", "warmup": 5}}
+        config, model = TrainingConfig.model_validate(settings), model_of(name).train()
+        with patch.object(torch, "compile", functools.partial(torch.compile, backend=as_traced)):
+            updater = Updater(model, build_optimizer(model, config.optimizer), config)
+        losses.append([])
+        for update in range(1, batches.n_batches + 1):
+            batch = next(batches)
+            gradient = updater.accumulate([batch], update)
+            updater.apply(gradient, update)
+            losses[-1].append(sum(gradient.nlls) / gradient.n_labels)
+            if compiles:
+                graphs.append(counters["stats"]["unique_graphs"])
+                shapes.add(batch.shape)
+    return {"graphs": graphs, "n_shapes": len(shapes), "losses": losses}
+
+
 def gradients(name: str) -> float:
     """Return how far the gradients of a compiled pass are from those of one that is not, relative to the largest."""
     model, batch = model_of(name).train(), ragged_batch(3, longest=4).to("cpu").as_padded()
@@ -44,12 +86,38 @@ def gradients(name: str) -> float:
     return float((found[0] - found[1]).abs().max() / found[0].abs().max())
 
 
+def explain(name: str) -> list[int]:
+    """Return how many graphs a pass is, breaks between them, and how many it is with a round more in either stack."""
+    batch, said = ragged_batch().to("cpu").as_padded(), []
+    for n_rounds in (ROUNDS, ROUNDS + 1, ROUNDS + 2):
+        model = model_of(name, dropout=0.1, n_rounds=n_rounds).train()
+        torch._dynamo.reset()
+        with torch.autocast("cpu", torch.bfloat16, enabled=name == "experts"):
+            said.append(torch._dynamo.explain(model)(batch))
+    return [said[0].graph_break_count, *(one.graph_count for one in said)]
+
+
+def recipes(_: str) -> dict[str, float]:
+    """Return of every recipe of toy size without experts and halting how far logits are from those of a plain pass."""
+    found = {}
+    for name in sorted(one.name for one in list_recipes() if "toy" in one.name):
+        config: ModelConfig = load_recipe(name).model.model_copy(update={"dropout": 0.0})
+        torch.manual_seed(0)
+        model = build_model(config.model_copy(update=config.vocabulary_sizes(VOCABULARY, VOCABULARY))).train()
+        if not is_dense(model):
+            continue
+        torch._dynamo.reset()
+        batch = batch_of(config).as_padded()
+        run = torch.compile(model, backend=as_traced, dynamic=True, fullgraph=True)
+        torch.manual_seed(1)
+        expected = model(batch).logits_BTV
+        torch.manual_seed(1)
+        found[name] = float((run(batch).logits_BTV - expected)[batch.loss_mask_BT].detach().abs().max())
+    return found
+
+
+WAYS: dict[str, Callable[[str], Any]] = {one.__name__: one for one in (epoch, training, gradients, explain, recipes)}
+
 if __name__ == "__main__":
     what, plan = sys.argv[1:]
-    if what == "epoch":
-        print(json.dumps(epoch(plan)))
-    elif what == "gradients":
-        print(json.dumps(gradients(plan)))
-    else:
-        said = torch._dynamo.explain(model_of(plan, dropout=0.1).train())(ragged_batch().to("cpu").as_padded())
-        print(json.dumps([said.graph_count, said.graph_break_count]))
+    print(json.dumps(WAYS[what](plan)))

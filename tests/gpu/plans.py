@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.model import EncoderConfig, ModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
+from ostinato.data.collate import LabelledRow, collate
 from ostinato.models import Model, build_model
 
 VOCABULARY, ROUNDS = 19, 2
@@ -27,9 +28,9 @@ PLANS: dict[str, dict[str, Any]] = {
 HALTING = ("act", "stick_breaking")
 
 
-def plan(name: str, dropout: float = 0.0) -> Seq2SeqConfig:
+def plan(name: str, dropout: float = 0.0, n_rounds: int = ROUNDS) -> Seq2SeqConfig:
     """Return an encoder-decoder model both of whose stacks follow a plan."""
-    stack = {"n_steps": ROUNDS, "self_attention": _ATTENTION, "ffn": _FEED_FORWARD} | PLANS[name]
+    stack = {"n_steps": n_rounds, "self_attention": _ATTENTION, "ffn": _FEED_FORWARD} | PLANS[name]
     cross = {"cross_attention": stack["self_attention"]}
     sizes = {"source_vocab_size": VOCABULARY, "target_vocab_size": VOCABULARY}
     return Seq2SeqConfig.model_validate(
@@ -37,10 +38,15 @@ def plan(name: str, dropout: float = 0.0) -> Seq2SeqConfig:
     )
 
 
-def model_of(name: str, dropout: float = 0.0) -> Model:
+def model_of(name: str, dropout: float = 0.0, n_rounds: int = ROUNDS) -> Model:
     """Return the model, the same weights every time."""
     torch.manual_seed(0)
-    return build_model(plan(name, dropout))
+    return build_model(plan(name, dropout, n_rounds))
+
+
+def is_dense(model: Model) -> bool:
+    """Return whether a model is made of stacks without experts in which no token halts."""
+    return bool(model.stacks) and not model.halting_thresholds() and not any(True for _ in model.routed())
 
 
 def ragged_batch(n: int = 6, seed: int = 0, longest: int = 9) -> Batch:
@@ -48,3 +54,15 @@ def ragged_batch(n: int = 6, seed: int = 0, longest: int = 9) -> Batch:
     draw = random.Random(seed)
     rows = [[draw.randrange(4, VOCABULARY) for _ in range(draw.randint(2, longest))] for _ in range(n)]
     return Batch.from_lists(rows, [row[::-1] for row in rows])
+
+
+def batch_of(config: ModelConfig) -> Batch:
+    """Return two sequences of different lengths with what the model reads and predicts, of ids below 8."""
+    rows = [[4, 5, 6, 7], [6, 5]]
+    if not isinstance(config, EncoderConfig):
+        return Batch.from_lists(rows, rows, joins_pairs=config.joins_pairs)
+    labels = {"classification": lambda ids: [1], "span": lambda ids: [2, 3]}.get(config.head.kind, lambda ids: ids)
+    if config.max_words is not None:
+        return collate([LabelledRow([], labels(ids), facts=[ids, ids[:1]]) for ids in rows])
+    n_prefix = 1 if config.head.kind == "span" else None
+    return collate([LabelledRow([1, *ids, 2], labels([1, *ids, 2]), n_prefix=n_prefix) for ids in rows])

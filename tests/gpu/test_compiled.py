@@ -14,11 +14,14 @@ from plans import HALTING, PLANS
 pytestmark = pytest.mark.slow
 MOST_ANEW = 3
 """Times that an epoch of real batches may be compiled anew after the first."""
+ONE_GRAPH = [name for name in PLANS if name not in HALTING]
 
 
-def _said(what: str, plan: str) -> Any:
+def _said(what: str, plan: str = "") -> Any:
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("compiled_passes.py")), what, plan]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -32,9 +35,33 @@ def test_a_pass_is_compiled_once_for_all_lengths_and_gives_what_is_not_compiled(
     assert said["apart"] <= (0.05 if name == "experts" else 1e-5)  # experts run in bfloat16
 
 
-@pytest.mark.parametrize("name", ["dense", "shared"])
+@pytest.mark.parametrize("name", ONE_GRAPH)
+def test_an_epoch_of_training_is_compiled_at_most_three_times_anew_and_learns_the_same(name: str) -> None:
+    said = _said("training", name)
+    assert said["n_shapes"] > 10
+    assert said["graphs"][-1] <= 1 + MOST_ANEW, said["graphs"]
+    compiled, plain = said["losses"]
+    assert compiled == pytest.approx(plain, rel=0.01 if name == "experts" else 1e-4)
+    assert sum(plain[-5:]) < 0.95 * sum(plain[:5])
+
+
+@pytest.mark.parametrize("name", ONE_GRAPH)
 def test_nothing_of_a_pass_is_left_to_python(name: str) -> None:
-    assert _said("explain", name) == [1, 0]  # graphs, and breaks between them
+    breaks, *graphs = _said("explain", name)
+    assert (breaks, graphs) == (0, [1, 1, 1])  # whatever the number of rounds
+
+
+@pytest.mark.parametrize("name", HALTING)
+def test_where_tokens_halt_every_round_is_as_many_graphs_as_any_other(name: str) -> None:
+    breaks, *graphs = _said("explain", name)
+    assert breaks == graphs[0] - 1
+    assert graphs[1] - graphs[0] == graphs[2] - graphs[1] > 0
+
+
+def test_every_recipe_of_toy_size_without_experts_and_halting_is_one_graph() -> None:
+    said = _said("recipes")
+    assert len(said) > 10
+    assert max(said.values()) <= 1e-4, said
 
 
 def test_the_gradient_of_a_compiled_pass_is_that_of_one_that_is_not() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.cli.drawing_rounds import training_of_rounds
+from ostinato.cli.drawing_settings import lines_of, other_settings
 from ostinato.cli.output import STANDARD_OUTPUT, console, print_line, readable_width
 from ostinato.system_errors import naming
 
@@ -41,6 +42,9 @@ def draw_recipe(planned: PlannedRecipe) -> None:
     sizes = f"{sized.target:,}" if sized.source is None else f"{sized.source:,} source, {sized.target:,} target"
     print_line(f"{planned.name}: width {sized.model.d_model}")
     print_line(f"vocabulary {sizes} ({sized.origin})")
+    others, width = other_settings(planned.model), readable_width()
+    for line in lines_of(others[""], "", width):
+        print_line(line)
     for name, plan in sized.model.plans().items():
         stack = sized.model.stacks()[name]
         print_line(f"\n{name}: {_about(plan, stack)}")
@@ -48,7 +52,9 @@ def draw_recipe(planned: PlannedRecipe) -> None:
         of_rounds = *_loops(stack), *_halting(stack, plan.n_rounds), *_kept(kept, plan.n_rounds)
         for line in (*of_rounds, *_sizes(stack, planned.model.d_model)):
             print_line(_GAP + line)
-        for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], readable_width()):
+        for line in lines_of(others[name], _GAP, width):
+            print_line(line)
+        for drawn in drawing(plan, [kind for kind, _ in stack.sub_layers()], width):
             with naming(STANDARD_OUTPUT):
                 console().print(drawn, soft_wrap=True)
     for name, recurrence in sized.model.recurrences().items():
@@ -120,6 +126,8 @@ def _start(state: StateConfig) -> str:
     """Return what a state is before the first round."""
     if state.kind == "noise":
         return f"noise of deviation {state.std:.3g}"
+    if state.kind == "learned" and state.std is not None:
+        return f"a learned vector of deviation {state.std:.3g}"
     return {"input": "its input", "learned": "a learned vector", "zeros": "zeros"}[state.kind]
 
 
@@ -254,8 +262,9 @@ def _row(plan: Plan, kind: Kind, steps: Sequence[Step]) -> tuple[str, str, list[
     cells = [("", _ABSENT) if (name := names[step.index]) is None else name.rsplit("_", 1) for step in steps]
     banks = sorted({bank for bank, _ in cells if bank})
     # A sparse layer brings norms of its own.
-    norms = {(use.weights, use.norms) for use in plan.uses() if use.kind == kind and use.norms}
-    words = "with weights" if len(norms) == len({weights for weights, _ in norms}) else "one per step"
+    norms = {(use.weights, norm) for use in plan.uses() if use.kind == kind for norm in use.norms}
+    # Norms are named after what they are shared with; that rounds have their own is said of their segment.
+    words = "with weights" if all(norm.startswith(f"{kind}_{weights}") for weights, norm in norms) else "one per step"
     marks = [mark if mark == _ABSENT or mark.isdigit() else _SPARSE for _, mark in cells]
     return kind, "/".join(banks), marks, words if norms else ""
 

@@ -186,7 +186,8 @@ def _print_budgets(planned: Sequence[PlannedRecipe]) -> None:
     # A decoder-only model of pairs is counted for both lengths together: the others say what they are.
     a = next((b for b in budgets if b.has_two_sides), budgets[0]).assumptions
     parameters, macs, sizes = [b.parameters for b in budgets], [b.macs for b in budgets], [b.bytes for b in budgets]
-    rows = [_row("stored", (p.stored for p in parameters)), *_parts([p.by_part for p in parameters])]
+    # What papers state is exact.
+    rows = [["stored", *(f"{p.stored:,}" for p in parameters)], *_parts([p.by_part for p in parameters])]
     rows.append(_row("active", (p.active for p in parameters)))
     rows.append(_row("executed", (p.executed for p in parameters)))
     print_wide(["parameters", *names], rows, right=True)

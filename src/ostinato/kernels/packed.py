@@ -121,10 +121,7 @@ class PackedMatrix:
 
 def _is_plain_float(x: Tensor) -> bool:
     return (
-        x.is_cpu
-        and x.dtype == torch.float32
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
+        x.is_cpu and x.dtype == torch.float32 and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
     )
 
 

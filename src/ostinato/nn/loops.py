@@ -184,9 +184,7 @@ class NoiseState(nn.Module):
     def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
         """Return noise."""
         if self.training:
-            return nn.init.trunc_normal_(
-                torch.empty_like(entry_BTD), std=self.std, a=-_CUT * self.std, b=_CUT * self.std
-            )
+            return self.std * _cut_normal(entry_BTD)
         # Tables of so many positions each: a longer sentence adds tables, and changes none.
         if torch.compiler.is_exporting():
             highest = POSITIONS_OF_A_GRAPH - 1
@@ -205,6 +203,17 @@ class SeveralStates(nn.ModuleList):
     def forward(self, entry_BTD: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T E"]:
         """Return what all of them are before the first round."""
         return torch.cat([start(entry_BTD, positions) for start in self], dim=-1)
+
+
+def _cut_normal(like_BTD: Tensor) -> Float[Tensor, "B T D"]:
+    """Return normal noise that is cut off, of a tensor's shape: sqrt(2) erf^-1(u), u uniform.
+
+    `trunc_normal_` draws again what lies outside, until nothing does: a GPU's host would wait to know, and a compiled
+    pass would end there.
+    """
+    most = math.erf(_CUT / math.sqrt(2))
+    u_BTD = torch.empty_like(at_least_float32(like_BTD)).uniform_(-most, most)
+    return (math.sqrt(2) * torch.erfinv(u_BTD)).to(like_BTD.dtype)
 
 
 @lru_cache(maxsize=64)
