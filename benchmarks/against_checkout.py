@@ -4,10 +4,11 @@
     python benchmarks/against_checkout.py ../old --only "decoding 1:1" --threads 2
 
 One process for each checkout, which keeps its models; the two do the same work in turns. Every round draws anew in
-which order the workloads come and which checkout begins. The processes are started anew a few times: two processes of
-the same code were seen to differ by several percent for as long as they lived. A ratio of a round is old seconds / new
-seconds: above 1 the new checkout is faster. Both must find the same numbers, and the largest difference is told.
-Compare a checkout with its twin first: what ratios come out then are the noise of the machine.
+which order the workloads come and which checkout begins. For every round the processes are started anew: two processes
+of the same code were seen to differ by several percent for as long as they lived, so that rounds of the same two say
+little more than one of them. A ratio of a round is old seconds / new seconds: above 1 the new checkout is faster. Both
+must find the same numbers, and the largest difference is told. Compare a checkout with its twin first: what ratios come
+out then are the noise of the machine.
 
 What the processes ask of a checkout is kept small, so that checkouts with other insides can be compared: recipes,
 `build_model`, batches, the search, and the updater. Where one of these has moved, `named` has both places.
@@ -305,9 +306,11 @@ class Worker:
             SystemExit: it runs another checkout than it was told to, or has ended.
         """
         found = self._read()
-        if not Path(found["package"]).is_relative_to(self.source):
-            raise SystemExit(f"the process for {self.source} imported {found['package']}")
-        return found
+        if not Path(package := found.pop("package")).is_relative_to(self.source):
+            raise SystemExit(f"the process for {self.source} imported {package}")
+        command = ["git", "-C", str(self.source), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+        described = subprocess.run(command, capture_output=True, text=True)
+        return found | {"commit": described.stdout.strip() or None}
 
     def ask(self, **command: str) -> dict[str, Any]:
         """Return the answer to a command.
@@ -341,7 +344,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--new", type=Path, default=HERE.parents[1], help="default: the one this file is in")
     options.add_argument("--rounds", type=int, default=9, help="at least 7 say something (default %(default)s)")
     options.add_argument(
-        "--sessions", type=int, default=3, help="so often the processes are started anew (default %(default)s)"
+        "--sessions", type=int, help="so often the processes are started anew (default: for every round)"
     )
     options.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     options.add_argument("--only", nargs="+", metavar="NAME", help=f"of: {'; '.join(names)}")
@@ -351,6 +354,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     found = options.parse_args(given)
     if found.old is None and not found.worker:
         options.error("name the other checkout")
+    found.sessions = found.rounds if found.sessions is None else found.sessions
     if not 1 <= found.sessions <= found.rounds:
         options.error(f"--sessions {found.sessions}: must lie in 1 .. {found.rounds}, the number of rounds")
     return found
