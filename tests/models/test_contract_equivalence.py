@@ -6,7 +6,6 @@ Every model the configuration can express is compared with its plain per-token t
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -42,29 +41,25 @@ from reference.twin import twin, twin_with_depths
 from running import run_as
 from traits import all_traits, traits
 
-LEAST_DRAWN = 200 if os.environ.get("OSTINATO_ALL_DRAWS") else 80
-"""Models that are compared whatever they cover; further ones only where they have what none before had."""
-N_DRAWS = {"seq2seq": 85, "language_model": 45}
-"""Models in one series of draws. There are two series, and more where those left something out: of them only the models
-that have it are compared."""
-MOST_SERIES = 8
+LEAST_DRAWN = 200 if os.environ.get("OSTINATO_ALL_DRAWS") else 60
+"""Models that are compared whatever they cover; further ones only where they have what none before had, nor any of
+`loops.LOOPS`, which are compared with their twins in test_contract_loops.py."""
+FIRST = {"seq2seq": 2 * LEAST_DRAWN // 3, "language_model": LEAST_DRAWN - 2 * LEAST_DRAWN // 3}
+FURTHER = {"seq2seq": 10, "language_model": 6}
+"""Models in one series of draws: in the first, and in those after it. They are short, because what a series covers is
+known in the next one only."""
+MOST_SERIES = 60
 
-Depths = dict[str, list[int]]
-"""Rounds that the tokens of each halting stack ran."""
 
-
-def compare_with_twin(
-    data: st.DataObject, config: Seq2SeqConfig | LanguageModelConfig
-) -> tuple[Seq2SeqConfig | LanguageModelConfig, Depths]:
-    """Draw sentences for a model, compare logits, depths and gradients, and return it with the depths of its tokens."""
-    batch = data.draw(sentences(config))
+def compare_with_twin(data: st.DataObject, config: Seq2SeqConfig | LanguageModelConfig) -> None:
+    """Draw sentences for a model, and compare logits, depths and gradients."""
+    batch = data.draw(sentences(config, max_sentences=2, max_length=5))
     pad = data.draw(st.sampled_from([right_padded, left_padded]))
-    model = random_model(config, seed=data.draw(st.integers(0, 99)))
-    return config, check_twin(model, batch, pad(batch))
+    check_twin(random_model(config, seed=data.draw(st.integers(0, 99))), batch, pad(batch))
 
 
-def check_twin(model: Model, batch: list[Sentence], padded: Batch) -> Depths:
-    """Compare logits, depths and gradients, and return the depths of tokens."""
+def check_twin(model: Model, batch: list[Sentence], padded: Batch) -> None:
+    """Compare logits, depths and gradients."""
     output = model(padded)
     logits = [row[keep] for row, keep in zip(output.logits_BTV, padded.target.keep_BT, strict=True)]
     expected, depths = (list(values) for values in zip(*(twin_with_depths(model, s) for s in batch), strict=True))
@@ -72,7 +67,6 @@ def check_twin(model: Model, batch: list[Sentence], padded: Batch) -> Depths:
         assert_equal(found, wanted, f"logits of sentence {i}")
     weights = weights_of(batch, logits[0].shape[1])
     costs, expected_costs = [], []
-    found_depths: Depths = {}
     for name, stack in output.stacks.items():
         tokens = padded.source if name == "encoder" else padded.target
         of_stack = [one[name] for one in depths]
@@ -81,17 +75,14 @@ def check_twin(model: Model, batch: list[Sentence], padded: Batch) -> Depths:
         if stack.depth_cost is not None:
             costs.append(stack.depth_cost)
             expected_costs.append(torch.stack([c for one in of_stack for c in one.costs() or ()]).mean())
-            found_depths[name] = [n for one in of_stack for n in one.n_executed]
     for found, wanted in zip(costs, expected_costs, strict=True):
         assert_equal(found, wanted, "cost of depth")
     weights += [torch.tensor(2.0 + i) for i in range(len(costs))]
     assert_all_equal(gradients(model, logits + costs, weights), gradients(model, expected + expected_costs, weights))
-    return found_depths
 
 
 def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradients() -> None:
-    covered = {trait for name in LOOPS for trait in traits(looped(name))}  # compared in test_contract_loops.py
-    halted_after: dict[str, Counter[int]] = defaultdict(Counter)
+    covered = {trait for name in LOOPS for trait in traits(looped(name))}
     n_drawn = 0
 
     def check(data: st.DataObject, kind: str) -> None:
@@ -99,23 +90,19 @@ def test_every_model_equals_its_per_token_twin_in_logits_depths_and_all_gradient
         config = data.draw(any_architecture(kind=kind))
         if known is not None and not traits(config) - known:
             return
-        config, depths = compare_with_twin(data, config)
+        compare_with_twin(data, config)
         n_drawn += 1
         covered.update(traits(config))
-        for name, found in depths.items():
-            halted_after[name].update(found)
 
     known: set[str] | None = None  # the same for all draws of a series, which may come again
     for series in range(MOST_SERIES):
-        for kind, n in N_DRAWS.items():
-            known = set(covered) if n_drawn >= LEAST_DRAWN else None
+        for kind, n in (FURTHER if series else FIRST).items():
+            known = set(covered) if series else None
             draws(n, quick=n)(seed(series)(given(st.data(), st.just(kind))(check)))()
-        if n_drawn >= LEAST_DRAWN and not all_traits() - covered:
+        if not all_traits() - covered:
             break
-    assert n_drawn >= LEAST_DRAWN
+    assert n_drawn >= 0.9 * LEAST_DRAWN  # hypothesis may come back to what it has drawn
     assert all_traits() - covered == set()
-    for name in ("encoder", "decoder"):
-        assert all(halted_after[name][n] >= 5 for n in (1, 2, 3)), halted_after
 
 
 @pytest.mark.skipif("OSTINATO_DEVICE" not in os.environ, reason="for a device: the test above compares more of them")
@@ -177,7 +164,7 @@ def check_recomputed(model: Model, batch: list[Sentence]) -> None:
 
 
 @pytest.mark.device
-@draws(20)
+@draws(20, quick=8)
 @given(st.data())
 def test_depth_at_call_time_is_the_model_of_that_depth(data: st.DataObject) -> None:
     config = data.draw(any_architecture(fully_shared=True))

@@ -40,6 +40,16 @@ def models_that_can_stop(**options: Any) -> st.SearchStrategy[Model]:
     return any_architecture(**options).map(random_model).filter(exit_of)
 
 
+@st.composite
+def models_and_ways(draw: st.DrawFn) -> tuple[Model, dict[str, Any]]:
+    """Draw a model of which tokens can stop by a criterion, or rounds be kept, or both, and how it is run."""
+    wanted = draw(st.sampled_from([(exit_of,), (kept_of,), (exit_of, kept_of)]))
+    # Rounds are kept where all share their weights; of other models all are.
+    models = any_architecture(fully_shared=kept_of in wanted or draw(st.booleans())).map(random_model)
+    model = draw(models.filter(lambda one: all(way(one) for way in wanted)))
+    return model, {name: value for way in wanted for name, value in way(model).items()}
+
+
 def check_stopping(model: Model, batch: list[Sentence], padded: Batch) -> Counter[tuple[str, int]]:
     """Compare tokens that stop with their twins; return how many ran so many rounds, by stack."""
     stopped: Counter[tuple[str, int]] = Counter()
@@ -98,12 +108,8 @@ def test_cached_steps_read_what_their_twins_read_whatever_is_kept_and_whoever_ha
     @draws(120 if LOOKS_AT_ALL else 20)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        # Rounds are kept where all share their weights; of other models all are.
-        config = data.draw(any_architecture(fully_shared=data.draw(st.sampled_from([True, True, False]))))
-        model = random_model(config)
-        way = data.draw(st.sampled_from([exit_of, lambda model: {}]))(model) | kept_of(model)
-        if not way:
-            return
+        model, way = data.draw(models_and_ways())
+        config = model.config
         run_as(model, **way, compaction=data.draw(st.sampled_from(["auto", "always", "never"])))
         batch = data.draw(sentences(config))
         padded = left_padded(batch) if len({len(s.target) for s in batch}) > 1 else right_padded(batch)
@@ -137,11 +143,8 @@ def test_hypotheses_that_change_places_are_decoded_by_kernels_as_by_plain_code()
     @draws(100 if LOOKS_AT_ALL else 14)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        config = data.draw(any_architecture(fully_shared=data.draw(st.sampled_from([True, False]))))
-        model = random_model(config).float()
-        way = exit_of(model) | data.draw(st.sampled_from([kept_of, lambda model: {}]))(model)
-        if not way:
-            return
+        model, way = data.draw(models_and_ways())
+        config = model.float().config
         run_as(model, **way, compaction=data.draw(st.sampled_from(["auto", "always", "never"])))
         batch = left_padded(data.draw(sentences(config)))
         n_beams, n_sentences = data.draw(st.integers(1, 3)), len(batch.target.ids_BT)

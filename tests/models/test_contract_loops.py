@@ -6,6 +6,7 @@ test_contract_bytes.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, get_args
 
 import pytest
@@ -52,6 +53,20 @@ def test_every_setting_of_depth_is_in_the_list(side: str) -> None:
 @of_every_loop
 def test_a_loop_equals_its_per_token_twin_in_logits_depths_and_all_gradients(name: str) -> None:
     check_twin(random_model(looped(name)), RAGGED[1:], right_padded(RAGGED[1:]))
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_tokens_of_the_list_halt_in_every_round(side: str) -> None:
+    halted: Counter[int] = Counter()
+    batch = right_padded(RAGGED)
+    for config in map(looped, LOOPS):
+        if getattr(config, side).halting.has_gate:
+            trace = random_model(config)(batch).stacks[side].halting
+            tokens = batch.source if side == "encoder" else batch.target
+            assert trace is not None
+            assert tokens is not None
+            halted.update(trace.executed_BTR[tokens.keep_BT].sum(-1).tolist())
+    assert all(halted[n] >= 5 for n in (1, 2, 3)), halted
 
 
 @pytest.mark.device
