@@ -97,22 +97,33 @@ def explain(name: str) -> list[int]:
     return [said[0].graph_break_count, *(one.graph_count for one in said)]
 
 
-def recipes(_: str) -> dict[str, float]:
-    """Return of every recipe of toy size without experts and halting how far logits are from those of a plain pass."""
+def recipes(names: str) -> dict[str, list[float]]:
+    """Return breaks between graphs and the losses of an update, compiled and not, by recipe.
+
+    Args:
+        names: with commas between them; toy: all of toy size without experts and halting.
+    """
     found = {}
-    for name in sorted(one.name for one in list_recipes() if "toy" in one.name):
+    toys = sorted(one.name for one in list_recipes() if "toy" in one.name)
+    for name in toys if names == "toy" else names.split(","):
         config: ModelConfig = load_recipe(name).model.model_copy(update={"dropout": 0.0})
-        torch.manual_seed(0)
-        model = build_model(config.model_copy(update=config.vocabulary_sizes(VOCABULARY, VOCABULARY))).train()
-        if not is_dense(model):
+        config = config.model_copy(update=config.vocabulary_sizes(VOCABULARY, VOCABULARY))
+        if names == "toy" and not is_dense(build_model(config)):
             continue
-        torch._dynamo.reset()
-        batch = batch_of(config).as_padded()
-        run = torch.compile(model, backend=as_traced, dynamic=True, fullgraph=True)
-        torch.manual_seed(1)
-        expected = model(batch).logits_BTV
-        torch.manual_seed(1)
-        found[name] = float((run(batch).logits_BTV - expected)[batch.loss_mask_BT].detach().abs().max())
+        losses = []
+        for compiles in (True, False):
+            torch.manual_seed(0)
+            model = build_model(config).train()
+            settings, batch = TrainingConfig(n_updates=1, compile=compiles), batch_of(config)
+            torch._dynamo.reset()
+            counters.clear()
+            with patch.object(torch, "compile", functools.partial(torch.compile, backend=as_traced)):
+                updater = Updater(model, build_optimizer(model, settings.optimizer), settings)
+            torch.manual_seed(1)
+            losses.append(sum(updater.accumulate([batch], 1).nlls))
+            if compiles:
+                found[name] = [sum(counters["graph_break"].values())]
+        found[name] += losses
     return found
 
 

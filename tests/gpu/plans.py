@@ -11,6 +11,7 @@ from ostinato.config.model import EncoderConfig, ModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.data.collate import LabelledRow, collate
 from ostinato.models import Model, build_model
+from ostinato.nn.halting import NoHalting
 
 VOCABULARY, ROUNDS = 19, 2
 _SHARED: dict[str, Any] = {"share": "all"}
@@ -45,8 +46,13 @@ def model_of(name: str, dropout: float = 0.0, n_rounds: int = ROUNDS) -> Model:
 
 
 def is_dense(model: Model) -> bool:
-    """Return whether a model is made of stacks without experts in which no token halts."""
-    return bool(model.stacks) and not model.halting_thresholds() and not any(True for _ in model.routed())
+    """Return whether a model is made of stacks without experts in which all tokens take part in all rounds."""
+    stacks = model.stacks.values()
+    return (
+        bool(stacks)
+        and all(isinstance(one.halting, NoHalting) for one in stacks)
+        and not any(True for _ in model.routed())
+    )
 
 
 def ragged_batch(n: int = 6, seed: int = 0, longest: int = 9) -> Batch:

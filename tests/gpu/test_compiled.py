@@ -59,10 +59,19 @@ def test_where_tokens_halt_every_round_is_as_many_graphs_as_any_other(name: str)
 
 
 def test_every_recipe_of_toy_size_without_experts_and_halting_is_one_graph() -> None:
-    said = _said("recipes")
+    said = _said("recipes", "toy")
     assert len(said) > 10
-    assert max(said.values()) <= 1e-4, said
+    assert {name: n_breaks for name, (n_breaks, *_) in said.items() if n_breaks} == {}
+    for name, (_, compiled, plain) in said.items():
+        assert compiled == pytest.approx(plain, rel=1e-5), name
 
 
-def test_the_gradient_of_a_compiled_pass_is_that_of_one_that_is_not() -> None:
-    assert _said("gradients", "dense") < 1e-5
+@pytest.mark.parametrize("name", ["looped/length-toy", "looped/mor-toy", "looped/mor-token-toy", "looped/ouro-toy"])
+def test_recipes_by_whose_rules_tokens_stop_are_compiled_in_parts(name: str) -> None:
+    ((_, compiled, plain),) = _said("recipes", name).values()
+    assert compiled == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense", "shared"])
+def test_the_gradient_of_a_compiled_pass_is_that_of_one_that_is_not(name: str) -> None:
+    assert _said("gradients", name) < 1e-5

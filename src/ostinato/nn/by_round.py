@@ -21,7 +21,6 @@ What a round does not have beside its weights, norms and these, it shares. Norms
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -78,7 +77,9 @@ class Deltas(nn.ModuleDict):
 
     def added_to(self, module: Any) -> Any:
         """Return the parameter set with these added to its maps; the set itself stays as it is."""
-        found, own = copy(module), module._modules
+        # Not `copy`, which a compiled pass cannot follow.
+        found, own = type(module).__new__(type(module)), module._modules
+        found.__dict__.update(module.__dict__)
         found._modules = {**own, **{name: _Sum(own[name], delta) for name, delta in self.items() if name in own}}
         # Maps of experts are no modules: their set adds to them itself.
         if of_experts := {name: delta for name, delta in self.items() if name not in own}:

@@ -29,6 +29,7 @@ from ostinato.models.losses import (
 )
 from ostinato.models.output import ModelOutput
 from ostinato.nn.execution import Execution, RoundsBySentence
+from ostinato.nn.halting import NoHalting
 from ostinato.training.depth import DepthObservation, observe_depth
 from ostinato.training.losses import add_empty_routings, token_shares
 from ostinato.training.optim import learning_rate, set_learning_rate
@@ -112,7 +113,7 @@ class Updater:
         # Lengths are dynamic, and every batch is taken for a padded one: with a graph for each length, or for batches
         # with and without padding, an epoch would be spent compiling. Halting reads numbers between rounds, and a graph
         # ends there: each stretch is compiled by itself.
-        halts = bool(model.halting_thresholds())
+        halts = any(not isinstance(stack.halting, NoHalting) for stack in model.stacks.values())
         self._run: Callable[..., ModelOutput] = (
             torch.compile(model, dynamic=True, fullgraph=not halts) if config.compile else model
         )
