@@ -123,6 +123,7 @@ def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
         advise(question(tmp_path, metric="blue"), make_executor=InProcess)
 
 
+@pytest.mark.slow
 def test_a_latency_that_nothing_meets_is_no_advice(tmp_path: Path) -> None:
     limits = Limits(parameters=20_000, latency=LatencyLimit(1e-6))
     with (

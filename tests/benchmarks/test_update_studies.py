@@ -64,6 +64,7 @@ def test_the_study_of_updates_runs_without_peers_and_names_them(
     assert "Where the time of ours, sparse universal goes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_that_are_read_back_stand_beside_each_other(script: Script, tmp_path: Path) -> None:
     study = script("train_step")
     study.main(["--quick", "--threads", "1", "--dropouts", "0", "--families", "sparse", "--out", str(tmp_path / "one")])
@@ -153,6 +154,7 @@ def test_the_command_and_the_script_reach_their_first_updates(script: Script, tm
     assert sys.executable
 
 
+@pytest.mark.slow
 def test_the_document_shows_what_its_results_say(script: Script, tmp_path: Path) -> None:
     document, study = script("speed_document"), script("train_step")
     (tmp_path / "docs" / "results").mkdir(parents=True)

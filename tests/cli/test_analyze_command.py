@@ -12,6 +12,7 @@ import yaml
 from halting_runs import plain_run
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_applies_and_says_what_does_not(run, tmp_path: Path) -> None:
     folder = plain_run(tmp_path / "plain")
     outcome = run("analyze", folder, "--only", "spectra", "--only", "depth", "--device", "cpu", "--max-examples", 3)

@@ -148,6 +148,7 @@ def test_a_nearest_value_that_is_far_off_is_said_to_be(run) -> None:
     assert "not within" not in run(*words, "--tolerance", "0.5").out
 
 
+@pytest.mark.slow
 def test_a_cache_that_keeps_some_rounds_is_matched_as_it_is_kept(run, tmp_path: Path) -> None:
     (tmp_path / "kept.yaml").write_text("base: looped/novels\ndecoding: {cached_rounds: 1}\n", encoding="utf-8")
     size, lengths = ["model.vocab_size=4096"], ["--target-length", 64]

@@ -138,12 +138,14 @@ def test_a_closed_standard_input_has_no_lines(trained: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_standard_input_that_cannot_be_read_is_one_line(trained: Path, tmp_path: Path) -> None:
     done = _generate(trained, f'0>"{tmp_path / "new"}"')
     assert done.returncode == 2
     assert done.stderr == "standard input: cannot be read: Bad file descriptor\n"
 
 
+@pytest.mark.slow
 def test_sigterm_while_waiting_for_input_ends_with_a_line_and_all_that_was_written(trained: Path) -> None:
     waiting = subprocess.Popen(
         [sys.executable, "-m", "ostinato", "generate", str(trained), "--device", "cpu", "--window", "1"],

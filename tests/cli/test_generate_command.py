@@ -95,6 +95,7 @@ def test_bad_lines_keep_their_place_and_the_exit_code_is_one(run, trained: Path,
     assert [line.split("\t")[0] for line in lists] == ["1", "1", "2", "3", "4", "5", "5"]
 
 
+@pytest.mark.slow
 def test_half_a_surrogate_pair_ends_its_own_line_only(trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(

@@ -45,6 +45,7 @@ def test_rounds_have_the_lengths_that_are_given(run, folder: Path) -> None:
         assert (outcome.code, reason in outcome.err) == (2, True), outcome.err
 
 
+@pytest.mark.slow
 def test_decoding_caches_as_many_rounds_as_it_is_told(run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("1 2 3\n4 5 6 7\n", encoding="utf-8")
     write = ["generate", folder, tmp_path / "in.txt", "--device", "cpu", "--max-length", 8]

@@ -187,6 +187,7 @@ def numbers_in(found: dict[str, Any], before: str = "") -> Iterator[str]:
             yield f"{before}{name}"
 
 
+@pytest.mark.slow
 def test_whatever_is_found_may_be_named(run, tmp_path: Path) -> None:
     tiny = ["task.n_train=60", "task.n_eval=8", "training.n_updates=2", "training.device=cpu", "model.d_model=16"]
     halting = ["model.encoder.self_attention.share=all", "model.encoder.ffn={d_ff: 16, share: all, kind: experts}"]

@@ -82,6 +82,7 @@ def test_generate_uses_the_choice_and_says_so_beside_its_output(
     assert generate("--halting-threshold", "trained") == (before, "")
 
 
+@pytest.mark.slow
 def test_comparing_runs_says_that_a_tuned_threshold_was_used(run, folder: Path) -> None:
     run("tune-threshold", folder, *FAST)
     outcome = run("compare", folder, folder, "--split", "test", "--device", "cpu", "--samples", 100)

@@ -98,6 +98,7 @@ def test_rows_of_similar_length_are_together() -> None:
     assert lengths != sorted(lengths, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_order_depends_on_no_process_and_no_global_generator() -> None:
     program = (
         "from ostinato.data.batching import TrainingBatches\nfrom ostinato.data.collate import Row\n"

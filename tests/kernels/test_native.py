@@ -255,6 +255,7 @@ def test_nothing_is_loaded_that_others_may_have_written(fresh: Path, who: str) -
         assert path.read_bytes() != planted
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_library_without_our_functions_is_refused_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SIGNATURES", {"no_such_function": "p"})

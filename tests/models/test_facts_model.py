@@ -148,6 +148,7 @@ def _write(folder: Path) -> dict[str, str]:
     return paths
 
 
+@pytest.mark.slow
 def test_a_run_on_facts_of_ones_own_learns_and_is_analysed(tmp_path: Path) -> None:
     stack = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 32}, "norm": {"placement": "pre"}}
     model = {"kind": "encoder", "d_model": 16, "dropout": 0.0, "encoder": stack, "head": HEAD}

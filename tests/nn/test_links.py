@@ -133,6 +133,7 @@ def attended(module: ExpertAttention, x_ND: Tensor, seen_ND: Tensor | None, kv_2
     return module.output(torch.einsum("nchs,nhsk->nchk", weights, values).reshape(N, -1), decision)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:

@@ -174,6 +174,7 @@ def test_another_number_of_questions_than_published_is_refused(tmp_path: Path) -
         list(task.examples("train"))
 
 
+@pytest.mark.slow
 def test_all_twenty_tasks_are_joint_and_have_a_thousand_test_questions_each(open_published) -> None:
     counts = Counter(example.columns["task"] for example in open_published("babi").examples("test"))
     assert counts == dict.fromkeys(range(1, 21), 1000)

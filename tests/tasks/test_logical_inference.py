@@ -147,6 +147,7 @@ def test_the_test_may_end_at_short_formulas(pattern):
     assert list(short.examples("train")) == list(whole.examples("train"))
 
 
+@pytest.mark.slow
 def test_the_published_size_is_that_of_the_bins_that_are_read(open_published):
     task = open_published("logical_inference", max_operators=2, max_test_operators=2)
     sizes = {split: sum(1 for _ in task.examples(split)) for split in ("train", "dev", "test")}

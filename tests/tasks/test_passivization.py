@@ -121,6 +121,7 @@ def test_generated_sentences_are_as_long_as_published(oracle) -> None:
     assert all(abs(drawn[length] - published[length]) < 250 for length in published)
 
 
+@pytest.mark.slow
 def test_held_out_sentences_do_not_depend_on_the_training_size() -> None:
     assert list(generated(n_train=5).examples("gen")) == list(generated().examples("gen"))
     assert list(generated(seed=1).examples("gen")) != list(generated().examples("gen"))

@@ -146,6 +146,7 @@ def test_a_training_file_without_a_hash_is_checked_against_the_functions(tmp_pat
         list(pcfg_set(DataAccess(tmp_path / "other", str(tmp_path))).examples("train"))
 
 
+@pytest.mark.slow
 def test_generated_sequences_are_new_in_every_split_and_divided_as_published() -> None:
     small = {"origin": "generated", "n_train": 3000}
     parts = {s: {p: list(pcfg_set(split=s, **small).examples(p)) for p in ("train", "dev", "test")} for s in ("iid",)}

@@ -48,6 +48,7 @@ def _measuring(recipe: Recipe, **changes: Any) -> Recipe:
     return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=changes)})
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_extended_ends_like_one_that_was_as_long_from_the_start(tmp_path: Path) -> None:
     first = train(tiny_recipe(tmp_path), tmp_path / "run")
     key = key_of_run(tmp_path / "run")
@@ -142,6 +143,7 @@ def test_a_run_that_lost_patience_goes_on_with_more_of_it(tmp_path: Path) -> Non
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_schedule_may_change_where_it_was_the_same_up_to_now(tmp_path: Path) -> None:
     schedule = {"kind": "inverse_sqrt", "warmup": 6}
     with pytest.raises(KeyboardInterrupt):

@@ -47,6 +47,7 @@ def test_a_converted_run_is_trained_on(way: str, dense: Path, tmp_path: Path) ->
     assert ostinato.load(tmp_path / "healed").evaluate("dev")["loss"] < before
 
 
+@pytest.mark.slow
 def test_steps_whose_states_are_alike_share_weights(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

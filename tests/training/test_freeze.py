@@ -88,6 +88,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_names_some_that_do(tmp_
         freeze(tiny_model(tiny_recipe(tmp_path / "data")), ["*"])
 
 
+@pytest.mark.slow
 def test_a_run_with_frozen_parameters_is_resumed_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny_recipe(tmp_path, experts=True, freeze=PATTERNS, n_updates=6)
     train(recipe, tmp_path / "once")

@@ -29,6 +29,7 @@ def lstm_recipe(folder: Path, model: dict[str, Any] | None = None, **training: A
     return check_recipe(given | {"model": MODEL | (model or {}), "training": given["training"] | training})
 
 
+@pytest.mark.slow
 def test_an_lstm_learns_and_is_evaluated_like_any_model(tmp_path: Path) -> None:
     training = {"n_updates": 30, "evaluate_every": 30, "save_every": 30, "optimizer": {"lr": 0.03}}
     results = train(lstm_recipe(tmp_path, **training), tmp_path / "run")

@@ -132,6 +132,7 @@ def _careless(*args: Any, **kwargs: Any) -> dict[str, Any]:
     return evaluate(*args, **kwargs)
 
 
+@pytest.mark.slow
 def test_an_evaluation_between_two_updates_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny_recipe(tmp_path, evaluate_every=12), tmp_path / "once")
     monkeypatch.setattr(session, "evaluate", _careless)
@@ -264,6 +265,7 @@ def test_clipping_bounds_the_gradient_that_is_applied(tmp_path: Path, monkeypatc
     assert applied == pytest.approx([min(norm, 0.25) for norm in norms], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_checkpointed_activations_give_the_same_weights(tmp_path: Path) -> None:
     train(tiny_recipe(tmp_path), tmp_path / "kept")
     train(tiny_recipe(tmp_path, checkpoint_activations=True), tmp_path / "recomputed")

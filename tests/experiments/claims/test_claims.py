@@ -82,6 +82,7 @@ def test_a_claim_whose_control_is_not_as_it_must_be_is_void(tmp_path, band, verd
     assert reproduce(claim, Resources(tmp_path / "store")).verdict == verdict
 
 
+@pytest.mark.slow
 def test_a_control_may_have_runs_of_its_own(tmp_path):
     statistic = {"kind": "mean", "of": "two/loss"}
     untrained = ["training.n_updates=0"]

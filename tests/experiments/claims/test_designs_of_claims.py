@@ -26,6 +26,7 @@ def test_of_a_sweep_only_the_arms_and_measures_that_a_claim_names_are_run(tmp_pa
     assert "2 runs: 0 in the outcome, 0 in the store, 2 to train" in lines[0]
 
 
+@pytest.mark.slow
 def test_what_an_earlier_outcome_has_is_not_trained_again(tmp_path):
     claim = swept_claim(tmp_path, "two/loss")
     first = reproduce(claim, Resources(tmp_path / "a"))
@@ -65,6 +66,7 @@ def test_arms_that_train_on_other_files_are_refused():
         check_alike(sweep_of(*arms), DesignConfig(differ_in=["model"]))
 
 
+@pytest.mark.slow
 def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
     tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [101]}
     expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]

@@ -191,6 +191,7 @@ def test_an_effect_at_the_threshold_is_supported_or_contradicted_as_rarely_as_pr
         assert share(said, n_seeds, at, band) <= most / 2 + 0.005
 
 
+@pytest.mark.slow
 def test_no_loss_is_only_supported_where_a_loss_of_the_margin_is_excluded():
     margin = (-1.0, 1.0)
     assert share("supported", 5, 1.0, margin, sd=0.3) <= ALPHA + 2 * (ALPHA * (1 - ALPHA) / N_SIMULATED) ** 0.5

@@ -14,6 +14,7 @@ from ostinato.experiments.claims.staleness import arm_fingerprints
 from ostinato.experiments.sweep.measures import select
 
 
+@pytest.mark.slow
 def test_a_sweep_is_run_and_measured_by_seed_by_analysis_and_by_comparison(tmp_path):
     both = [{"what": "entropy", "unit": "nats", "statistic": {"kind": "mean", "of": "two/entropy"}, "band": [0, None]}]
     claim = swept_claim(tmp_path, "two/alike", both, compared=[ALIKE])

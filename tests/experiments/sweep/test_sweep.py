@@ -109,6 +109,7 @@ def test_a_run_is_scored_as_it_stops_by_every_criterion(tmp_path: Path) -> None:
     assert values["cost"] > values["macs at 1"], "the encoder runs all its rounds, and the decoder is read out"
 
 
+@pytest.mark.slow
 def test_an_arm_starts_from_the_finished_run_of_the_arm_it_comes_after(tmp_path: Path) -> None:
     arms = [{"name": "on", "after": "base"}, {"name": "base"}, {"name": "third", "after": "on", "seeds": [2]}]
     rows = run_sweep(tiny(arms=arms), tmp_path)
