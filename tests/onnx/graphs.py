@@ -19,9 +19,17 @@ Run = Callable[[Tensors], Tensors]
 
 
 def expected_logits(model: Model, batch: Batch, n_steps: int | None = None) -> Tensor:
-    """Return the model's logits of the real tokens, by its own way to run."""
-    with torch.no_grad():
-        return model(batch, n_steps=n_steps).logits_BTV
+    """Return the model's logits of the real tokens, by its own way to run.
+
+    Args:
+        n_steps: rounds of the stacks that take any number; a source that no graph reads may have a fixed one.
+    """
+    if n_steps is None:
+        with torch.no_grad():
+            return model(batch).logits_BTV
+    free = [name for name, stack in model.stacks.items() if stack.repeats_one_round]
+    with torch.no_grad(), model.execution(rounds=dict.fromkeys(free, n_steps)):
+        return model(batch).logits_BTV
 
 
 def decoder_logits(
@@ -66,7 +74,7 @@ def numbers_of_rounds(graphs: Sequence[Graph]) -> list[int | None]:
 
 
 def knows_its_rounds(config: Seq2SeqConfig | LanguageModelConfig) -> bool:
-    """Whether a graph can be made: a decoder without cross-attention has no source, whose length may give its rounds."""
+    """Whether a graph can be made: that of a decoder without cross-attention has no source, to give its rounds."""
     uses = config.plans()["decoder"].uses()
     return config.decoder.halting.kind != "length" or any(use.kind == "cross_attention" for use in uses)
 

@@ -120,8 +120,8 @@ def graphs_of(model: Model) -> list[Graph]:
     """Return the graphs of a model, which share its weights.
 
     Raises:
-        CheckpointError: a model that is no graph of this kind; a decoder whose rounds follow from the length of a source
-            of which it reads nothing.
+        CheckpointError: a model that is no graph of this kind; a decoder whose rounds follow from the length of a
+            source of which it reads nothing.
     """
     if isinstance(model, Encoder):
         return [_encoder_graph(model)]
