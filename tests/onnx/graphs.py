@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from architectures import Sentence, left_padded
-from ostinato.config.model import ModelConfig, Seq2SeqConfig
+from ostinato.config.halting import NoHaltingConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
 from ostinato.onnx.graphs import Graph, Tensors
@@ -18,9 +19,17 @@ Run = Callable[[Tensors], Tensors]
 
 
 def expected_logits(model: Model, batch: Batch, n_steps: int | None = None) -> Tensor:
-    """Return the model's logits of the real tokens, by its own way to run."""
-    with torch.no_grad():
-        return model(batch, n_steps=n_steps).logits_BTV
+    """Return the model's logits of the real tokens, by its own way to run.
+
+    Args:
+        n_steps: rounds of the stacks that take any number; a source that no graph reads may have a fixed one.
+    """
+    if n_steps is None:
+        with torch.no_grad():
+            return model(batch).logits_BTV
+    free = [name for name, stack in model.stacks.items() if stack.repeats_one_round]
+    with torch.no_grad(), model.execution(rounds=dict.fromkeys(free, n_steps)):
+        return model(batch).logits_BTV
 
 
 def decoder_logits(
@@ -64,10 +73,18 @@ def numbers_of_rounds(graphs: Sequence[Graph]) -> list[int | None]:
     return [None, 1, 4] if all(graph.rounds is not None for graph in graphs) else [None]
 
 
+def knows_its_rounds(config: Seq2SeqConfig | LanguageModelConfig) -> bool:
+    """Whether a graph can be made: that of a decoder without cross-attention has no source, to give its rounds."""
+    uses = config.plans()["decoder"].uses()
+    return config.decoder.halting.kind != "length" or any(use.kind == "cross_attention" for use in uses)
+
+
 def without_cross_attention(config: Seq2SeqConfig) -> Seq2SeqConfig:
     """Return a pair whose decoder reads nothing of the source."""
     none = {"share": "none", "n_unique": None}
     decoder = config.decoder
+    if decoder.halting.kind == "length":
+        decoder = decoder.model_copy(update={"halting": NoHaltingConfig()})
     cross = decoder.cross_attention.model_copy(update=none)
     return config.model_copy(update={"decoder": decoder.model_copy(update={"cross_attention": cross})})
 

@@ -11,6 +11,7 @@ from graphs import (
     decoder_logits,
     encoder_logits,
     expected_logits,
+    knows_its_rounds,
     numbers_of_rounds,
     of_sentences,
     pieces_of,
@@ -21,6 +22,8 @@ from hypothesis import strategies as st
 
 from architectures import Sentence, any_architecture, draws, random_model, sentences, texts
 from contract import assert_equal, real_logits, real_ones
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.errors import CheckpointError
 from ostinato.models import Model
 from ostinato.nn.cache import Cache
 from ostinato.nn.exits import CRITERIA, OF_STATES
@@ -31,7 +34,7 @@ from ostinato.onnx.graphs import graphs_of
 @draws(30)
 @given(data=st.data())
 def test_graphs_of_any_model_are_the_model_whole_and_in_cached_pieces(fully_shared: bool, data: st.DataObject) -> None:
-    config = data.draw(any_architecture(fully_shared=fully_shared))
+    config = data.draw(any_architecture(fully_shared=fully_shared).filter(knows_its_rounds))
     model, drawn = random_model(config), data.draw(sentences(config))
     batch, graphs = of_sentences(drawn), graphs_of(model)
     keep, width = batch.target.keep_BT, batch.target.ids_BT.shape[1]
@@ -72,6 +75,17 @@ def test_a_pair_without_cross_attention_is_one_graph_which_reads_no_source(data:
         with torch.no_grad():
             found = decoder_logits([graph], [graph.module], batch, pieces)
         assert_equal(found[keep], expected_logits(model, batch)[keep], f"columns {pieces}")
+
+
+def test_a_decoder_that_does_not_know_the_length_of_its_source_is_refused() -> None:
+    stack = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    decoder = stack | {"cross_attention": {"share": "none"}, "halting": {"kind": "length"}}
+    sizes = {"d_model": 8, "source_vocab_size": 9, "target_vocab_size": 9}
+    model = random_model(Seq2SeqConfig.model_validate(sizes | {"encoder": stack, "decoder": decoder}))
+    with pytest.raises(CheckpointError, match="its graph has no source, whose length gives its rounds"):
+        graphs_of(model)
+    with model.execution(halting=False):
+        assert len(graphs_of(model)) == 1
 
 
 SENTENCES = [Sentence(None, [1, 7, 9, 4, 12, 5, 8]), Sentence(None, [1, 6, 5])]

@@ -27,6 +27,7 @@ from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import CheckpointError, see
 from ostinato.models import Encoder, LanguageModel, Model, Seq2Seq
 from ostinato.nn.attention import Visibility
+from ostinato.nn.by_length import ByLength
 from ostinato.nn.cache import ColumnWindow
 from ostinato.nn.choosing import Chooser
 from ostinato.nn.context import Pass
@@ -119,7 +120,8 @@ def graphs_of(model: Model) -> list[Graph]:
     """Return the graphs of a model, which share its weights.
 
     Raises:
-        CheckpointError: a model that is no graph of this kind.
+        CheckpointError: a model that is no graph of this kind; a decoder whose rounds follow from the length of a
+            source of which it reads nothing.
     """
     if isinstance(model, Encoder):
         return [_encoder_graph(model)]
@@ -128,9 +130,20 @@ def graphs_of(model: Model) -> list[Graph]:
     if isinstance(model, Seq2Seq):
         sources = _cross_sizes(model)
         # Of a source nothing is read but by cross-attention.
+        if not sources and _runs_by_length(model):
+            reason = (
+                "its decoder has no cross-attention, so that its graph has no source, whose length gives its rounds"
+            )
+            raise CheckpointError(f"this model cannot be exported: {reason}")
         read = [_source_graph(model, sources)] if sources else []
         return [*read, _decoder_graph("decoder" if sources else "model", model, sources)]
     raise CheckpointError(f"a model of kind {model.config.kind} cannot be exported: only Transformers can{see('onnx')}")
+
+
+def _runs_by_length(model: Seq2Seq) -> bool:
+    """Return whether the decoder runs as many rounds as the length of the source says."""
+    program = model.stacks["decoder"].program(None, model.current_execution)
+    return any(isinstance(segment.rule, ByLength) for segment in program)
 
 
 def _execution_of(model: Model) -> Execution:
