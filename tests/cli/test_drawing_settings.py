@@ -142,11 +142,12 @@ MADE: list[ModelConfig] = [
             "decoder": {"segments": _LOOP},
         }
     ),
+    EncoderConfig.model_validate({"vocab_size": 9, "encoder": {"halting": {"kind": "act", "scope": "global"}}}),
 ]
-"""What no model of the strategy has."""
+"""What no model of the strategy has, or few."""
 
 
-@pytest.mark.parametrize("config", MADE, ids=["lstm", "lstm_lm", "by_length"])
+@pytest.mark.parametrize("config", MADE, ids=["lstm", "lstm_lm", "by_length", "act"])
 def test_every_setting_of_models_that_are_not_drawn_at_random_is_named(config: ModelConfig) -> None:
     _Checked().check(config)
 
