@@ -82,6 +82,7 @@ def test_trainer_learns_and_what_it_saves_is_the_same_model(
     after = trainer.evaluate()["eval_loss"]
     assert after < 0.8 * before
     trainer.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "modeling_ostinato.py").is_file()
     again = type(model).from_pretrained(tmp_path / "saved")
     assert abs(trainer_of(again, tmp_path / "again", **settings).evaluate()["eval_loss"] - after) < 1e-5
 
