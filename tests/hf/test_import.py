@@ -114,6 +114,44 @@ def test_an_imported_run_is_evaluated_and_fine_tuned(tmp_path: Path) -> None:
     assert ostinato.load(tmp_path / "tuned").evaluate("dev")["perplexity"] < 0.8 * perplexity
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("gpt2", "marian"))) for name in tiny.MODELS]
+)
+def test_an_imported_model_is_planned_scored_trained_and_writes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not hasattr(transformers, tiny.MODELS[name][0]):
+        pytest.skip(f"transformers {transformers.__version__} has no {tiny.MODELS[name][0]}")
+    tiny.save(name, tmp_path / "model")
+    import_run(str(tmp_path / "model"), tmp_path / "run")
+    texts = [" ".join(f"w{5 + (3 * i + j) % 40}" for j in range(5)) for i in range(8)]
+    is_pair = ostinato.load(tmp_path / "run").model.config.reads == "pair"
+    rows = [{"source": text, "target": text} if is_pair else {"text": text} for text in texts]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    files = [f"data.train={file}", f"data.dev={file}"]
+    run = ostinato.load(tmp_path / "run", overrides=files)
+    recipe = ostinato.load_recipe(
+        tmp_path / "run",
+        [*files, f"training.init_from={tmp_path / 'run'}", "training.n_updates=1", "training.optimizer.lr=1e-3",
+         "training.schedule.warmup=1", "training.evaluate_every=1", "training.save_every=1"],
+    )  # fmt: skip
+    main_exits(0, "plan", str(tmp_path / "run"))
+    assert f"{run.model.n_parameters():,}" in capsys.readouterr().out
+    before = run.evaluate("dev")["loss"]
+    # No test split is asked for: it is scored on what is there.
+    results = ostinato.train(recipe, tmp_path / "tuned")
+    assert list(results["splits"]) == ["dev"]
+    after = results["splits"]["dev"]["loss"]
+    assert 0 < after < 1.5 * before
+    assert after != before
+    tuned = ostinato.load(tmp_path / "tuned")
+    if tuned.model.config.generates:
+        written = tuned.generate(texts[:2], strategy="greedy", max_length=6, max_length_ratio=0.0)
+        assert [len(text.split()) <= 6 for text in written] == [True, True]
+        assert set(" ".join(written).split()) <= {f"w{i}" for i in range(5, 50)} | set(tiny.SPECIAL.values())
+
+
 @pytest.mark.slow
 def test_what_reads_runs_reads_imported_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
