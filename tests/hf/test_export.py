@@ -25,6 +25,7 @@ from runs import ids_of, padded
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
+from ostinato.evaluation.threshold import TunedThreshold, write_tuned
 from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_run, wrapped
 
@@ -126,6 +127,27 @@ _EXITS = (
     "model.decoder={n_steps: 3, self_attention: {n_heads: 2, share: all}, ffn: {d_ff: 24, share: all}, "
     "halting: {kind: exit}}"
 )
+CHOSEN = [(0.3, None), (0.9, "change")]
+
+
+@pytest.mark.parametrize(("threshold", "exit"), CHOSEN)
+def test_the_threshold_that_was_chosen_after_training_is_exported(
+    threshold: float, exit: str | None, tmp_path: Path
+) -> None:
+    trained = runs.make_run("halting", tmp_path / "run")
+    chosen = TunedThreshold(threshold, trained.checkpoint.name, "dev", "loss", 0.1, exit)
+    write_tuned(tmp_path / "run", chosen)
+    run = ostinato.load(tmp_path / "run")
+    assert run.halting_threshold_from == "tuned"
+    model = runs.auto(run).from_pretrained(export_run(run, tmp_path / "out"))
+    assert (model.config.halting_threshold, model.config.exit) == (threshold, exit)
+    ids = ids_of(run)
+    with torch.no_grad():
+        found = model(ids).logits
+        torch.testing.assert_close(found, run.model(ids).logits_BTV, rtol=0, atol=1e-6)
+        assert float((found - trained.model(ids).logits_BTV).abs().max()) > 1e-3
+
+
 ROUND_LOSSES = {
     "window": ["training.round_loss={kind: window, n_rounds: 2}", "training.label_smoothing=0.1"],
     "drawn": ["training.round_loss={kind: drawn, weight: 0.3}"],

@@ -152,6 +152,25 @@ def test_an_imported_model_is_planned_scored_trained_and_writes(
         assert set(" ".join(written).split()) <= {f"w{i}" for i in range(5, 50)} | set(tiny.SPECIAL.values())
 
 
+def test_a_new_run_may_use_a_tokenizer_of_the_library_as_it_is(tmp_path: Path) -> None:
+    tiny.save_tokenizer(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("w7 w11 w30 w8 w9\nw20 w21 w22\n" * 4, encoding="utf-8")
+    sizes = ["model.d_model=16", "model.decoder={n_steps: 1, self_attention: {n_heads: 2}, ffn: {d_ff: 24}}"]
+    recipe = ostinato.load_recipe(
+        "lm/transformer",
+        [*sizes, f"data.train={text}", f"data.dev={text}", f"data.tokenizer={{kind: hf, path: {tmp_path}}}",
+         "data.block_length=null", "training.n_updates=1", "training.evaluate_every=1", "training.save_every=1",
+         "training.schedule.warmup=1"],
+    )  # fmt: skip
+    ostinato.train(recipe, tmp_path / "run")
+    (tmp_path / "tokenizer.json").unlink()  # the run has its own copy
+    run = ostinato.load(tmp_path / "run")
+    assert run.model.special_ids == SpecialIds(pad=0, bos=1, eos=2, mask=4)
+    assert run.model.config.vocab_size == tiny.VOCABULARY
+    assert run.tokenizers.target.encode("w7 w11 w30") == [7, 11, 30]
+
+
 @pytest.mark.slow
 def test_what_reads_runs_reads_imported_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
