@@ -25,6 +25,7 @@ from runs import ids_of, padded
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
+from ostinato.evaluation.threshold import TunedThreshold, write_tuned
 from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_run, wrapped
 
@@ -94,6 +95,7 @@ def test_a_saved_and_reloaded_model_is_the_same(made: Any, name: str, tmp_path: 
     run, folder = made(name)
     model = runs.auto(run).from_pretrained(folder)
     model.save_pretrained(tmp_path)
+    assert (tmp_path / "modeling_ostinato.py").read_text() == (folder / "modeling_ostinato.py").read_text()
     again = runs.auto(run).from_pretrained(tmp_path)
     mine, theirs = model.state_dict(), again.state_dict()
     assert mine.keys() == theirs.keys()
@@ -125,6 +127,27 @@ _EXITS = (
     "model.decoder={n_steps: 3, self_attention: {n_heads: 2, share: all}, ffn: {d_ff: 24, share: all}, "
     "halting: {kind: exit}}"
 )
+CHOSEN = [(0.3, None), (0.9, "change")]
+
+
+@pytest.mark.parametrize(("threshold", "exit"), CHOSEN)
+def test_the_threshold_that_was_chosen_after_training_is_exported(
+    threshold: float, exit: str | None, tmp_path: Path
+) -> None:
+    trained = runs.make_run("halting", tmp_path / "run")
+    chosen = TunedThreshold(threshold, trained.checkpoint.name, "dev", "loss", 0.1, exit)
+    write_tuned(tmp_path / "run", chosen)
+    run = ostinato.load(tmp_path / "run")
+    assert run.halting_threshold_from == "tuned"
+    model = runs.auto(run).from_pretrained(export_run(run, tmp_path / "out"))
+    assert (model.config.halting_threshold, model.config.exit) == (threshold, exit)
+    ids = ids_of(run)
+    with torch.no_grad():
+        found = model(ids).logits
+        torch.testing.assert_close(found, run.model(ids).logits_BTV, rtol=0, atol=1e-6)
+        assert float((found - trained.model(ids).logits_BTV).abs().max()) > 1e-3
+
+
 ROUND_LOSSES = {
     "window": ["training.round_loss={kind: window, n_rounds: 2}", "training.label_smoothing=0.1"],
     "drawn": ["training.round_loss={kind: drawn, weight: 0.3}"],
@@ -269,17 +292,36 @@ def test_the_code_beside_the_weights_imports_ours(made: Any, monkeypatch: pytest
         exec(compile(source, "modeling_ostinato.py", "exec"), {"__name__": "again"})
 
 
+def loaded_without_our_import(folder: Path, auto: str, home: Path) -> list[str]:
+    """Return model type and class of a folder that another process loads by the code in it."""
+    code = (
+        "import sys, transformers\n"
+        f"model = transformers.{auto}.from_pretrained({str(folder)!r}, trust_remote_code=True)\n"
+        "print(model.config.model_type, type(model).__name__)"
+    )
+    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 @pytest.mark.slow
 def test_a_program_without_our_import_loads_it_where_it_trusts_the_code(made: Any, tmp_path: Path) -> None:
     _, folder = made("looped")
-    code = (
-        "import sys, transformers\n"
-        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)\n"
-        "print(model.config.model_type, type(model).__name__)"
-    )
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment)
-    assert done.stdout.split() == ["ostinato", "OstinatoForCausalLM"], done.stderr
+    found = loaded_without_our_import(folder, "AutoModelForCausalLM", tmp_path)
+    assert found == ["ostinato", "OstinatoForCausalLM"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "task"), [("looped", "CausalLM"), ("pairs", "Seq2SeqLM"), ("masked", "SequenceClassification")]
+)
+def test_so_it_does_when_it_was_saved_again(made: Any, name: str, task: str, tmp_path: Path) -> None:
+    _, folder = made(name)
+    # Of a masked model also with another head, whose class the first folder does not name.
+    getattr(transformers, f"AutoModelFor{task}").from_pretrained(folder).save_pretrained(tmp_path / "again")
+    found = loaded_without_our_import(tmp_path / "again", f"AutoModelFor{task}", tmp_path / "home")
+    assert found == ["ostinato", f"OstinatoFor{task}"]
 
 
 def test_the_model_card_has_the_recipe(made: Any) -> None:
@@ -333,7 +375,9 @@ def test_what_is_pushed_to_a_hub_is_the_model(made: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: card)
     model = runs.auto(run).from_pretrained(folder)
     assert model.push_to_hub("me/looped") == "me/looped"
-    assert {"config.json", "generation_config.json", "model.safetensors", "README.md"} <= set(pushed)
+    assert {"config.json", "generation_config.json", "model.safetensors", "README.md", "modeling_ostinato.py"} <= set(
+        pushed
+    )
     assert not [name for name in pushed if name.endswith((".bin", ".pt", ".pkl"))]
     again = runs.auto(run).from_pretrained(tmp_path)
     ids = ids_of(run)

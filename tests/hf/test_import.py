@@ -114,6 +114,63 @@ def test_an_imported_run_is_evaluated_and_fine_tuned(tmp_path: Path) -> None:
     assert ostinato.load(tmp_path / "tuned").evaluate("dev")["perplexity"] < 0.8 * perplexity
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("gpt2", "marian"))) for name in tiny.MODELS]
+)
+def test_an_imported_model_is_planned_scored_trained_and_writes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not hasattr(transformers, tiny.MODELS[name][0]):
+        pytest.skip(f"transformers {transformers.__version__} has no {tiny.MODELS[name][0]}")
+    tiny.save(name, tmp_path / "model")
+    import_run(str(tmp_path / "model"), tmp_path / "run")
+    texts = [" ".join(f"w{5 + (3 * i + j) % 40}" for j in range(5)) for i in range(8)]
+    is_pair = ostinato.load(tmp_path / "run").model.config.reads == "pair"
+    rows = [{"source": text, "target": text} if is_pair else {"text": text} for text in texts]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    files = [f"data.train={file}", f"data.dev={file}"]
+    run = ostinato.load(tmp_path / "run", overrides=files)
+    recipe = ostinato.load_recipe(
+        tmp_path / "run",
+        [*files, f"training.init_from={tmp_path / 'run'}", "training.n_updates=1", "training.optimizer.lr=1e-3",
+         "training.schedule.warmup=1", "training.evaluate_every=1", "training.save_every=1"],
+    )  # fmt: skip
+    main_exits(0, "plan", str(tmp_path / "run"))
+    assert f"{run.model.n_parameters():,}" in capsys.readouterr().out
+    before = run.evaluate("dev")["loss"]
+    # No test split is asked for: it is scored on what is there.
+    results = ostinato.train(recipe, tmp_path / "tuned")
+    assert list(results["splits"]) == ["dev"]
+    after = results["splits"]["dev"]["loss"]
+    assert 0 < after < 1.5 * before
+    assert after != before
+    tuned = ostinato.load(tmp_path / "tuned")
+    if tuned.model.config.generates:
+        written = tuned.generate(texts[:2], strategy="greedy", max_length=6, max_length_ratio=0.0)
+        assert [len(text.split()) <= 6 for text in written] == [True, True]
+        assert set(" ".join(written).split()) <= {f"w{i}" for i in range(5, 50)} | set(tiny.SPECIAL.values())
+
+
+def test_a_new_run_may_use_a_tokenizer_of_the_library_as_it_is(tmp_path: Path) -> None:
+    tiny.save_tokenizer(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("w7 w11 w30 w8 w9\nw20 w21 w22\n" * 4, encoding="utf-8")
+    sizes = ["model.d_model=16", "model.decoder={n_steps: 1, self_attention: {n_heads: 2}, ffn: {d_ff: 24}}"]
+    recipe = ostinato.load_recipe(
+        "lm/transformer",
+        [*sizes, f"data.train={text}", f"data.dev={text}", f"data.tokenizer={{kind: hf, path: {tmp_path}}}",
+         "data.block_length=null", "training.n_updates=1", "training.evaluate_every=1", "training.save_every=1",
+         "training.schedule.warmup=1"],
+    )  # fmt: skip
+    ostinato.train(recipe, tmp_path / "run")
+    (tmp_path / "tokenizer.json").unlink()  # the run has its own copy
+    run = ostinato.load(tmp_path / "run")
+    assert run.model.special_ids == SpecialIds(pad=0, bos=1, eos=2, mask=4)
+    assert run.model.config.vocab_size == tiny.VOCABULARY
+    assert run.tokenizers.target.encode("w7 w11 w30") == [7, 11, 30]
+
+
 @pytest.mark.slow
 def test_what_reads_runs_reads_imported_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -9,10 +11,13 @@ from transformers import PreTrainedConfig
 
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.config.training import BalanceConfig, DepthCostConfig, RoundLossConfig
+from ostinato.data.disk import write_text
 from ostinato.errors import CheckpointError
 from ostinato.hf.cache import CACHE
 
 Exported = LanguageModelConfig | Seq2SeqConfig | EncoderConfig
+CODE = "modeling_ostinato"
+"""Module beside the weights, which imports ours for `trust_remote_code`."""
 
 
 class OstinatoConfig(PreTrainedConfig):
@@ -69,6 +74,13 @@ class OstinatoConfig(PreTrainedConfig):
         self.tie_word_embeddings = False
         super().__post_init__(**kwargs)
 
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write config.json, and the code that its `auto_map` names: all that saves a model comes through here."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        named = [str(name).split(".") for name in (getattr(self, "auto_map", None) or {}).values()]
+        if classes := {name for module, name in named if module == CODE}:
+            write_text(Path(save_directory) / f"{CODE}.py", code_of(sorted(classes - {"OstinatoConfig"})))
+
     def settings(self) -> Exported:
         """Return the configuration of the model.
 
@@ -94,3 +106,17 @@ class OstinatoConfig(PreTrainedConfig):
     def loss_of_rounds(self) -> RoundLossConfig:
         """Return of which rounds the loss is in training."""
         return RoundLossConfig.model_validate(self.round_loss or {})
+
+
+def code_of(models: list[str]) -> str:
+    """Return the source of a module with subclasses of our configuration and of our models of these names."""
+    imported = "".join(f", {name} as _{name}" for name in models)
+    defined = "".join(f"\n\nclass {name}(_{name}):\n    config_class = OstinatoConfig\n" for name in models)
+    return (
+        '"""Classes of this model: they are those of the package ostinato."""\n\n'
+        "try:\n"
+        f"    from ostinato.hf import OstinatoConfig as _Config{imported}\n"
+        "except ImportError as error:\n"
+        "    raise ImportError(\"this model needs ostinato: pip install 'ostinato[hf]'\") from error\n\n\n"
+        f"class OstinatoConfig(_Config):\n    pass\n{defined}"
+    )

@@ -100,6 +100,7 @@ class _LabelsOfTokens(_EncoderOnly):
 class OstinatoForMaskedLM(_LabelsOfTokens):
     """A masked language model: `AutoModelForMaskedLM`."""
 
+    auto = "AutoModelForMaskedLM"
     head: ClassVar[dict[str, Any]] = {"kind": "masked"}
     returns = MaskedLMOutput
 
@@ -107,6 +108,7 @@ class OstinatoForMaskedLM(_LabelsOfTokens):
 class OstinatoForSequenceClassification(_LabelsOfTokens):
     """One label of a text: `AutoModelForSequenceClassification`."""
 
+    auto = "AutoModelForSequenceClassification"
     head: ClassVar[dict[str, Any]] = {"kind": "classification"}
     has_labels = True
     returns = SequenceClassifierOutput
@@ -115,6 +117,7 @@ class OstinatoForSequenceClassification(_LabelsOfTokens):
 class OstinatoForTokenClassification(_LabelsOfTokens):
     """One label of every token: `AutoModelForTokenClassification`."""
 
+    auto = "AutoModelForTokenClassification"
     head: ClassVar[dict[str, Any]] = {"kind": "tagging"}
     has_labels = True
     returns = TokenClassifierOutput
@@ -127,6 +130,7 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
     the passage have the least score; of a text with one end symbol all before it is the passage.
     """
 
+    auto = "AutoModelForQuestionAnswering"
     head: ClassVar[dict[str, Any]] = {"kind": "span"}
 
     def forward(

@@ -37,16 +37,15 @@ from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.seq2seq import OstinatoForSeq2SeqLM
 from ostinato.interop.unrolled import as_plain
 
-_CLASSES: dict[str, tuple[type[OstinatoPreTrainedModel], str]] = {
-    "pair": (OstinatoForSeq2SeqLM, "AutoModelForSeq2SeqLM"),
-    "sequence": (OstinatoForCausalLM, "AutoModelForCausalLM"),
-    "masked": (OstinatoForMaskedLM, "AutoModelForMaskedLM"),
-    "classification": (OstinatoForSequenceClassification, "AutoModelForSequenceClassification"),
-    "tagging": (OstinatoForTokenClassification, "AutoModelForTokenClassification"),
-    "span": (OstinatoForQuestionAnswering, "AutoModelForQuestionAnswering"),
+_CLASSES: dict[str, type[OstinatoPreTrainedModel]] = {
+    "pair": OstinatoForSeq2SeqLM,
+    "sequence": OstinatoForCausalLM,
+    "masked": OstinatoForMaskedLM,
+    "classification": OstinatoForSequenceClassification,
+    "tagging": OstinatoForTokenClassification,
+    "span": OstinatoForQuestionAnswering,
 }
-"""By what a model reads: the class, and the Auto class that finds it."""
-_CODE = "modeling_ostinato"
+"""By what a model reads."""
 
 
 def export_run(run: LoadedRun, folder: str | Path) -> Path:
@@ -62,8 +61,7 @@ def export_run(run: LoadedRun, folder: str | Path) -> Path:
     with new_folder(folder) as target:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
-        write_text(target / f"{_CODE}.py", _code(type(model)))
-        write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads][1]))
+        write_text(target / "README.md", model_card(run, model.auto))
     return folder
 
 
@@ -74,7 +72,7 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
         CheckpointError: the model is a recurrence, or a prefix language model.
     """
     given = run.model.config
-    kind, auto = _CLASSES[given.reads]
+    kind = _CLASSES[given.reads]
     training, execution = run.recipe.training, run.model.current_execution
     more: dict[str, Any] = {}
     if isinstance(target := run.tokenizers.target, LabelTokenizer):
@@ -93,7 +91,6 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
         exit=execution.exit,
         exit_scope=execution.exit_scope,
         architectures=[kind.__name__],
-        auto_map={"AutoConfig": f"{_CODE}.OstinatoConfig", auto: f"{_CODE}.{kind.__name__}"},
         **more,
     )
     made = kind(config)
@@ -146,18 +143,6 @@ def generation_config(decoding: DecodingConfig, special: SpecialIds) -> Generati
     return GenerationConfig(**settings)
 
 
-def _code(kind: type[OstinatoPreTrainedModel]) -> str:
-    return (
-        '"""Classes of this model: they are those of the package ostinato."""\n\n'
-        "try:\n"
-        f"    from ostinato.hf import OstinatoConfig as _Config, {kind.__name__} as _Model\n"
-        "except ImportError as error:\n"
-        "    raise ImportError(\"this model needs ostinato: pip install 'ostinato[hf]'\") from error\n\n\n"
-        "class OstinatoConfig(_Config):\n    pass\n\n\n"
-        f"class {kind.__name__}(_Model):\n    config_class = OstinatoConfig\n"
-    )
-
-
 def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     """Write a run as a plain model of another architecture, its shared weights repeated (`ostinato.interop.unrolled`).
 
@@ -181,7 +166,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         save_file(tensors, target / "model.safetensors", {"format": "pt"})
         tokenizer.save_pretrained(target)
         generation_config(run.decoding(), special).save_pretrained(target)
-        write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads][1], is_plain=True))
+        write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads].auto, is_plain=True))
     return folder
 
 

@@ -22,6 +22,7 @@ from ostinato.nn.cache import Cache
 class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
     """A language model: `AutoModelForCausalLM`."""
 
+    auto = "AutoModelForCausalLM"
     kind = "language_model"
 
     def __init__(self, config: OstinatoConfig) -> None:

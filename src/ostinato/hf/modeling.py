@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ostinato.config.training import RoundLossConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import CheckpointError, ConfigError, Problem
-from ostinato.hf.configuration import Exported, OstinatoConfig
+from ostinato.hf.configuration import CODE, Exported, OstinatoConfig
 from ostinato.hf.outputs import IGNORED, States, wanted
 from ostinato.models import build_model
 from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss_of_rounds, requested
@@ -42,10 +42,14 @@ class OstinatoPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     kind: ClassVar[str]
+    auto: ClassVar[str]
+    """The Auto class that finds the class: its name behind AutoModel is the class's behind Ostinato."""
     config: OstinatoConfig
 
     def __init__(self, config: OstinatoConfig) -> None:
         super().__init__(config)
+        name = f"Ostinato{self.auto.removeprefix('AutoModel')}"
+        config.auto_map = {"AutoConfig": f"{CODE}.OstinatoConfig", self.auto: f"{CODE}.{name}"}
         given = config.settings()
         if given.kind != self.kind:
             raise CheckpointError(

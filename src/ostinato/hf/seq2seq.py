@@ -63,6 +63,7 @@ def _encoder_output(stack: StackOutput, states: States, weights: bool | None) ->
 class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
     """An encoder-decoder model: `AutoModelForSeq2SeqLM`."""
 
+    auto = "AutoModelForSeq2SeqLM"
     kind = "seq2seq"
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> EncoderView:

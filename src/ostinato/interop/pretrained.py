@@ -71,6 +71,8 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
     read = read_kept(Path(tokenizer or folder), special_ids(given), given.get("vocab_size"))
     settings |= {"name": folder.resolve().name, "description": f"{folder.resolve().name}, imported"}
     settings |= {"data.tokenizer": {"kind": "hf", "path": str(Path(tokenizer or folder).absolute())}}
+    # A run of a folder has the splits that one names for it: a test split may lack.
+    settings["evaluation.splits"] = ["dev"]
     settings |= {f"model.special_ids.{key}": value for key, value in read.special_ids}
     try:
         recipe = load_recipe(known.recipe, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
