@@ -77,14 +77,8 @@ class Deltas(nn.ModuleDict):
 
     def added_to(self, module: Any) -> Any:
         """Return the parameter set with these added to its maps; the set itself stays as it is."""
-<<<<<<< HEAD
         kind: Any = type(module)
         found, own = kind.__new__(kind), module._modules  # not `copy`, which a compiled pass cannot follow
-=======
-        # Not `copy`, which a compiled pass cannot follow.
-        kind: Any = type(module)
-        found, own = kind.__new__(kind), module._modules
->>>>>>> draw
         found.__dict__.update(module.__dict__)
         found._modules = {**own, **{name: _Sum(own[name], delta) for name, delta in self.items() if name in own}}
         # Maps of experts are no modules: their set adds to them itself.
