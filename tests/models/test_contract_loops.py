@@ -49,7 +49,6 @@ def test_every_setting_of_depth_is_in_the_list(side: str) -> None:
     assert any(stack.value_embeddings for stack in stacks)
 
 
-@pytest.mark.device
 @of_every_loop
 def test_a_loop_equals_its_per_token_twin_in_logits_depths_and_all_gradients(name: str) -> None:
     check_twin(random_model(looped(name)), RAGGED[1:], right_padded(RAGGED[1:]))
@@ -101,7 +100,6 @@ def test_cached_steps_equal_the_full_pass(name: str) -> None:
         check_cached_steps(model, batch, cuts)
 
 
-@pytest.mark.device
 @of_every_loop
 def test_padding_and_other_sentences_change_nothing(name: str) -> None:
     model = random_model(looped(name))
