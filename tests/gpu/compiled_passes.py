@@ -97,6 +97,15 @@ def explain(name: str) -> list[int]:
     return [said[0].graph_break_count, *(one.graph_count for one in said)]
 
 
+def without_dropout(settings: Any) -> Any:
+    """Return settings whose every dropout is 0: a compiled pass draws it otherwise."""
+    if isinstance(settings, list):
+        return [without_dropout(one) for one in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {key: 0.0 if key == "dropout" else without_dropout(value) for key, value in settings.items()}
+
+
 def recipes(names: str) -> dict[str, list[float]]:
     """Return breaks between graphs and the losses of an update, compiled and not, by recipe.
 
@@ -106,7 +115,8 @@ def recipes(names: str) -> dict[str, list[float]]:
     found = {}
     toys = sorted(one.name for one in list_recipes() if "toy" in one.name)
     for name in toys if names == "toy" else names.split(","):
-        config: ModelConfig = load_recipe(name).model.model_copy(update={"dropout": 0.0})
+        given: ModelConfig = load_recipe(name).model
+        config = type(given).model_validate(without_dropout(given.model_dump()))
         config = config.model_copy(update=config.vocabulary_sizes(VOCABULARY, VOCABULARY))
         if names == "toy" and not is_dense(build_model(config)):
             continue
