@@ -161,13 +161,27 @@ def test_the_command_prints_what_evaluate_does(tmp_path: Path, capsys: pytest.Ca
         assert line in " ".join(capsys.readouterr().err.split())
 
 
-def test_its_own_program_scores_an_exported_folder_with_its_code(tmp_path: Path) -> None:
-    runs.make_run("halting", tmp_path / "run")
-    overrides = [*minimal_pairs(tmp_path), "data.block_length=null"]
-    run = ostinato.load(tmp_path / "run", overrides=overrides, halting_threshold=0.4)
+ALONE: list[tuple[str, Any, str, dict[str, Any]]] = [
+    ("halting", minimal_pairs, "", {"n_steps": 2, "halting_threshold": 0.4}),
+    ("pairs", pairs, "backend=seq2seq", {}),
+    ("looped", labels, "add_bos_token=False", {}),
+]
+"""Runs, data, what the guide says of arguments, and how the model runs."""
+
+
+@pytest.mark.parametrize(("name", "data", "argument", "how"), ALONE)
+def test_its_own_program_scores_an_exported_folder_with_its_code(
+    name: str, data: Any, argument: str, how: dict[str, Any], tmp_path: Path
+) -> None:
+    runs.make_run(name, tmp_path / "run")
+    threshold = how.get("halting_threshold")
+    run = ostinato.load(
+        tmp_path / "run", overrides=[*data(tmp_path), "data.block_length=null"], halting_threshold=threshold
+    )
     export_run(ostinato.load(tmp_path / "run"), tmp_path / "model")
     (file,) = write_tasks(run, tmp_path / "tasks", ["test"])
-    model = f"pretrained={tmp_path / 'model'},trust_remote_code=True,n_steps=2,halting_threshold=0.4"
+    settings = [argument] * bool(argument) + [f"{key}={value}" for key, value in how.items()]
+    model = ",".join([f"pretrained={tmp_path / 'model'}", "trust_remote_code=True", *settings])
     command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", model, "--tasks", file.stem,
                "--include_path", str(file.parent), "--device", "cpu", "--batch_size", "8", "--log_samples",
                "--output_path", str(tmp_path / "out.json")]  # fmt: skip
@@ -176,12 +190,15 @@ def test_its_own_program_scores_an_exported_folder_with_its_code(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     (written,) = tmp_path.glob("out*.json")
     found = json.loads(written.read_text())["results"][file.stem]
-    assert found["acc,none"] == pytest.approx(run.evaluate("test", n_steps=2)["ranking"]["accuracy"])
+    ours, n_steps = run.evaluate("test", n_steps=how.get("n_steps"), metrics=[]), how.get("n_steps")
+    expected = ours["ranking"]["accuracy"] if "ranking" in ours else ours["sequence_accuracy_forced"]
+    assert found["acc,none"] == pytest.approx(expected)
     (logged,) = tmp_path.glob("samples*.jsonl")
     samples = sorted(map(json.loads, logged.read_text().splitlines()), key=lambda one: one["doc_id"])
     theirs = [float(response[0][0]) for sample in samples for response in sample["resps"]]
-    assert theirs == pytest.approx(log_likelihoods(run, file, 2), abs=1e-4)
-    assert theirs != pytest.approx(log_likelihoods(run, file, None), abs=1e-2)
+    assert theirs == pytest.approx(log_likelihoods(run, file, n_steps), abs=1e-4)
+    if n_steps is not None:
+        assert theirs != pytest.approx(log_likelihoods(run, file, None), abs=1e-2)
 
 
 def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path) -> None:
