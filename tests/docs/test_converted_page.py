@@ -1,4 +1,4 @@
-"""What the page of converted language models says beside differences of rows: shares, and straight lines between arms."""
+"""What the page of converted language models says beside differences of rows: shares, and lines between arms."""
 
 from __future__ import annotations
 
