@@ -33,7 +33,6 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way != "shared")) for way in WAYS])
 def test_a_converted_run_is_trained_on(way: str, dense: Path, tmp_path: Path) -> None:
     run = ostinato.load(dense)
@@ -42,7 +41,7 @@ def test_a_converted_run_is_trained_on(way: str, dense: Path, tmp_path: Path) ->
     converted = ostinato.load(tmp_path / "new")
     before = converted.evaluate("dev")["loss"]
     assert before != run.evaluate("dev")["loss"]
-    settings = [f"training.init_from={tmp_path / 'new'}", "training.n_updates=40", "training.evaluate_every=40"]
+    settings = [f"training.init_from={tmp_path / 'new'}", "training.n_updates=15", "training.evaluate_every=15"]
     train(ostinato.load_recipe(tmp_path / "new", settings), tmp_path / "healed")
     assert ostinato.load(tmp_path / "healed").evaluate("dev")["loss"] < before
 
