@@ -98,6 +98,9 @@ class EvaluateMeasure(Measure):
     """Criterion by which tokens stop at the halting_threshold, in place of the model's own rules (docs/halting.md)."""
     exit_scope: Literal["token", "sequence"] = "token"
     """token: every token by its own confidence. sequence: all tokens of a sentence by their mean one."""
+    oracle: Literal["token", "sequence"] | None = None
+    """Every label, or every sentence, is read from the first round that has it right: a bound for all rules that stop
+    (docs/halting.md); nothing is decoded."""
     max_examples: Size | None = None
     """Spread evenly over the split; None: what the recipe says."""
     set: dict[str, Any] = Field(default_factory=dict)

@@ -57,6 +57,12 @@ EVALUATE = {"kind": "evaluate", "split": "test", "path": "loss"}
             EVALUATE | {"exit": "margin", "halting_threshold": 0.5, "path": "halting.encoder.mean"},
             "there will be no 'encoder' in halting: there is decoder",
         ),
+        (
+            EVALUATE | {"oracle": "token", "metrics": ["exact_match"]},
+            "m0.metrics is ['exact_match']: an oracle reads the",
+        ),
+        (EVALUATE | {"oracle": "token", "path": "exact_match"}, "there will be no 'exact_match'"),
+        (EVALUATE | {"oracle": "word"}, "oracle is 'word': "),
         (EVALUATE | {"set": {"decoding.bea": 3}}, "m0.set.decoding.bea is 3: "),
         (EVALUATE | {"by": ["nocol"]}, "m0.by is ['nocol']: test: example 1 has no column 'nocol'"),
         ({"kind": "analysis", "study": "dept", "table": {"column": "x"}}, "m0.study is 'dept': must be one of"),

@@ -99,6 +99,9 @@ def test_a_run_is_scored_as_it_stops_by_every_criterion(tmp_path: Path) -> None:
         measured("cost", "macs.realised", **margin),
         measured("sentences", "halting.encoder.mean", **together),
         measured("never", "loss", exit="cosine", halting_threshold=1.0, n_steps=3),
+        *(measured(f"right at {n}", "token_accuracy", n_steps=n) for n in (1, 3)),
+        measured("right by oracle", "token_accuracy", oracle="token", n_steps=3),
+        measured("depth of oracle", "depth.decoder", oracle="token", n_steps=3),
     ]
     deep = [*SMALL, "model.encoder.n_steps=3", "model.decoder.n_steps=3"]
     changes = {"recipe": "digits/universal", "overrides": deep, "arms": [{"name": "a"}], "measures": measures}
@@ -106,6 +109,8 @@ def test_a_run_is_scored_as_it_stops_by_every_criterion(tmp_path: Path) -> None:
     assert values["margin"] == values["sentences"] == 1.0, "the confidence of round 1 is at least 0"
     assert values["never"] == pytest.approx(values["loss at 3"], rel=1e-6)
     assert values["loss at 1"] != values["loss at 3"]
+    assert values["right by oracle"] >= max(values["right at 1"], values["right at 3"])
+    assert 1 < values["depth of oracle"] < 3, "the first round has some of the labels right, and not all of them"
     assert values["cost"] > values["macs at 1"], "the encoder runs all its rounds, and the decoder is read out"
 
 

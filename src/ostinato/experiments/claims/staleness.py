@@ -37,7 +37,7 @@ _TIMED = (
     *("evaluation/timing.py", "experiments/timing"),
 )
 """The parts of the package that a timing measures."""
-_LATER = {"exit": None, "exit_scope": "token"}
+_LATER = {"exit": None, "exit_scope": "token", "oracle": None}
 """Settings of measures, at their defaults, that came when there were outcomes already."""
 _fingerprints: dict[str, list[float]] = {}
 _scores: dict[str, Scores | None] = {}

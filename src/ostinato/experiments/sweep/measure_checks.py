@@ -21,6 +21,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, OstinatoError, Problem
 from ostinato.evaluation.averaging import parse_average
 from ostinato.evaluation.depth import PERCENTILES
+from ostinato.evaluation.oracle import oracle_of
 from ostinato.evaluation.scores import check_metrics
 from ostinato.models.build import Model, without_memory
 from ostinato.nn.execution import Execution
@@ -108,7 +109,12 @@ def _evaluation_problems(measure: EvaluateMeasure, recipe: Recipe, task: Task) -
             yield Problem(f"{where}metrics", problem.value, problem.reason)
     yield from _refused(f"{where}n_steps", measure.n_steps, lambda: plans(model, measure.n_steps))
     try:
-        _as_measured(model, measure)
+        measured = _as_measured(model, measure)
+        if measure.oracle is not None:
+            oracle_of(measured, measure.oracle)
+            if measure.metrics and model.generates:
+                reason = f"an oracle reads the right answers, and nothing is decoded: remove it, or {where}oracle"
+                yield Problem(f"{where}metrics", measure.metrics, reason)
     except ConfigError as error:
         yield from (replace(problem, key=f"{where}{problem.key}") for problem in error.problems)
     key, checkpoint = f"{where}checkpoint", measure.checkpoint
@@ -157,7 +163,9 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
     """
     evaluation = recipe.evaluation
     columns = _given(None if measure is None else measure.by, evaluation.by, task.by)
-    metrics = _given(None if measure is None else measure.metrics, evaluation.metrics, task.metrics)
+    decodes_nothing = measure is not None and measure.oracle is not None and recipe.model.generates
+    of_labels: list[str] | None = [] if decodes_nothing else None
+    metrics = _given(of_labels, None if measure is None else measure.metrics, evaluation.metrics, task.metrics)
     stacks = recipe.model.stacks()
     scores: Tree = dict.fromkeys((*metrics, *FORCED_METRICS))
     depth: Tree = {"mean": None, "expected": None, "percentiles": dict.fromkeys(map(str, PERCENTILES))}

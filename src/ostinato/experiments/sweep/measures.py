@@ -125,7 +125,7 @@ def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
                 exit=measure.exit,
                 exit_scope=measure.exit_scope,
             )
-            given = measure.model_dump(include={"metrics", "by", "n_steps", "max_examples"})
+            given = measure.model_dump(include={"metrics", "by", "n_steps", "max_examples", "oracle"})
             return loaded.evaluate(measure.split, access=access, **given)
         case AnalysisMeasure():
             table = analyse([("run", run)], measure.study, measure.split, measure.max_examples, access)
