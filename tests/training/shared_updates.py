@@ -69,9 +69,8 @@ def _consistent(folder: Path) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
 
 
-def _by_sentence(folder: Path) -> Recipe:
-    """Sentences have rounds of their own, in the first of which some have no gradient."""
-    recipe = _recipe(folder)
+def _of_shared_steps(recipe: Recipe, **stack: Any) -> Recipe:
+    """Return a recipe whose stacks may run any number of rounds."""
     settings = recipe.model.model_dump(mode="json")
     for name in recipe.model.stacks():
         shared = {
@@ -79,10 +78,20 @@ def _by_sentence(folder: Path) -> Recipe:
             for kind, sub in settings[name].items()
             if isinstance(sub, dict) and "share" in sub
         }
-        settings[name] |= shared | {"n_steps": 2, "positions": {"kind": "sinusoidal"}}
+        settings[name] |= shared | {"positions": {"kind": "sinusoidal"}} | stack
+    return recipe.model_copy(update={"model": type(recipe.model).model_validate(settings)})
+
+
+def _by_sentence(folder: Path) -> Recipe:
+    """Sentences have rounds of their own, in the first of which some have no gradient."""
+    recipe = _of_shared_steps(_recipe(folder), n_steps=2)
     rounds = UniformRoundsConfig(least=1, most=5, per="sentence", gradient_rounds=2)
-    training = recipe.training.model_copy(update={"rounds": rounds})
-    return recipe.model_copy(update={"model": type(recipe.model).model_validate(settings), "training": training})
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"rounds": rounds})})
+
+
+def _by_length(folder: Path) -> Recipe:
+    """A source has as many rounds as tokens."""
+    return _of_shared_steps(_recipe(folder), n_steps=8, halting={"kind": "length", "per_token": 1.0, "extra": 0.0})
 
 
 def _injected(folder: Path) -> Recipe:
@@ -144,6 +153,7 @@ def _balanced(name: str) -> Callable[[Path], Case]:
 CASES: dict[str, Callable[[Path], Case]] = {
     "universal": lambda folder: (_universal(folder), [FIRST]),
     "rounds by sentence": lambda folder: (_by_sentence(folder), [FIRST, SECOND, LONELY]),
+    "rounds by length": lambda folder: (_by_length(folder), [FIRST, SECOND, LONELY]),
     **{f"experts, {name}": _balanced(name) for name in BALANCE},
     "experts, sequence_entropy": _balanced("sequence_entropy"),
     "experts of heads": lambda folder: (_of_heads(folder), [SECOND, LONELY]),

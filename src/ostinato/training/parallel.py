@@ -30,6 +30,7 @@ from ostinato.data.disk import new_folder
 from ostinato.models import Model, save_model
 from ostinato.models.losses import LossSums
 from ostinato.models.output import ModelOutput
+from ostinato.nn.halting import NoHalting
 from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.optim import optimizer_tensors
 from ostinato.training.processes import Processes, all_reduce, communicating
@@ -171,7 +172,7 @@ def replicated(model: Model, processes: Processes, config: ParallelConfig) -> Pa
 
 def why_not_ddp(model: Model, config: TrainingConfig) -> str | None:
     """Return why it depends on data, or on the update, what an update of a model computes; None: it does not."""
-    if model.halting_thresholds() or any(name in model.banks.halting for name in model.stacks):
+    if any(not isinstance(stack.halting, NoHalting) for stack in model.stacks.values()):
         return "it depends on the tokens of this model how many rounds are run"
     if config.rounds.kind != "plan" or config.round_loss.kind == "drawn" or config.consistency.is_there:
         return "the rounds of an update are drawn"
