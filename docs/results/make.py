@@ -83,7 +83,10 @@ class Page(Config):
     where: dict[str, Any] = Field(default_factory=dict)
     """The rows of the table; see `Column.where`. Numbers choose among all rows."""
     group: dict[str, str]
-    """What a line of the table is called: headings, and the dotted paths of what stands below them."""
+    """What a line of the table is called: headings, and the dotted paths of what stands below them. Of `lines`: the
+    heading, above "{}"."""
+    lines: dict[str, str] = Field(default_factory=dict)
+    """Lines that are no groups of rows: what each is called, and what stands for {} in the paths of its columns."""
     names: dict[str, str] = Field(default_factory=dict)
     """How to show a value of `group`; values with one name are one line."""
     columns: list[Column]
@@ -127,6 +130,17 @@ def read_page_rows(page: Page) -> list[Row]:
     return [row | {"file": name} for name in page.rows for row in read_rows(FOLDER / name)]
 
 
+def table_lines(page: Page, rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield what every line of the table is called, and its cells."""
+    if page.lines:
+        for label, one in page.lines.items():
+            own = [column.model_copy(update={"path": column.path.format(one)}) for column in page.columns]
+            yield (label,), [cell(column, rows) for column in own]
+    else:
+        for named, group in groups_of(page, rows).items():
+            yield named, [cell(column, group) for column in page.columns]
+
+
 class Made:
     """A page with its numbers.
 
@@ -139,9 +153,8 @@ class Made:
         self.source, self.name = source, source.stem
         self.page = check_settings(read_yaml(source), Page)
         self.rows = rows = read_page_rows(self.page)
-        groups = groups_of(self.page, chosen(rows, self.page.where))
         columns = self.page.columns
-        self.lines = {label: [cell(column, group) for column in columns] for label, group in groups.items()}
+        self.lines = dict(table_lines(self.page, chosen(rows, self.page.where)))
         titles = [column.title for column in columns]
         self.values: dict[str, Any] = {
             "cell": {

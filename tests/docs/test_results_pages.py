@@ -135,6 +135,16 @@ def test_a_page_has_its_numbers_from_the_rows(make: ModuleType, folder: Path) ->
     )
 
 
+def test_lines_of_a_table_may_be_numbers_of_the_same_rows(make: ModuleType, folder: Path) -> None:
+    lines = {"at a cost": "cost", "rightly": "right"}
+    columns = [{"title": "all", "path": "{}", "digits": 2}, {"title": "new", "path": "{}", "where": {"arm": "new"}}]
+    settings = {"group": {"what": "{}"}, "lines": lines, "columns": columns, "numbers": [], "where": {"seed": 0}}
+    text = make.Made(written(folder, **settings, answer="{cell[rightly][all]}")).document()
+    table = "| at a cost | 3,000,000.00 | 3,000,000 |\n| rightly | 0.60 ± 0.14 | 0.7 |"
+    assert f"| what | all | new |\n|---|---|---|\n{table}" in text
+    assert "**0.60 ± 0.14**" in text
+
+
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [

@@ -13,9 +13,9 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import HALTING, ROUNDS, records, tiny_recipe, weights
 from torch import Tensor, nn
 
-from ostinato.config.halting import NoHaltingConfig
+from ostinato.config.halting import ExitConfig, NoHaltingConfig
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import DepthCostConfig, SelectionConfig
+from ostinato.config.training import DepthCostConfig, RoundLossConfig, SelectionConfig
 from ostinato.evaluation.depth import real_tokens
 from ostinato.evaluation.loading import load
 from ostinato.models.losses import count_labels, depth_cost
@@ -212,6 +212,12 @@ def test_a_stack_whose_tokens_all_have_one_depth_is_named_once_after_the_warm_up
     assert list(DepthWatch(warmup=0).warnings(1, {"encoder": _depth(7), "decoder": _depth(0, 0)})) == []
 
 
+def test_no_stack_is_warned_of_that_runs_all_rounds_in_training_by_its_rule() -> None:
+    watch = DepthWatch(warmup=0, full_depth={"decoder"})
+    [line] = watch.warnings(1, {"encoder": _depth(0, 0, 9), "decoder": _depth(0, 0, 9)})
+    assert line.startswith("the encoder runs 100 %")
+
+
 class _Warned(Reporter):
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []
@@ -231,3 +237,17 @@ def test_a_run_tells_its_reporter_of_tokens_that_all_halt_at_once(tmp_path: Path
     [(update, line)] = [found for found in listener.lines if "encoder" in found[1]]
     assert update == HALTING["off_updates"] + HALTING["warmup"] + 1
     assert line.startswith("the encoder halts 100 % of its tokens after one of 3 rounds")
+
+
+def test_a_learned_exit_whose_training_runs_all_rounds_is_not_warned_of(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, halting=True, n_updates=9, log_every=1)
+    decoder = recipe.model.stacks()["decoder"].model_copy(update={"halting": ExitConfig()})
+    learns = recipe.training.model_copy(update={"round_loss": RoundLossConfig(kind="exit")})
+    model = recipe.model.model_copy(update={"decoder": decoder})
+    listener = _Warned()
+    train(recipe.model_copy(update={"model": model, "training": learns}), tmp_path / "run", reporter=listener)
+    learned = [record for record in records(tmp_path / "run", "training") if "depth" in record]
+    depths = [record["depth"]["decoder"]["histogram"] for record in learned]
+    assert depths
+    assert all(sum(histogram[:-1]) == 0 < histogram[-1] for histogram in depths)
+    assert [line for _, line in listener.lines if "decoder" in line] == []

@@ -10,7 +10,7 @@ left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -77,7 +77,15 @@ def observe_depth(
 
 
 class DepthWatch(Watch):
-    """Warns of stacks whose tokens nearly all have one depth."""
+    """Warns of stacks whose tokens nearly all have one depth.
+
+    Args:
+        full_depth: stacks that run all rounds in training, by their rule: no warning that they do.
+    """
+
+    def __init__(self, warmup: int, full_depth: Collection[str] = ()) -> None:
+        super().__init__(warmup)
+        self._full_depth = full_depth
 
     def _message(self, name: str, found: Mapping[str, Any]) -> str | None:
         histogram: Sequence[int] = found["histogram"]
@@ -88,7 +96,7 @@ class DepthWatch(Watch):
         if first > STUCK:
             advice = "a smaller training.halting.weight, or training.halting.off_updates, lets them go deeper"
             return f"the {name} halts {100 * first:.0f} % of its tokens after one of {rounds} rounds; {advice}"
-        if last > STUCK:
+        if last > STUCK and name not in self._full_depth:
             advice = "a larger training.halting.weight or a lower threshold lets them halt"
             return f"the {name} runs {100 * last:.0f} % of its tokens through all {rounds} rounds; {advice}"
         return None

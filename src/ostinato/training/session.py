@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from ostinato.config.halting import ExitConfig
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example, take_evenly
 from ostinato.errors import TrainingError
@@ -100,7 +101,10 @@ class Session:
         # Seconds inside updates, and their labels, since the last record; unlike the window of losses not saved.
         self._busy, self._busy_labels = 0.0, 0
         self._collapse_watch = CollapseWatch(self.config.schedule.warmup)
-        self._depth_watch = DepthWatch(max(self.config.schedule.warmup, self.config.halting.settled))
+        exits = [
+            name for name, stack in prepared.recipe.model.stacks().items() if isinstance(stack.halting, ExitConfig)
+        ]
+        self._depth_watch = DepthWatch(max(self.config.schedule.warmup, self.config.halting.settled), exits)
         self._selection: list[Example] | None = None
         self._interrupts = Interrupts(processes)
 
