@@ -4,7 +4,8 @@ parallel_worker.py FOLDER updates KIND[,CASE...] ...    the cases of `shared_upd
 parallel_worker.py FOLDER train NAME KIND N_UPDATES     a run, begun or gone on with, without pickles; the last one
                                                         may be the decay of a mean of its weights
 parallel_worker.py FOLDER killed NAME KIND              a run whose last process is killed in an update
-parallel_worker.py FOLDER naive-rounds                  processes that do not agree on rounds
+parallel_worker.py FOLDER rounds WHO                    tokens that halt at other rounds in each process: "all"
+                                                        processes agree on rounds, or "each" ends its own
 parallel_worker.py FOLDER naive-experts                 processes that gather single experts
 """
 
@@ -36,6 +37,8 @@ from ostinato.training.processes import Processes
 
 N_UPDATES = 5
 KILLED_IN = 6
+HANGS_AFTER = 60
+"""Seconds after which a process that waits for ever is ended by the alarm that it has set itself."""
 KINDS: dict[str, ParallelConfig] = {
     "none": PlainParallelConfig(),
     "ddp": DdpConfig(bucket_mib=1),
@@ -117,10 +120,14 @@ def do_killed(folder: Path, processes: Processes, name: str, kind: str) -> None:
     train(run_recipe(folder, kind, 8), folder / name)
 
 
-def do_naive_rounds(folder: Path, processes: Processes) -> None:
-    """Let every process end the rounds of its own tokens by itself."""
-    Processes.all_reduce_any = lambda self, value: value  # type: ignore[method-assign]
+def do_rounds(folder: Path, processes: Processes, who: str) -> None:
+    """Do an update of tokens that halt at other rounds in each process, and note that it began and that it ended."""
+    if who == "each":
+        Processes.all_reduce_any = lambda self, value: value  # type: ignore[method-assign]
     case = shared_updates.CASES["halting"](folder / f"data-{processes.rank}")
+    (folder / f"began-{processes.rank}").touch()
+    if who == "each":
+        signal.alarm(HANGS_AFTER)
     shared_updates.updates(case, processes, hold("by use", processes), 1)
     (folder / f"ended-{processes.rank}").touch()
 
@@ -159,8 +166,8 @@ def main() -> None:
             do_run(folder, processes, *rest)
         case "killed":
             do_killed(folder, processes, *rest)
-        case "naive-rounds":
-            do_naive_rounds(folder, processes)
+        case "rounds":
+            do_rounds(folder, processes, *rest)
         case "naive-experts":
             do_naive_experts(folder, processes)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import launched
@@ -146,10 +144,19 @@ def test_a_process_that_is_killed_ends_all_with_one_message_and_the_run_goes_on(
 
 @pytest.mark.slow
 def test_processes_that_do_not_agree_on_rounds_never_end_well(tmp_path: Path) -> None:
-    with suppress(subprocess.TimeoutExpired):  # they wait for each other for ever, or one gets what it did not ask for
-        ended = launched.launch(WORKER, str(tmp_path), "naive-rounds", limit=60)
-        assert any(code for code, _ in ended)
-    assert not all((tmp_path / f"ended-{rank}").exists() for rank in (0, 1))
+    agreed, naive = tmp_path / "agreed", tmp_path / "naive"
+    for folder in (agreed, naive):
+        folder.mkdir()
+    _ended(agreed, "rounds", "all")
+    assert _of_both(agreed) == {"began-0", "began-1", "ended-0", "ended-1"}
+    # They wait for each other for ever, or one gets what it did not ask for.
+    assert any(code for code, _ in launched.launch(WORKER, str(naive), "rounds", "each"))
+    assert {"began-0", "began-1"} <= _of_both(naive) < _of_both(agreed)
+
+
+def _of_both(folder: Path) -> set[str]:
+    """Return what the processes have noted of an update."""
+    return {path.name for what in ("began", "ended") for path in folder.glob(f"{what}-*")}
 
 
 @pytest.mark.slow
