@@ -197,6 +197,7 @@ def _balanced(name: str) -> Callable[[Path], Case]:
 
 CASES: dict[str, Callable[[Path], Case]] = {
     "universal": lambda folder: (_universal(folder), [FIRST]),
+    "universal, recomputed": lambda folder: (_universal(folder, checkpoint_activations=True), [FIRST, SECOND]),
     "rounds by sentence": lambda folder: (_by_sentence(folder), [FIRST, SECOND, LONELY]),
     "rounds by length": lambda folder: (_by_length(folder), [FIRST, SECOND, LONELY]),
     **{f"experts, {name}": _balanced(name) for name in BALANCE},
