@@ -41,14 +41,16 @@ def hold(kind: str, processes: Processes) -> Callable[[Model, TrainingConfig], P
     return held
 
 
-def do_updates(folder: Path, processes: Processes, kind: str, names: Sequence[str] = ()) -> None:
+def do_updates(
+    folder: Path, processes: Processes, kind: str, names: Sequence[str] = (), n_updates: int = N_UPDATES
+) -> None:
     """Do cases, those that the kind is for, and note what was said; no names: all of them."""
     report: dict[str, Any] = {}
     for name in names or list(shared_updates.CASES):
         recipe, batches = shared_updates.CASES[name](folder / f"data-{processes.rank}")
         if kind == "ddp" and why_not_ddp(shared_updates.shared_model(recipe), recipe.training):
             continue
-        found, said = shared_updates.updates((recipe, batches), processes, hold(kind, processes), N_UPDATES)
+        found, said = shared_updates.updates((recipe, batches), processes, hold(kind, processes), n_updates)
         losses = processes.gather([one.losses for one in said])
         if processes.is_main:
             save_file(found, folder / f"{kind}-{name}.safetensors")
@@ -58,12 +60,12 @@ def do_updates(folder: Path, processes: Processes, kind: str, names: Sequence[st
         (folder / f"{kind}.json").write_text(json.dumps(report))
 
 
-def assert_updates(folder: Path, kind: str, name: str, here: Path) -> None:
+def assert_updates(folder: Path, kind: str, name: str, here: Path, n_updates: int = N_UPDATES) -> None:
     """Compare a case with what one process does; `here`: a folder for its data."""
     recipe, batches = shared_updates.CASES[name](here)
     found = load_file(folder / f"{kind}-{name}.safetensors")
     report = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))[name]
-    expected, said = shared_updates.updates((recipe, batches), n_updates=N_UPDATES)
+    expected, said = shared_updates.updates((recipe, batches), n_updates=n_updates)
     assert recipe.training.clip_norm is not None
     assert said[0].norm > recipe.training.clip_norm  # so that it is clipped
     # A parameter without a gradient has none in several processes either.

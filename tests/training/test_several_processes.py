@@ -81,7 +81,7 @@ def test_updates_are_those_of_one_process_with_the_same_batches(
 def test_processes_that_hold_a_model_otherwise_do_the_same(
     together: tuple[Path, list[Ended]], tmp_path: Path, kind: str, case: str
 ) -> None:
-    held_updates.assert_updates(together[0], kind, case, tmp_path)
+    held_updates.assert_updates(together[0], kind, case, tmp_path, shared_updates.N_UPDATES)
 
 
 def test_processes_go_to_different_depths_and_experts_are_empty_in_one_of_them(
