@@ -28,7 +28,8 @@ SHARED = ("each use", "kept")
 COLUMNS = ("recipe", "parameters", "tokens of a text", "sets", *(f"{n} GPU{'s' * (n > 1)}" for n in RANKS))
 
 ON_PAPER, N_GPUS = "looped/ouro-1.4b", 64
-TOKENS_OF_UPDATE, TOKENS_OF_TRAINING = 2**21, 100e9
+TOKENS_OF_UPDATE, ACCUMULATED, TOKENS_OF_TRAINING = 2**21, 2, 100e9
+"""An update is so many batches, one after the other (`training.accumulate`)."""
 FLOPS, SHARE_REACHED = 990e12, 0.4
 """A second on an H100 in bfloat16, as its maker says, and how much of it products are taken to reach."""
 BYTES_A_SECOND = 50e9
@@ -66,22 +67,29 @@ def rows_on_paper() -> list[list[str]]:
     """Return what a training of `ON_PAPER` comes to on `N_GPUS`."""
     length, _ = MODELS[ON_PAPER]
     planned = planned_with(ON_PAPER, length, keeps=True)
+    (plan,) = planned.model.plans().values()
     parameters, macs, rank = planned.budget.parameters, planned.budget.macs.per_token, rank_bytes(planned, N_GPUS)
     assert macs is not None
     tokens = TOKENS_OF_UPDATE / N_GPUS
-    texts, held = tokens / length, rank.total - rank.activations
+    texts, held = tokens / length / ACCUMULATED, rank.total - rank.activations
+    # The loss of a learned exit keeps log probabilities of all rounds in float32.
+    log_probs = 4 * texts * length * planned.sized.target * plan.n_rounds
     # A forward pass, one that recomputes it, and a backward pass of two products each; a product and a sum are two.
     flop = 2 * 4 * macs * tokens
     seconds, n_updates = flop / (SHARE_REACHED * FLOPS), TOKENS_OF_TRAINING / TOKENS_OF_UPDATE
-    # Everything else is gathered once and sent once, whatever is kept.
-    (plan,) = planned.model.plans().values()
+    # Everything else is gathered once a batch and sent once, whatever is kept.
     of_sets = sum(parameters.by_part[f"{plan.stack}.{kind}"] for kind in {use.kind for use in plan.uses()})
     sent = {"kept": 2 * parameters.stored, "each use": 2 * (parameters.stored - of_sets) + 3 * plan.n_rounds * of_sets}
+    sent = {how: ACCUMULATED * n for how, n in sent.items()}
     return [
         ["parameters stored, executed", f"{parameters.stored / 1e9:.2f} B, {parameters.executed / 1e9:.2f} B"],
         ["tokens an update", f"{TOKENS_OF_UPDATE:,}"],
-        ["of a GPU", f"{tokens:,.0f}, {texts:.0f} texts"],
-        ["GiB of activations, a text and all", f"{_gib(rank.activations):.1f}, {_gib(texts * rank.activations):.0f}"],
+        ["of a GPU", f"{tokens:,.0f}, {ACCUMULATED} batches of {texts:.0f} texts"],
+        [
+            "GiB of activations, a text and a batch",
+            f"{_gib(rank.activations):.1f}, {_gib(texts * rank.activations):.0f}",
+        ],
+        [f"GiB of log probabilities of a batch, {plan.n_rounds} rounds", f"{_gib(log_probs):.0f}"],
         ["GiB of parts and what is gathered, kept", f"{_gib(held):.0f}"],
         [f"multiply-accumulates a token, in texts of {length:,}", f"{macs / 1e9:.2f} G"],
         ["FLOP an update and GPU", f"{flop / 1e15:.2f} P"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,46 @@ def test_processes_and_actors_write_what_one_process_writes(
         if command[0] == "evaluate":
             alone, together = (numbers(json.loads(text)["test"]) for text in (alone, together))
         assert alone == together
+
+
+def actors_of(session: int) -> set[int]:
+    """Return the processes of a session that are actors of Ray with a model."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::BatchWorker"):
+                found |= {int(folder.name)} if session_of(folder / "stat") == session else set()
+    return found
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_actor_that_is_killed_is_started_again_and_the_output_is_the_same(
+    run_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    words = ["generate", str(run_directory), str(write_lines(tmp_path)), "--json", "--window", "500"]
+    expected, journal = ostinato(*words), tmp_path / "journal"
+    words += ["--jobs", "2", "--executor", "ray", "--journal", str(journal)]
+    with (tmp_path / "out").open("w") as out:
+        process = begun(words, journal, stdout=out)
+        actors = actors_of(process.pid)
+        os.kill(max(actors), signal.SIGKILL)
+        while process.poll() is None:
+            actors |= actors_of(process.pid)
+            time.sleep(0.05)
+    assert process.returncode == 0
+    assert len(actors) == 3  # two, and one in the place of the one that was killed
+    assert (tmp_path / "out").read_text() == expected
+
+
+def test_this_library_unpickles_only_what_its_own_processes_send() -> None:
+    reads_pickles = re.compile(
+        r"^\s*(import|from) (pickle|cloudpickle|dill|joblib|marshal|shelve)\b|torch\.load\(|allow_pickle", re.M
+    )
+    library = Path(workers.__file__).parents[1]
+    found = [path for path in library.rglob("*.py") if reads_pickles.search(path.read_text(encoding="utf-8"))]
+    assert [path.relative_to(library).as_posix() for path in found] == ["evaluation/workers.py"]
 
 
 def write_lines(folder: Path) -> Path:

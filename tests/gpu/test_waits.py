@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,27 @@ from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
 LAUNCHES_OF_AN_UPDATE = {"dense": 480, "shared": 470, "experts": 830, "act": 810, "stick_breaking": 820}
 """Forward, backward, norm; attention in its parts, where CUDA has one kernel. A few per cent above what was counted."""
 LAUNCHES_OF_A_TOKEN = {"dense": 84, "shared": 87, "experts": 129, "act": 116, "stick_breaking": 114}
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+TITLES = {"stick_breaking": "stick-breaking", "act": "ACT"}
+
+
+def _waits_of_an_update(name: str) -> int:
+    """Return how often an update waits at most: two stacks, each with a look at who is left in every round."""
+    return 1 + (2 * ROUNDS if name in HALTING else 0)
+
+
+def _waits_of_a_token(name: str) -> int:
+    """Return how often a token of a search of fixed length waits at most."""
+    return ROUNDS if name in HALTING else 0
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="documents are not part of this distribution")
+def test_the_page_has_these_budgets() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name in PLANS:
+        update = f"{_waits_of_an_update(name)} | {LAUNCHES_OF_AN_UPDATE[name]}"
+        token = f"{_waits_of_a_token(name)} | {LAUNCHES_OF_A_TOKEN[name]}"
+        assert f"| {TITLES.get(name, name)} | {update} | {token} |" in page
 
 
 def _described(device: PretendedDevice) -> str:
@@ -39,7 +61,7 @@ def test_an_update_waits_once_and_where_tokens_halt_once_more_in_every_round(nam
         launches = device.n_launches
         updater.apply(gradient, 2)
     assert gradient.is_finite
-    assert 1 <= len(device.waits) <= 1 + (2 * ROUNDS if name in HALTING else 0), _described(device)
+    assert 1 <= len(device.waits) <= _waits_of_an_update(name), _described(device)
     assert launches <= LAUNCHES_OF_AN_UPDATE[name], device.launches
 
 
@@ -93,7 +115,7 @@ def test_a_search_waits_at_most_once_in_eight_tokens(name: str, settings: dict[s
 @pytest.mark.parametrize("name", ["act", pytest.param("stick_breaking", marks=pytest.mark.slow)])
 def test_where_tokens_halt_a_token_of_a_search_waits_at_most_once_a_round(name: str) -> None:
     short, long = (_Searched(name, n, min_length=n).device for n in (2, 4))
-    assert len(long.waits) - len(short.waits) <= 2 * ROUNDS, _described(long)
+    assert len(long.waits) - len(short.waits) <= 2 * _waits_of_a_token(name), _described(long)
     assert (long.n_launches - short.n_launches) / 2 <= LAUNCHES_OF_A_TOKEN[name], long.launches
 
 

@@ -13,7 +13,7 @@ TIME_LIMIT = 1800.0
 """Seconds after which processes hang: many times what they take on a busy machine."""
 
 
-def launch(script: Path, *arguments: str, n: int = 2, limit: float = TIME_LIMIT) -> list[tuple[int, str]]:
+def launch(script: Path, *arguments: str, n: int = 2) -> list[tuple[int, str]]:
     """Return exit code and standard error of every process; one that hangs is killed, and an error."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -31,7 +31,7 @@ def launch(script: Path, *arguments: str, n: int = 2, limit: float = TIME_LIMIT)
         )
         for rank in range(n)
     ]
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + TIME_LIMIT
     try:
         said = [process.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for process in processes]
     finally:

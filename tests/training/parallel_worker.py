@@ -1,10 +1,11 @@
 """One of several processes that hold a model by `training.parallel`: what it does is named on its command line.
 
-parallel_worker.py FOLDER updates KIND[,CASE...] ...    the cases of `shared_updates` that the kind knows
+parallel_worker.py FOLDER updates KIND ...              the cases of `shared_updates` that the kind is for
 parallel_worker.py FOLDER train NAME KIND N_UPDATES     a run, begun or gone on with, without pickles; the last one
                                                         may be the decay of a mean of its weights
 parallel_worker.py FOLDER killed NAME KIND              a run whose last process is killed in an update
-parallel_worker.py FOLDER naive-rounds                  processes that do not agree on rounds
+parallel_worker.py FOLDER rounds WHO                    tokens that halt at other rounds in each process: "all"
+                                                        processes agree on rounds, or "each" ends its own
 parallel_worker.py FOLDER naive-experts                 processes that gather single experts
 """
 
@@ -15,64 +16,25 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import held_updates
 import shared_updates
 import torch
 from process_worker import in_update
-from safetensors.torch import save_file
 from tiny_runs import tiny_recipe
 from torch import nn
 
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import DdpConfig, FsdpConfig, ParallelConfig, PlainParallelConfig, TrainingConfig
-from ostinato.models import Model
 from ostinato.training import train
-from ostinato.training.parallel import Call, Ddp, Parallel, why_not_ddp
+from ostinato.training.parallel import Call
 from ostinato.training.processes import Processes
 
-N_UPDATES = 5
 KILLED_IN = 6
-KINDS: dict[str, ParallelConfig] = {
-    "none": PlainParallelConfig(),
-    "ddp": DdpConfig(bucket_mib=1),
-    "kept": FsdpConfig(),
-    "by use": FsdpConfig(keep_shared=False),
-}
-
-
-def hold(kind: str, processes: Processes) -> Callable[[Model, TrainingConfig], Parallel]:
-    """Return what makes processes hold a model by a kind."""
-    config = KINDS[kind]
-
-    def held(model: Model, training: TrainingConfig) -> Parallel:
-        if isinstance(config, FsdpConfig):
-            from ostinato.training.sharding import Sharded
-
-            return Sharded(model, processes, training, model.device, keep_shared=config.keep_shared)
-        return Ddp(model, processes, config) if isinstance(config, DdpConfig) else Parallel(model, processes)
-
-    return held
-
-
-def do_updates(folder: Path, processes: Processes, kind: str, names: list[str]) -> None:
-    """Do cases, those that the kind is for, and note what was said and which sets were gathered in which order."""
-    report: dict[str, Any] = {}
-    for name in names or list(shared_updates.CASES):
-        recipe, batches = shared_updates.CASES[name](folder / f"data-{processes.rank}")
-        if kind == "ddp" and why_not_ddp(shared_updates.shared_model(recipe), recipe.training):
-            continue
-        found, said = shared_updates.updates((recipe, batches), processes, hold(kind, processes), N_UPDATES)
-        losses = processes.gather([one.losses for one in said])
-        if processes.is_main:
-            save_file(found, folder / f"{kind}-{name}.safetensors")
-            numbers = [{"nlls": one.nlls, "norm": one.norm, "n_labels": one.n_labels} for one in said]
-            report[name] = {"losses": losses, "said": numbers}
-    if processes.is_main:
-        (folder / f"{kind}.json").write_text(json.dumps(report))
+HANGS_AFTER = 60
+"""Seconds after which a process that waits for ever is ended by the alarm that it has set itself."""
 
 
 def run_recipe(folder: Path, kind: str, n_updates: int, ema_decay: float | None = None) -> Recipe:
@@ -82,7 +44,7 @@ def run_recipe(folder: Path, kind: str, n_updates: int, ema_decay: float | None 
     # Gradients that are nothing but rounding would else move their parameters as far as others do.
     optimizer = still.training.optimizer.model_copy(update={"eps": 1e-2})
     changed = {
-        "parallel": KINDS[kind],
+        "parallel": held_updates.KINDS[kind],
         "evaluate_every": 4,
         "save_every": 4,
         "optimizer": optimizer,
@@ -117,11 +79,15 @@ def do_killed(folder: Path, processes: Processes, name: str, kind: str) -> None:
     train(run_recipe(folder, kind, 8), folder / name)
 
 
-def do_naive_rounds(folder: Path, processes: Processes) -> None:
-    """Let every process end the rounds of its own tokens by itself."""
-    Processes.all_reduce_any = lambda self, value: value  # type: ignore[method-assign]
+def do_rounds(folder: Path, processes: Processes, who: str) -> None:
+    """Do an update of tokens that halt at other rounds in each process, and note that it began and that it ended."""
+    if who == "each":
+        Processes.all_reduce_any = lambda self, value: value  # type: ignore[method-assign]
     case = shared_updates.CASES["halting"](folder / f"data-{processes.rank}")
-    shared_updates.updates(case, processes, hold("by use", processes), 1)
+    (folder / f"began-{processes.rank}").touch()
+    if who == "each":
+        signal.alarm(HANGS_AFTER)
+    shared_updates.updates(case, processes, held_updates.hold("by use", processes), 1)
     (folder / f"ended-{processes.rank}").touch()
 
 
@@ -153,14 +119,14 @@ def main() -> None:
     processes.barrier()
     match what:
         case "updates":
-            for kind, *names in (one.split(",") for one in rest):
-                do_updates(folder, processes, kind, names)
+            for kind in rest:
+                held_updates.do_updates(folder, processes, kind)
         case "train":
             do_run(folder, processes, *rest)
         case "killed":
             do_killed(folder, processes, *rest)
-        case "naive-rounds":
-            do_naive_rounds(folder, processes)
+        case "rounds":
+            do_rounds(folder, processes, *rest)
         case "naive-experts":
             do_naive_experts(folder, processes)
 

@@ -1,4 +1,4 @@
-"""One of several processes: does the cases of `shared_updates`, trains, is interrupted, goes on, diverges, and fails.
+"""One of several processes: does cases of `shared_updates`, trains, is interrupted, goes on, diverges, and fails.
 
 Run by `launched.launch` with a folder, where the first process writes what the tests compare, and the names of cases.
 The last process ends with an error, and the others because of it.
@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import held_updates
 import shared_updates
 from safetensors.torch import save_file
 from tiny_runs import tiny_recipe
@@ -29,6 +30,8 @@ from ostinato.training.session import Session
 
 INTERRUPTED_IN = 5
 FAILED_IN = 3
+HELD = {"ddp": ["universal"]}
+"""Cases that are done by other kinds of `training.parallel`, too: a few for every run of the tests."""
 
 
 def do_updates(folder: Path, processes: Processes, names: list[str]) -> None:
@@ -116,6 +119,8 @@ def in_update(number: int, processes: Processes, act: Any) -> None:
 def main() -> None:
     folder, processes = Path(sys.argv[1]), Processes.from_environment()
     do_updates(folder, processes, sys.argv[2:])
+    for kind, names in HELD.items():
+        held_updates.do_updates(folder, processes, kind, names, shared_updates.N_UPDATES)
     if processes.is_main:
         tiny_recipe(folder / "data")
     processes.barrier()

@@ -15,10 +15,12 @@ from torch import Tensor
 from architectures import Sentence, right_padded
 from ostinato.config.experts import HeadExpertAttentionConfig
 from ostinato.config.loops import SegmentConfig
+from ostinato.config.model import EncoderConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import BalanceConfig, DepthCostConfig, TrainingConfig, UniformRoundsConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
+from ostinato.training.freeze import freeze
 from ostinato.training.optim import build_optimizer
 from ostinato.training.parallel import Parallel
 from ostinato.training.processes import SINGLE_PROCESS, Processes
@@ -29,6 +31,7 @@ N_UPDATES = 2
 NO_BALANCE = dict.fromkeys(BALANCE, 0.0)
 ALL_BALANCE = {"switch": 0.5, "hypersphere": 0.5, "mutual_information": 0.5, "z": 0.1, "importance": 0.5}
 ALL_BALANCE |= {"sequence_entropy": 0.5, "attention_factor": 0.5}
+GATE_ALONE: dict[str, Any] = {"label_smoothing": 0.0, "freeze": ["*"], "freeze_except": ["banks.halting.*"]}
 Case = tuple[Recipe, list[Batch]]
 
 
@@ -135,6 +138,48 @@ def _of_heads(folder: Path) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=stacks)})
 
 
+def _in_loops(folder: Path, loop: dict[str, Any], stack: dict[str, Any], **settings: Any) -> Recipe:
+    """A prelude, a loop of three rounds, and a coda, with more that a loop and a stack may have."""
+    recipe = _recipe(folder, **settings)
+    model = recipe.model.model_dump(mode="json")
+    segments = [SegmentConfig(), SegmentConfig(repeats=3, **loop), SegmentConfig()]
+    whole = {"n_steps": 3, "segments": [segment.model_dump(mode="json") for segment in segments]} | stack
+    for name in recipe.model.stacks():
+        model[name] |= whole
+    return recipe.model_copy(update={"model": type(recipe.model).model_validate(model)})
+
+
+def _exit(folder: Path, loss: str, **settings: Any) -> Recipe:
+    """The coda and the output read every round, for a loss that a learned exit weighs."""
+    settings |= {"round_loss": {"kind": loss}}
+    return _in_loops(folder, {"round_norm": True}, {"halting": {"kind": "exit"}}, **settings)
+
+
+def _select(folder: Path) -> Recipe:
+    """Rounds of the encoder choose among all its tokens, those of the decoder among those chosen before."""
+    recipe = _in_loops(folder, {}, {"halting": {"kind": "select", "z": 0.1}}, compaction="always")
+    model = recipe.model.model_dump(mode="json")
+    model["encoder"]["halting"] |= {"among": "all", "capacities": [None, 0.4, 0.6]}
+    return recipe.model_copy(update={"model": type(recipe.model).model_validate(model)})
+
+
+def _token_choice(folder: Path) -> Recipe:
+    return _in_loops(folder, {}, {"halting": {"kind": "token_choice", "z": 0.1}}, compaction="always")
+
+
+def _window(folder: Path) -> Recipe:
+    """The loss is a mean over the last two rounds of three, each of which is read."""
+    return _universal(folder, kind="language_model", round_loss={"kind": "window", "n_rounds": 2})
+
+
+def _tagging(folder: Path) -> Recipe:
+    """An encoder with a head that labels its tokens, which halt."""
+    recipe = _recipe(folder, halting=True, compaction="always")
+    encoder = recipe.model.stacks()["encoder"].model_dump(mode="json")
+    model = {"d_model": 8, "dropout": 0.0, "head": {"kind": "tagging"}, "encoder": encoder}
+    return recipe.model_copy(update={"model": EncoderConfig.model_validate(model)})
+
+
 FIRST, SECOND = tiny_batches()
 LONELY = FIRST.rows(slice(1, 2))
 """One row: a second process has none."""
@@ -152,6 +197,7 @@ def _balanced(name: str) -> Callable[[Path], Case]:
 
 CASES: dict[str, Callable[[Path], Case]] = {
     "universal": lambda folder: (_universal(folder), [FIRST]),
+    "universal, recomputed": lambda folder: (_universal(folder, checkpoint_activations=True), [FIRST, SECOND]),
     "rounds by sentence": lambda folder: (_by_sentence(folder), [FIRST, SECOND, LONELY]),
     "rounds by length": lambda folder: (_by_length(folder), [FIRST, SECOND, LONELY]),
     **{f"experts, {name}": _balanced(name) for name in BALANCE},
@@ -167,6 +213,12 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "one row": lambda folder: (_everything(folder), [LONELY]),
     "five rows": lambda folder: (_everything(folder), [FIVE]),
     "language model": lambda folder: (_universal(folder, kind="language_model"), TEXTS),
+    "exit": lambda folder: (_exit(folder, "exit", checkpoint_activations=True), [FIRST, SECOND, LONELY]),
+    "gate alone": lambda folder: (_exit(folder, "improvement", **GATE_ALONE), [FIRST, SECOND, LONELY]),
+    "select": lambda folder: (_select(folder), [FIRST, SECOND, LONELY]),
+    "token choice": lambda folder: (_token_choice(folder), [FIRST, SECOND, LONELY]),
+    "window": lambda folder: (_window(folder), TEXTS),
+    "tagging": lambda folder: (_tagging(folder), TEXTS),
 }
 QUICK = ("universal", "rounds by sentence", "experts, switch", "halting", "everything", "one row", "language model")
 """Cases in every run of the tests."""
@@ -175,6 +227,7 @@ QUICK = ("universal", "rounds by sentence", "experts, switch", "halting", "every
 def shared_model(recipe: Recipe) -> Model:
     """Return the model of a case as it starts."""
     model = tiny_model(recipe).train()
+    freeze(model, recipe.training.freeze, recipe.training.freeze_except)
     _spread_depths(model)
     run_as(model, recompute=recipe.training.checkpoint_activations)
     run_as(model, compaction=recipe.training.compaction)

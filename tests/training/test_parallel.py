@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
+import held_updates
 import launched
 import parallel_worker
 import pytest
 import shared_updates
 import torch
+from held_updates import TOLERANCE
 from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, weights
 
@@ -21,7 +21,6 @@ from ostinato.training.parallel import why_not_ddp
 from ostinato.training.processes import Processes
 
 WORKER = Path(__file__).parent / "parallel_worker.py"
-TOLERANCE = 1e-5
 SHARDED = ("kept", "by use")
 
 
@@ -29,25 +28,6 @@ def _ended(folder: Path, *arguments: str, n: int = 2) -> Path:
     for rank, (code, said) in enumerate(launched.launch(WORKER, str(folder), *arguments, n=n)):
         assert code == 0, f"process {rank}: {said}"
     return folder
-
-
-def _assert_updates(folder: Path, kind: str, name: str, here: Path) -> None:
-    """Compare a case with what one process does."""
-    found = load_file(folder / f"{kind}-{name}.safetensors")
-    report = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))[name]
-    expected, said = shared_updates.updates(shared_updates.CASES[name](here), n_updates=parallel_worker.N_UPDATES)
-    # A parameter without a gradient has none in several processes either.
-    assert found.keys() == expected.keys()
-    for key, tensor in expected.items():
-        torch.testing.assert_close(found[key], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, k=key: f"{k}: {m}")
-    for one, gradient in zip(report["said"], said, strict=True):
-        assert one["n_labels"] == gradient.n_labels
-        assert one["nlls"] == pytest.approx(gradient.nlls, rel=TOLERANCE)
-    # Later norms are those of weights that differ in their last digits.
-    assert report["said"][0]["norm"] == pytest.approx(said[0].norm, rel=TOLERANCE)
-    for losses in report["losses"]:
-        for one, gradient in zip(losses, said, strict=True):
-            assert one == pytest.approx(gradient.losses, rel=TOLERANCE)
 
 
 @pytest.fixture
@@ -63,7 +43,7 @@ def group_of_one() -> Iterator[None]:
 @pytest.mark.parametrize("kind", SHARDED)
 def test_gathered_sets_compute_what_whole_ones_do(tmp_path: Path, kind: str, name: str) -> None:
     case = shared_updates.CASES[name](tmp_path)
-    found, _ = shared_updates.updates(case, Processes(), parallel_worker.hold(kind, Processes()))
+    found, _ = shared_updates.updates(case, Processes(), held_updates.hold(kind, Processes()))
     expected, _ = shared_updates.updates(case)
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
@@ -77,7 +57,7 @@ def _is_for_ddp(name: str, folder: Path) -> bool:
 
 def test_ddp_is_for_updates_that_compute_the_same_whatever_their_data(tmp_path: Path) -> None:
     of_ddp = {name for name in shared_updates.CASES if _is_for_ddp(name, tmp_path)}
-    assert of_ddp > {"universal", "language model", "experts, switch"}
+    assert of_ddp > {"universal", "universal, recomputed", "language model", "experts, switch", "window"}
     assert not {"halting", "injected", "consistent", "rounds by sentence", "rounds by length"} & of_ddp
 
 
@@ -88,7 +68,7 @@ def test_every_case_is_that_of_one_process(tmp_path: Path, n: int) -> None:
     of_ddp = [name for name in shared_updates.CASES if _is_for_ddp(name, tmp_path / "here")]
     for name in shared_updates.CASES:
         for kind in ("none", *SHARDED, *(["ddp"] if name in of_ddp else [])):
-            _assert_updates(folder, kind, name, tmp_path / "here")
+            held_updates.assert_updates(folder, kind, name, tmp_path / "here")
 
 
 def _assert_runs(found: Path, expected: Path) -> None:
@@ -146,10 +126,19 @@ def test_a_process_that_is_killed_ends_all_with_one_message_and_the_run_goes_on(
 
 @pytest.mark.slow
 def test_processes_that_do_not_agree_on_rounds_never_end_well(tmp_path: Path) -> None:
-    with suppress(subprocess.TimeoutExpired):  # they wait for each other for ever, or one gets what it did not ask for
-        ended = launched.launch(WORKER, str(tmp_path), "naive-rounds", limit=60)
-        assert any(code for code, _ in ended)
-    assert not all((tmp_path / f"ended-{rank}").exists() for rank in (0, 1))
+    agreed, naive = tmp_path / "agreed", tmp_path / "naive"
+    for folder in (agreed, naive):
+        folder.mkdir()
+    _ended(agreed, "rounds", "all")
+    assert _of_both(agreed) == {"began-0", "began-1", "ended-0", "ended-1"}
+    # They wait for each other for ever, or one gets what it did not ask for.
+    assert any(code for code, _ in launched.launch(WORKER, str(naive), "rounds", "each"))
+    assert {"began-0", "began-1"} <= _of_both(naive) < _of_both(agreed)
+
+
+def _of_both(folder: Path) -> set[str]:
+    """Return what the processes have noted of an update."""
+    return {path.name for what in ("began", "ended") for path in folder.glob(f"{what}-*")}
 
 
 @pytest.mark.slow

@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import held_updates
 import launched
 import pytest
 import shared_updates
 import torch
-from process_worker import INTERRUPTED_IN
+from process_worker import HELD, INTERRUPTED_IN
 from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 
@@ -74,6 +75,13 @@ def test_updates_are_those_of_one_process_with_the_same_batches(
             _assert_close(one[what], getattr(gradient, what), what)
     first, second = report["processes"]
     assert first["losses"] == second["losses"] == [one["losses"] for one in report["said"]]
+
+
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in HELD.items() for case in cases])
+def test_processes_that_hold_a_model_otherwise_do_the_same(
+    together: tuple[Path, list[Ended]], tmp_path: Path, kind: str, case: str
+) -> None:
+    held_updates.assert_updates(together[0], kind, case, tmp_path, shared_updates.N_UPDATES)
 
 
 def test_processes_go_to_different_depths_and_experts_are_empty_in_one_of_them(

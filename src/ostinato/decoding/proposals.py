@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.special_ids import SpecialIds
+from ostinato.kernels import float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Sampling:
 
     def __init__(self, config: DecodingConfig, seeds: list[int], limits: list[int], device: torch.device) -> None:
         self.temperature, self.top_k = config.temperature, config.top_k
-        uniform_ST = torch.zeros(len(seeds), max(limits), dtype=torch.float64)
+        uniform_ST = torch.zeros(len(seeds), max(limits), dtype=float64(device))
         generator = torch.Generator()
         for row, (seed, limit) in enumerate(zip(seeds, limits, strict=True)):
             generator.manual_seed(seed)

@@ -12,6 +12,7 @@ from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
     autocast_dtype,
+    float64,
     mean_where,
     moved,
     on_device,
@@ -77,6 +78,7 @@ __all__ = [
     "drop",
     "drop_activated",
     "expert_feed_forward",
+    "float64",
     "gather",
     "keep_freed_memory",
     "mean_where",

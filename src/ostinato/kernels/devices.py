@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.errors import ConfigError, Problem
+
+_WITHOUT_FLOAT64 = ("mps",)
+
 
 def runs_ahead(device: torch.device) -> bool:
     """Return whether the host runs ahead of a device, so that to read a number means to wait for it.
@@ -63,6 +67,19 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which operations on a device keep the types they are given."""
     # To switch autocast off takes longer than a gate of few rows: only where it is on.
     return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
+
+
+def float64(device: torch.device) -> torch.dtype:
+    """Return the type of a device's numbers of twice the precision.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if device.type in _WITHOUT_FLOAT64:
+        needed = "rotary angles, buckets of distances, rounds by length, modulation by time, sampling"
+        reason = f"has no float64, which this model or search needs ({needed}): must be cpu or cuda"
+        raise ConfigError([Problem("device", device.type, reason)])
+    return torch.float64
 
 
 def mean_where(values: Tensor, keep: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ostinato.kernels import float64
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.rows import Rows
@@ -45,8 +46,8 @@ class ByLength:
 
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
         """Begin a pass."""
-        lengths_B = run.source_lengths(rows.n_sentences)
-        rounds_B = (self.per_token * lengths_B.double() + self.extra).ceil().long().clamp(min=1).clamp(max=n_rounds)
+        lengths_B = run.source_lengths(rows.n_sentences).to(float64(states_ND.device))
+        rounds_B = (self.per_token * lengths_B + self.extra).ceil().long().clamp(min=1).clamp(max=n_rounds)
         return SentencesPass(states_ND, rows, run, torch.zeros_like(rounds_B), rounds_B)
 
 

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import without_autocast
+from ostinato.kernels import float64, without_autocast
 from ostinato.nn.layers import Blocks, Linear
 from ostinato.nn.shapes import Float, Tensor
 
@@ -162,7 +162,7 @@ def _of_number(maps: nn.ModuleList, value: float) -> Float[Tensor, "D"]:
     like, half = first.weight, N_SINUSOIDS // 2
     assert isinstance(like, Tensor)
     with without_autocast(like.device):
-        exponents = torch.arange(half, dtype=torch.float64, device=like.device) / half
+        exponents = torch.arange(half, dtype=float64(like.device), device=like.device) / half
         angles = value * 10_000.0**-exponents
         waves = torch.cat([angles.cos(), angles.sin()]).to(like.dtype)
         return _mapped(second, F.silu(_mapped(first, waves)))

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import DataError
+from ostinato.kernels import float64
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
@@ -64,8 +65,9 @@ def _table(n: int, d_model: int, device: torch.device, in_halves: bool = False) 
 
 def _sinusoids(values: Tensor, d_model: int, in_halves: bool) -> Tensor:
     """Return P, computed in float64: large positions have angles that float32 does not tell apart."""
-    pairs = torch.arange(0, d_model, 2, dtype=torch.float64, device=values.device)
-    angles = values.to(torch.float64)[..., None] / 10_000.0 ** (pairs / d_model)
+    exact = float64(values.device)
+    pairs = torch.arange(0, d_model, 2, dtype=exact, device=values.device)
+    angles = values.to(exact)[..., None] / 10_000.0 ** (pairs / d_model)
     together = torch.cat if in_halves else torch.stack
     return together([angles.sin(), angles.cos()], dim=-1).flatten(values.ndim).float()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ostinato.kernels import float64
 from ostinato.nn.shapes import Float, Int, Tensor
 
 
@@ -91,7 +92,7 @@ class Buckets(RelativePositions):
             n = self.n_buckets // 2
             base, length = (distance > 0).long() * n, distance.abs()
         exact = n // 2
-        growth = (length.clamp_min(1).double() / exact).log() / math.log(self.max_distance / exact)
+        growth = (length.clamp_min(1).to(float64(length.device)) / exact).log() / math.log(self.max_distance / exact)
         far = (exact + (growth * (n - exact)).long()).clamp(max=n - 1)
         return base + torch.where(length < exact, length, far)
 
@@ -193,11 +194,12 @@ class Rotary(RelativePositions):
     def rotate(self, x_BHTK: Float[Tensor, "B H T K"], positions_BT: Int[Tensor, "#B T"]) -> Float[Tensor, "B H T K"]:
         """Turn queries or keys."""
         R, half = self.n_turned, self.n_turned // 2
-        pairs = torch.arange(half, device=x_BHTK.device, dtype=torch.float64)
+        exact = float64(x_BHTK.device)
+        pairs = torch.arange(half, device=x_BHTK.device, dtype=exact)
         frequencies = self.base ** (-2.0 * pairs / R)
         if self.scaling is not None:
             frequencies = self.scaling(frequencies)
-        angles = positions_BT[:, None, :, None].double() * frequencies
+        angles = positions_BT[:, None, :, None].to(exact) * frequencies
         cos, sin = angles.cos().to(x_BHTK.dtype), angles.sin().to(x_BHTK.dtype)
         if self.is_interleaved:
             first, second = x_BHTK[..., 0:R:2], x_BHTK[..., 1:R:2]
