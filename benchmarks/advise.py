@@ -20,18 +20,19 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ostinato.advise.candidates import BASE, make_candidates
+from ostinato.advise.candidates import BASE, Candidate, make_candidates
 from ostinato.advise.halving import N_STAGES, Found, Halving, expect, search
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.space import load_space
-from ostinato.advise.trials import Outcome, TimeUp, Trial, best_by_candidate, order
+from ostinato.advise.trials import Outcome, TimeUp, Trainer, Trial, best_by_candidate, order
+from ostinato.data.disk import make_folder
 from ostinato.errors import DataError
 from ostinato.experiments.results import markdown, read_rows, write_rows
 from ostinato.experiments.sweep.pool import LocalPool
@@ -49,6 +50,9 @@ TASKS: dict[str, tuple[str, int, tuple[str, ...]]] = {
 PARTS = (40, 13, 4)
 """Stages have U / part updates."""
 SHARED = "shared"
+SEED = 1
+CHUNK = 5
+"""Trainings of every worker after which rows are written."""
 
 
 class Grid:
@@ -75,7 +79,7 @@ class Grid:
 
 def outcome_of(row: dict[str, Any]) -> Outcome:
     """Return a row of a grid as an outcome."""
-    trial = Trial(row["candidate"], 1.0, 1, row["updates"])
+    trial = Trial(row["candidate"], 1.0, SEED, row["updates"])
     loss = math.inf if row["loss"] is None else row["loss"]
     return Outcome(trial, row["score"], loss, tuple((u, y) for u, y in row["curve"]), row["seconds"])
 
@@ -86,53 +90,98 @@ def stage_sizes(length: int) -> list[int]:
 
 
 def train_grid(task: str, out: Path, store: Path, hours: float, workers: int, changes: Sequence[str]) -> bool:
-    """Train a task's grid as far as the hours go, and write its rows; return whether it is whole."""
+    """Train what a task's grid lacks as far as the hours go, and write its rows; return whether it is whole.
+
+    Rows that are there stay, whatever the store has; they are written again after every few trainings.
+
+    Raises:
+        DataError: the file holds rows of another grid.
+    """
     base, length, own = TASKS[task]
     overrides = [*own, f"training.n_updates={length}", *changes]
-    recipe, space = load_recipe(base, overrides), load_space("default")
-    candidates = make_candidates(base, overrides, space, Limits())
+    recipe = load_recipe(base, overrides)
+    candidates = make_candidates(base, overrides, load_space("default"), Limits()).found
     metric = recipe.training.selection.metric
+    head = {"task": task, "length": length, "metric": metric, "recipe": base, "overrides": overrides}
+    rows = stored_rows(out, head, candidates)
+    make_folder(out.parent)
     trainer = SweepTrainer(
         f"advise-grid {task}",
         base,
         overrides,
         recipe,
-        candidates.found,
+        candidates,
         metric,
         store,
         make_executor=lambda: LocalPool(workers),
         deadline=time.monotonic() + 3600 * hours,
     )
-    levels = {one.name: one.levels for one in candidates.found}
-    rows: list[dict[str, Any]] = []
+    named = {one.name: one for one in candidates}
     for updates in [*stage_sizes(length), length]:
-        trials = [Trial(one.name, 1.0, 1, updates) for one in candidates.found]
-        label, is_whole = f"{updates} updates", True
-        try:
-            outcomes = trainer.train(label, trials)
-        except TimeUp:
-            outcomes, is_whole = trainer.done(label, trials), False
-        rows += [row_of(task, length, metric, one, levels[one.trial.candidate]) for one in outcomes]
-        write_rows(rows, out)
-        print(f"{task}: {len(outcomes)} of {len(trials)} trainings of {updates} updates")
-        if not is_whole:
-            return False
+        label = f"{updates} updates"
+        done = {row["candidate"] for row in rows if row["updates"] == updates}
+        missing = [Trial(name, 1.0, SEED, updates) for name in named if name not in done]
+        for trials in in_chunks(missing, CHUNK * workers):
+            outcomes, is_whole = trained(trainer, label, trials)
+            rows += [row_of(head, one, named[one.trial.candidate]) for one in outcomes]
+            write_rows(rows, out)
+            n_done = sum(row["updates"] == updates for row in rows)
+            print(f"{task}, {label}: {n_done} of {len(named)} trainings", flush=True)
+            if not is_whole:
+                return False
     return True
 
 
-def row_of(task: str, length: int, metric: str, one: Outcome, levels: dict[str, str]) -> dict[str, Any]:
+def stored_rows(out: Path, head: dict[str, Any], candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    """Return the rows of a grid's file; those of trainings that failed are left out, which are done again.
+
+    Args:
+        head: what all rows of the grid have in common.
+
+    Raises:
+        DataError: a row of another grid, or of a candidate that had other settings.
+    """
+    settings = {one.name: one.settings for one in candidates}
+    rows = read_rows(out) if out.is_file() else []
+    for row in rows:
+        name = row.get("candidate")
+        if not head.items() <= row.items() or row.get("settings") != settings.get(name):
+            asked = f"{head['task']}, {head['length']:,} updates"
+            raise DataError(f"{out}: {name!r} is of another grid than {asked}, or of other settings: name another file")
+    return [row for row in rows if row["score"] is not None]
+
+
+def in_chunks(trials: Sequence[Trial], size: int) -> Iterator[Sequence[Trial]]:
+    """Yield trials, so many at once."""
+    for first in range(0, len(trials), size):
+        yield trials[first : first + size]
+
+
+def trained(trainer: Trainer, label: str, trials: Sequence[Trial]) -> tuple[list[Outcome], bool]:
+    """Train as far as the time goes; return the outcomes, and whether they are all."""
+    try:
+        return trainer.train(label, trials), True
+    except TimeUp:
+        return trainer.done(label, trials), False
+
+
+def row_of(head: dict[str, Any], one: Outcome, candidate: Candidate) -> dict[str, Any]:
     """Return an outcome as a row of the grid."""
     return {
-        "task": task,
-        "length": length,
-        "metric": metric,
-        "candidate": one.trial.candidate,
-        "levels": levels,
+        **head,
+        "candidate": candidate.name,
+        "levels": candidate.levels,
+        "settings": candidate.settings,
+        "parameters": candidate.figures["parameters"],
+        "macs": candidate.figures["macs"],
+        "seed": one.trial.seed,
         "updates": one.trial.updates,
+        **one.origin,
         "score": one.score,
         "loss": one.loss if math.isfinite(one.loss) else None,
         "curve": [list(point) for point in one.curve],
         "seconds": one.seconds,
+        **({"reason": one.reason} if one.reason else {}),
     }
 
 
