@@ -36,7 +36,7 @@ from ostinato.advise.limits import Limits
 from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.space import load_space
 from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer, Trial, best_by_candidate, order
-from ostinato.data.disk import make_folder
+from ostinato.data.output_files import check_output, new_file
 from ostinato.errors import DataError
 from ostinato.experiments.results import markdown, read_rows, write_rows
 from ostinato.experiments.sweep.pool import LocalPool
@@ -126,7 +126,7 @@ def train_grid(task: str, out: Path, store: Path, hours: float, workers: int, ch
     metric = recipe.training.selection.metric
     head = {"task": task, "length": length, "metric": metric, "recipe": base, "overrides": overrides}
     rows = stored_rows(out, head, candidates)
-    make_folder(out.parent)
+    check_output(out, overwrite=True)
     trainer = SweepTrainer(
         f"advise-grid {task}",
         base,
@@ -146,7 +146,8 @@ def train_grid(task: str, out: Path, store: Path, hours: float, workers: int, ch
         for trials in in_chunks(missing, CHUNK * workers):
             outcomes, is_whole = trained(trainer, label, trials)
             rows += [row_of(head, one, named[one.trial.candidate]) for one in outcomes]
-            write_rows(rows, out)
+            with new_file(out, overwrite=True) as partial:
+                write_rows(rows, partial)
             n_done = sum(row["updates"] == updates for row in rows)
             print(f"{task}, {label}: {n_done} of {len(named)} trainings", flush=True)
             if not is_whole:

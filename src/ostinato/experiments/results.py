@@ -9,7 +9,7 @@ from typing import Any
 
 from ostinato.budget import count_macs
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import read_json_object, write_text
+from ostinato.data.disk import read_json_object
 from ostinato.data.lines import bad_line, read_lines
 from ostinato.errors import CheckpointError
 from ostinato.system_errors import kind_of
@@ -101,8 +101,8 @@ def _check_numbers(results: dict[str, Any], where: Path | str) -> None:
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Write or replace a file of rows as JSON lines, atomically."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
