@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from ostinato.advise.advise import ANSWER, RECIPE, TRIALS, Advice, advise
 from ostinato.advise.candidates import BASE
 from ostinato.advise.checks import NoAdviceError
 from ostinato.advise.limits import LatencyLimit, Limits
-from ostinato.advise.trials import Trial
+from ostinato.advise.report import FIGURE
+from ostinato.advise.trials import Outcome, TimeUp, Trial
+from ostinato.analysis.report import svg_data
 from ostinato.budget import count_parameters
 from ostinato.cli import main
 from ostinato.errors import ConfigError
@@ -88,6 +90,14 @@ def test_the_answer_is_written_as_a_page_trials_and_json(advice: Advice, folder:
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
 
 
+def test_the_figure_of_the_page_has_every_candidate_and_every_cost(advice: Advice, folder: Path) -> None:
+    drawn = (folder / "answer" / f"{FIGURE}.svg").read_bytes()
+    assert svg_data(drawn) in advice.report.read_text("utf-8")
+    text = drawn.decode("utf-8")
+    costs = ["parameters", "multiply-accumulates", "bytes", "seconds"]
+    assert [name for name in ["shared", "deep", BASE, *costs] if name not in text] == []
+
+
 def test_asked_again_the_answer_is_the_same(advice: Advice, folder: Path) -> None:
     with without_training():
         assert advise(question(folder)).as_dict() == advice.as_dict()
@@ -106,6 +116,20 @@ def test_the_command_shows_its_stages_and_what_is_advised(
     assert "advised: shared: loss 0.1" in written.out
     assert "stage 3: 3 candidates, 45 updates" in written.out
     assert written.out.endswith("report: here/report.html\n")
+
+
+def test_the_command_writes_its_answer_as_json_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(yaml.safe_dump(question(tmp_path).space.model_dump()), encoding="utf-8")
+    command = ["advise", "digits/transformer", *TINY, "--space", "tiny.yaml", "--hours", "1", "--out", "here", "--json"]
+    with without_training(), pytest.raises(SystemExit) as end:
+        main(command)
+    written = capsys.readouterr()
+    assert (end.value.code, written.err) == (0, "")
+    assert json.loads(written.out) == json.loads(Path("here", ANSWER).read_text("utf-8"))
+    assert json.loads(written.out)["recommended"] == "shared"
 
 
 def test_another_question_is_refused_in_one_line(advice: Advice, folder: Path) -> None:
@@ -151,28 +175,58 @@ def test_where_time_is_up_the_answer_says_how_far_it_came(tmp_path: Path) -> Non
     assert "time was up before the last stage" in found.report.read_text("utf-8")
 
 
+class Clocked(Formula):
+    """A trainer whose trainings move a clock that nothing else moves; at the deadline time is up."""
+
+    now, deadline = 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+        for trial in trials:
+            seconds = 0.0 if trial in self.trained else self.outcome(trial).seconds
+            self.now = min(self.now + seconds, self.deadline)
+            if self.now == self.deadline:
+                raise TimeUp
+            self.trained.append(trial)
+        return self.done(stage, trials)
+
+
+def test_the_hours_are_those_of_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, hours = Clocked(loss), 1.0
+
+    def made(*_: object, deadline: float, **__: object) -> Clocked:
+        trainer.deadline = deadline
+        return trainer
+
+    with without_training():
+        monkeypatch.setattr("ostinato.advise.advise.SweepTrainer", made)
+        monkeypatch.setattr("ostinato.advise.advise.time", trainer)
+        monkeypatch.setattr("ostinato.advise.pace.time", trainer)
+        found = advise(question(tmp_path, hours=hours, overrides=(*TINY, "training.n_updates=100000")))
+    assert found.answer.is_complete
+    assert 0.5 * 3600 * hours < trainer.now <= trainer.deadline < 0.98 * 3600 * hours, "the rest is for the answer"
+
+
 @pytest.mark.slow
 def test_killed_it_goes_on_to_the_same_answer(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "tiny_question.py"), str(tmp_path), "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for n_finished in (2, 7):
         with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-            deadline = time.monotonic() + 200
             while len(list((tmp_path / "store").glob("*/results.json"))) < n_finished:
                 assert process.poll() is None
-                assert time.monotonic() < deadline
                 time.sleep(0.05)
             process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "answer" / RECIPE).exists()
-    began = time.monotonic()
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").glob("*/results.json")}
-    subprocess.run(command, env=environment, check=True, timeout=500)
+    subprocess.run(command, env=environment, check=True)
     assert all(path.stat().st_mtime_ns == when for path, when in done.items()), "what was done stays"
     killed = json.loads((tmp_path / "answer" / ANSWER).read_text("utf-8"))
-    assert time.monotonic() - began < 400
 
     whole = tmp_path / "whole"
-    subprocess.run([*command[:2], str(whole), "1"], env=environment, check=True, timeout=500)
+    subprocess.run([*command[:2], str(whole), "1"], env=environment, check=True)
     found = json.loads((whole / "answer" / ANSWER).read_text("utf-8"))
     scores = [{one["name"]: one["scores"] for one in one_answer["candidates"]} for one_answer in (killed, found)]
     common = [{name: own["1"] for name, own in one.items()} for one in scores]
@@ -180,11 +234,10 @@ def test_killed_it_goes_on_to_the_same_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_hours_are_those_of_the_whole_command(tmp_path: Path) -> None:
-    hours = 0.03
-    began = time.monotonic()
-    command = [sys.executable, str(HERE / "tiny_question.py"), str(tmp_path), str(hours), "long"]
+def test_a_training_that_would_take_days_is_stopped_and_said_not_to_be_done(tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "tiny_question.py"), str(tmp_path), "0.03", "long"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
-    assert time.monotonic() - began < 3600 * hours, "also where the search had to be cut short"
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert "no advice: no candidate could be trained: none was finished in the time" in ended.stderr
+    (begun,) = (path for path in (tmp_path / "store").glob("*/recipe.yaml") if "10000000" in path.read_text("utf-8"))
+    assert not (begun.parent / "results.json").exists()

@@ -5,6 +5,7 @@ from tables import space
 
 from ostinato.advise.candidates import BASE, make_candidates
 from ostinato.advise.limits import Limits
+from ostinato.advise.space import load_space
 from ostinato.budget import count_parameters
 from ostinato.config.space import AxisConfig, LevelConfig, SpaceConfig
 from ostinato.errors import ConfigError
@@ -52,6 +53,30 @@ def test_a_budget_that_nothing_fits_names_the_nearest_that_does() -> None:
     assert text.startswith("nothing in this space fits 1,000 parameters: the nearest needs ")
     needed = int(text.split("needs ")[1].split(" ")[0].replace(",", ""))
     assert make_candidates("digits/transformer", TINY, space(ONE), Limits(parameters=needed)).found
+
+
+def test_the_default_space_is_one_of_recipes_as_they_are() -> None:
+    default = load_space("default")
+    found = make_candidates("digits/transformer", TINY, default.model_copy(update={"n_candidates": 3}), Limits())
+    base, *others = found.found
+    assert (base.name, len(others)) == (BASE, 3)
+    for one in others:
+        assert list(one.levels) == ["depth", "plan", "width", "experts", "halting", "positions"]
+        assert 0.98 <= one.figures["parameters"] / base.figures["parameters"] <= 1
+    assert others[0].name == "2 steps, individual, wide feed-forward, sinusoidal"
+
+
+def test_a_recipe_that_is_a_combination_takes_no_place_of_another() -> None:
+    same = LevelConfig(name="same", set={"model.*.n_steps": 2})
+    partly = LevelConfig(name="partly", set={"model.decoder.ffn.share": "all"})
+    axis = AxisConfig(name="plan", levels=[same, ONE.levels[0], partly])
+    ours = SpaceConfig(name="x", axes=[axis], n_candidates=2)
+    found = make_candidates("digits/transformer", TINY, ours, Limits()).found
+    assert [(one.name, one.levels["plan"]) for one in found] == [
+        (BASE, "same"),
+        ("shared", "shared"),
+        ("partly", "partly"),
+    ]
 
 
 def test_a_model_without_stacks_has_no_space() -> None:

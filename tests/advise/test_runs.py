@@ -13,6 +13,7 @@ from ostinato.advise.trials import TimeUp, Trial
 from ostinato.experiments.sweep.executors import InProcess, Job
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory
+from ostinato.version import __version__
 
 RECIPE = load_recipe("digits/transformer", TINY)
 SHALLOW = {"model.encoder.n_steps": 1, "model.decoder.n_steps": 1}
@@ -42,6 +43,8 @@ def test_trials_are_runs_with_curves_that_are_trained_once(tmp_path: Path, monke
     assert first.score == min(score for _, score in first.curve)
     assert first.score != second.score
     assert first.seconds > 0
+    assert first.origin["key"] != second.origin["key"]
+    assert first.origin["version"] == second.origin["version"] == __version__
     monkeypatch.setattr("ostinato.experiments.sweep.executors.train", None)
     assert ours.done("stage 0", [*trials, Trial("one", 1.0, 1, 6)]) == [first, second]
     assert ours.train("stage 0", trials) == [first, second]

@@ -59,13 +59,24 @@ def test_numbers_of_one_axis_fill_settings_of_another() -> None:
     ("settings", "message"),
     [
         ({"model.*.n_step": 3}, "is no setting of this recipe"),
-        ({"model.*.n_steps": "$half"}, "is a number that no level of this combination gives"),
+        ({"model.*.n_steps": "$half"}, "^'b' needs the number 'half', which no level of this combination gives$"),
     ],
 )
 def test_what_a_level_cannot_set_is_named(settings: dict[str, object], message: str) -> None:
     ours = SpaceConfig(name="x", axes=[AxisConfig(name="a", levels=[LevelConfig(name="b", set=settings)])])
     with pytest.raises(ConfigError, match=message):
         settings_of(ours, {"a": "b"}, RECIPE)
+
+
+def test_of_two_steps_none_are_left_for_a_core() -> None:
+    ours = load_space("default")
+    looped = next(in_balance(ours)) | {"plan": "looped"}
+    with pytest.raises(
+        ConfigError, match=r"^'looped' needs the number 'core', which no level of this combination gives"
+    ):
+        settings_of(ours, looped | {"depth": "2 steps"}, RECIPE)
+    found = settings_of(ours, looped | {"depth": "4 steps"}, RECIPE)
+    assert found["model.encoder.segments"][1] == {"n_steps": 1, "repeats": 2}
 
 
 def test_a_level_may_say_what_is_solved() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.advise.limits import WORDS, Limits
@@ -82,13 +82,14 @@ def make_candidates(
         parameters = limits.figures(sized.model)["parameters"]
         limits = Limits(parameters, None, None, limits.latency, limits.source_length, limits.target_length)
     maker = _Maker(base, list(overrides), recipe, sized, space, limits)
+    maker.add(BASE, {})
+    n_wanted = len(maker.found) + space.n_candidates
     n_all, n_tried = 0, 0
     for combination in in_balance(space):
         n_all += 1
-        if len(maker.found) < space.n_candidates and n_tried < _MOST_TRIED * space.n_candidates:
+        if len(maker.found) < n_wanted and n_tried < _MOST_TRIED * space.n_candidates:
             n_tried += 1
             maker.add(name_of(space, combination), combination)
-    maker.add(BASE, {}, first=True)
     if not maker.found:
         raise ConfigError(_nothing_fits(limits, maker.left_out))
     return Candidates(maker.found, maker.left_out, limits, n_all - n_tried)
@@ -125,8 +126,8 @@ class _Maker:
         self.left_out: list[LeftOut] = []
         self._nested = self.recipe.model_dump(mode="json")
 
-    def add(self, name: str, combination: Combination, *, first: bool = False) -> None:
-        """Add a combination, or the reason why there is no such candidate; `first`: before all others."""
+    def add(self, name: str, combination: Combination) -> None:
+        """Add a combination (none: the recipe itself), or the reason why there is no such candidate."""
         try:
             settings = settings_of(self.space, combination, self._nested) if combination else {}
             changed = load_recipe(self.base, [*self.overrides, *as_overrides(settings)])
@@ -152,16 +153,13 @@ class _Maker:
             reason = f"comes no nearer to the budget than {100 * share:.0f} % of it"
             self.left_out.append(LeftOut(name, reason))
             return
-        if (same := next((one for one in self.found if one.model == solved), None)) is not None and not first:
+        if (same := next((one for one in self.found if one.model == solved), None)) is None:
+            own = settings | {f"model.{path}": value for path, value in values.items()}
+            self.found.append(Candidate(name, combination, own, solved, self.limits.figures(solved)))
+        elif same.name == BASE and not same.levels:  # the recipe is a combination of the space
+            self.found[self.found.index(same)] = replace(same, levels=combination)
+        else:
             self.left_out.append(LeftOut(name, f"is the same model as {same.name}"))
-            return
-        # The recipe takes the place of a combination that is the same model.
-        levels = combination if same is None or not first else same.levels
-        if same is not None:
-            self.found.remove(same)
-        own = settings | {f"model.{path}": value for path, value in values.items()}
-        candidate = Candidate(name, levels, own, solved, self.limits.figures(solved))
-        self.found.insert(0 if first else len(self.found), candidate)
 
     def _solve(self, model: ModelConfig, free: Sequence[str]) -> tuple[ModelConfig, dict[str, int]]:
         """Return the model with its free settings solved, one after the other, and their values."""

@@ -34,6 +34,7 @@ MOST_EXAMPLES = 1000
 _HUNDRED = ("bleu", "bleu_compounds_split", "spbleu", "chrf")
 """Metrics that are at most 100; others that are larger where better are at most 1, but for comet."""
 _SCORE, _LOSS = "score", "loss"
+_ORIGIN = ("key", "version", "commit")
 _OF_UPDATES = ("schedule.warmup", "halting.off_updates", "halting.warmup", "halting.capacity_warmup", "rounds.ramp")
 """Settings of training that count updates, and become shorter with the training."""
 
@@ -195,7 +196,9 @@ class SweepTrainer:
             return Outcome(trial, None, reason=reason)
         curves = learning_curves(run.directory / METRICS).scores.get(self.recipe.training.selection.split, {})
         values = row["values"]
-        return Outcome(trial, values[_SCORE], values[_LOSS], tuple(curves.get(self.metric, ())), row["seconds"])
+        curve = tuple(curves.get(self.metric, ()))
+        origin = {name: row[name] for name in _ORIGIN}
+        return Outcome(trial, values[_SCORE], values[_LOSS], curve, row["seconds"], origin=origin)
 
 
 def range_of(metric: str) -> tuple[float, float]:

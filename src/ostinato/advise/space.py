@@ -97,7 +97,7 @@ def settings_of(space: SpaceConfig, combination: Combination, recipe: Mapping[st
             paths = list(_matches(recipe, pattern.split(".")))
             if not paths:
                 raise ConfigError([Problem("space", pattern, "is no setting of this recipe")])
-            filled = _filled(value, numbers)
+            filled = _filled(value, numbers, level.name)
             for path in paths:
                 # What a later axis says of a setting, or of a group, replaces what stands below it.
                 found = {key: old for key, old in found.items() if key != path and not key.startswith(f"{path}.")}
@@ -124,14 +124,14 @@ def _matches(node: Any, parts: list[str], path: str = "") -> Iterator[str]:
             yield f"{path}{name}"
 
 
-def _filled(value: Any, numbers: Mapping[str, int]) -> Any:
-    """Return a value with every `$NAME` replaced by its number."""
+def _filled(value: Any, numbers: Mapping[str, int], level: str) -> Any:
+    """Return a value of a level with every `$NAME` replaced by its number."""
     if isinstance(value, Mapping):
-        return {key: _filled(inner, numbers) for key, inner in value.items()}
+        return {key: _filled(inner, numbers, level) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_filled(inner, numbers) for inner in value]
+        return [_filled(inner, numbers, level) for inner in value]
     if isinstance(value, str) and value.startswith("$"):
         if value[1:] not in numbers:
-            raise ConfigError([Problem("space", value, "is a number that no level of this combination gives")])
+            raise ConfigError(f"{level!r} needs the number {value[1:]!r}, which no level of this combination gives")
         return numbers[value[1:]]
     return value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 Mode = Literal["min", "max"]
 Point = tuple[int, float]
@@ -32,6 +32,7 @@ class Outcome:
     Args:
         score: the best of its evaluations, as the metric counts; None: it failed. loss: at the end, which orders
             trials of one score. curve: score by update. seconds: it took, evaluations and all. reason: why it failed.
+        origin: key, version and commit of its run, as rows of sweeps have them; empty where there is none.
     """
 
     trial: Trial
@@ -40,6 +41,7 @@ class Outcome:
     curve: tuple[Point, ...] = ()
     seconds: float = 0.0
     reason: str = ""
+    origin: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class TimeUp(Exception):
