@@ -34,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 import ostinato
+from ostinato.nn import loops, positions
 
 DEVICE = torch.device("meta")
 _LIBRARY = str(Path(ostinato.__file__).parent)
@@ -135,9 +136,18 @@ class PretendedDevice(TorchDispatchMode):
 
 @contextmanager
 def pretended_device() -> Iterator[PretendedDevice]:
-    """Count what is done inside."""
-    with PretendedDevice() as device, _MadeOnTheHost():
-        yield device
+    """Count what is done inside. Tables that are kept for `meta` are of another device before, in it, and after it."""
+    _forget_tables()
+    try:
+        with PretendedDevice() as device, _MadeOnTheHost():
+            yield device
+    finally:
+        _forget_tables()
+
+
+def _forget_tables() -> None:
+    for table in (positions._table, loops._noise):
+        table.cache_clear()
 
 
 def pretend_model(model: nn.Module) -> None:
