@@ -14,6 +14,7 @@ from ostinato.decoding.proposals import Sampling
 from ostinato.errors import ConfigError
 from ostinato.kernels import devices
 from ostinato.models.build import without_memory
+from ostinato.models.output import ModelOutput
 
 DEVICE = torch.device("meta")
 """Without numbers, and here without those of twice the precision."""
@@ -30,12 +31,14 @@ def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_WITHOUT_FLOAT64", (DEVICE.type,))
 
 
-def _run(stack: dict[str, Any]) -> None:
+def _run(stack: dict[str, Any]) -> ModelOutput:
     sub_layers = {"self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 16, "share": "all"}}
     both = {"n_steps": 1 if "segments" in stack else 2} | sub_layers | stack
     sides = {"encoder": both, "decoder": both | {"cross_attention": sub_layers["self_attention"]}}
     sizes = {"source_vocab_size": VOCABULARY, "target_vocab_size": VOCABULARY}
-    without_memory(Seq2SeqConfig.model_validate({"d_model": 8, **sides, **sizes}))(ragged_batch().to(DEVICE))
+    model = without_memory(Seq2SeqConfig.model_validate({"d_model": 8, **sides, **sizes}))
+    output: ModelOutput = model(ragged_batch().to(DEVICE))
+    return output
 
 
 @pytest.mark.parametrize("what", NEED_IT)
@@ -51,4 +54,5 @@ def test_a_sampling_search_says_so_too() -> None:
 
 def test_sinusoids_and_learned_positions_need_none() -> None:
     for kind in ("sinusoidal", "learned", "coordinates"):
-        _run({"positions": {"kind": kind}})
+        logits_BTV = _run({"positions": {"kind": kind}}).logits_BTV
+        assert (logits_BTV.device, logits_BTV.shape[-1]) == (DEVICE, VOCABULARY)
