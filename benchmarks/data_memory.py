@@ -126,18 +126,16 @@ def _memory(pid: int) -> dict[str, int]:
 def run(name: str, words: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """Run a command of Ostinato; return its seconds, peaks, and the seconds to its first record of an update."""
     began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ostinato", *words], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    watch = Watch(process.pid)
-    watch.start()
-    first = None
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(f"  {line.rstrip()}", flush=True)
-        if first is None and re.match(r"update \d+/", line):
-            first = time.perf_counter() - began
-    code = process.wait()
+    command, first = [sys.executable, "-m", "ostinato", *words], None
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        watch = Watch(process.pid)
+        watch.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"  {line.rstrip()}", flush=True)
+            if first is None and re.match(r"update \d+/", line):
+                first = time.perf_counter() - began
+    code = process.returncode
     watch.ended.set()
     if code:
         raise SystemExit(f"{name}: {' '.join(words)} ended with {code}")

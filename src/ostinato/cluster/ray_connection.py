@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ _OBJECT_STORE = 100 * 2**20
 _CLIENT = "ray"
 
 
-def connect(address: str | None, n_cpus: int) -> tuple[Any, bool]:
+def connect(address: str | None, n_cpus: int) -> tuple[Any, Callable[[], None]]:
     """Connect this process to Ray, unless it is connected.
 
     Args:
@@ -29,7 +30,7 @@ def connect(address: str | None, n_cpus: int) -> tuple[Any, bool]:
         n_cpus: that a Ray of its own has to give.
 
     Returns:
-        The module, and whether it was connected here, so that it is to be shut down here.
+        The module, and what ends the connection: it does nothing where the process was connected before.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
@@ -44,7 +45,7 @@ def connect(address: str | None, n_cpus: int) -> tuple[Any, bool]:
     except ImportError as error:
         raise ConfigError(HOW_TO_GET) from error
     if ray.is_initialized():
-        return ray, False
+        return ray, lambda: None
     if address not in ("local", "auto"):
         _check_answers(address)
     own = {"num_cpus": n_cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
@@ -53,7 +54,16 @@ def connect(address: str | None, n_cpus: int) -> tuple[Any, bool]:
     except Exception as error:  # Ray has no class for it: ConnectionError, ValueError, RuntimeError
         reason = " ".join(str(error).split())
         raise ConfigError(f"--address: no connection to the Ray cluster at {address}: {reason}") from error
-    return ray, True
+    # Ray prints to the standard output, where answers are, that a worker died; no public setting keeps it from there.
+    # What it means for the work, the callers say. A Ray without this name goes on printing.
+    worker = ray._private.worker
+    worker._worker_logs_enabled = False
+
+    def disconnect() -> None:
+        ray.shutdown()
+        worker._worker_logs_enabled = True
+
+    return ray, disconnect
 
 
 def _check_answers(address: str) -> None:

@@ -152,7 +152,7 @@ def ray_actors(
     Raises:
         ConfigError: Ray is not installed, or does not answer. WorkerDiedError: inside, where an actor died too often.
     """
-    ray, is_own = connect(address, n_jobs * source.n_threads)
+    ray, disconnect = connect(address, n_jobs * source.n_threads)
     kind = ray.remote(max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(BatchWorker)
     if n_gpus:
         source = replace(source, device="cuda")
@@ -176,8 +176,7 @@ def ray_actors(
     finally:
         for actor in actors:
             ray.kill(actor)
-        if is_own:
-            ray.shutdown()
+        disconnect()
 
 
 @dataclass(frozen=True, slots=True)

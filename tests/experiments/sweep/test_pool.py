@@ -5,12 +5,13 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 from tiny_sweeps import LOSS, Recorder, tiny
 
-from ostinato.experiments.sweep.executors import InProcess, JobResult
+from ostinato.experiments.sweep.executors import InProcess, Job, JobResult
 from ostinato.experiments.sweep.locks import LOCKS, BusyError, run_lock
 from ostinato.experiments.sweep.pool import LocalPool, death_text
 from ostinato.experiments.sweep.runs import plan_runs
@@ -65,6 +66,15 @@ def test_a_pool_that_waits_no_longer_says_so(tmp_path: Path) -> None:
     assert pool.collect(lambda event: None, timeout=0.05) is None
     assert time.monotonic() - began < 5
     pool.stop()
+
+
+def test_a_pool_waits_for_longer_than_the_system_waits_at_once(tmp_path: Path) -> None:
+    run = plan_runs(tiny(seeds=[1]), tmp_path)[0]
+    result = JobResult(Job(run.name, run.recipe, run.directory), "done")
+    pool, (ours, theirs) = LocalPool(1), multiprocessing.Pipe()
+    pool._workers.append(SimpleNamespace(pipe=ours, job=result.job))  # type: ignore[arg-type]
+    theirs.send(result)
+    assert pool.collect(lambda event: None, timeout=1e9) == result
 
 
 def test_the_end_of_a_process_is_put_into_words() -> None:

@@ -20,6 +20,8 @@ from ostinato.experiments.sweep.watch import Event
 
 _PATIENCE_S = 5.0
 """For a worker that was told to end."""
+_LONGEST_WAIT_S = 3600.0
+"""At once: the system takes no more than 24 days."""
 
 
 class _Worker:
@@ -69,7 +71,7 @@ class LocalPool:
                 return None
             pipes = {worker.pipe: worker for worker in self._workers}
             # The pipe of a worker that has died is ready too: reading it raises EOFError.
-            for pipe in wait(list(pipes), left):
+            for pipe in wait(list(pipes), None if left is None else min(left, _LONGEST_WAIT_S)):
                 worker = pipes[pipe]  # type: ignore[index]
                 try:
                     message = worker.pipe.recv()

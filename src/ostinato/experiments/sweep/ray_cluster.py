@@ -24,7 +24,7 @@ class RayCluster:
 
     def __init__(self, address: str | None = None, *, n_cpus: int = 1, n_gpus: float = 0) -> None:
         self.n_gpus = n_gpus
-        self._ray, self._is_own = connect(address, n_cpus)
+        self._ray, self._disconnect = connect(address, n_cpus)
         # What is started again, and how often, the executor decides.
         self._attempt = self._ray.remote(max_retries=0)(attempt_on_node)
 
@@ -36,8 +36,7 @@ class RayCluster:
 
     def stop(self) -> None:
         """End the connection, if it was made here."""
-        if self._is_own:
-            self._ray.shutdown()
+        self._disconnect()
 
 
 class _RayTask:
