@@ -80,9 +80,12 @@ def read_yaml(path: Path) -> Settings:
     return cast(Settings, map_texts(data))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _parsed(text: str) -> Any:
-    """Return what YAML text holds. It is kept, because recipes share their bases: the caller changes a copy."""
+    """Return what YAML text holds. It is kept, because recipes share their bases: the caller changes a copy.
+
+    As many are kept as the library ships, and more: one too few, and to list them all twice would find none of them.
+    """
     check_size(text)
     try:
         return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
