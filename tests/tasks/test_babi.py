@@ -9,11 +9,12 @@ from archives import mirrored, write_lines
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.scores import count_failed
 from ostinato.metrics import make_metric
 from ostinato.tasks.babi import NAMES, _remote, read_questions, spaced
 from ostinato.tasks.overlap import measure_overlap
+from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
 
 STORY = [
@@ -131,6 +132,21 @@ def test_the_ten_thousand_questions_of_every_task_but_the_third_are_read(open_pu
 def test_the_larger_version_s_published_file_is_read(open_published) -> None:
     task = open_published("babi", number=1, size="10k")
     assert sum(1 for split in ("train", "dev") for _ in task.examples(split)) == 10_000
+
+
+def test_several_tasks_together_have_the_examples_of_each(open_published) -> None:
+    alone = [[(e.source, e.target) for e in open_published("babi", number=n).examples("dev")] for n in (1, 6)]
+    together = open_published("babi", number=[6, 1, 6])
+    assert [(e.source, e.target) for e in together.examples("dev")] == alone[0] + alone[1]
+    assert together.published_sizes() == {"train": 2_000, "test": 2_000}
+    assert {e.columns["task"] for e in together.examples("test")} == {1, 6}
+
+
+@pytest.mark.parametrize("number", ["21", "[]", "[1,0]", "x"])
+def test_a_number_of_no_task_is_refused_in_one_line(number: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.number is .*: must be an integer in \[1, 20\], or a list") as error:
+        load_recipe("babi/transformer", [f"task.number={number}"])
+    assert "\n" not in str(error.value)
 
 
 def test_dev_is_a_tenth_of_the_stories_and_no_story_is_divided(open_published) -> None:

@@ -115,13 +115,16 @@ def _remote(number: int, part: str, size: str) -> RemoteFile:
     )
 
 
+Number = Annotated[int, Field(ge=1, le=len(NAMES))]
+
+
 class BabiConfig(TaskConfig):
     """Settings of bAbI."""
 
     only: ClassVar[tuple[Only, ...]] = (Only(("dev_seed",), "dev_fraction", but=(0,)),)
     kind: Literal["babi"] = "babi"
-    number: Annotated[int, Field(ge=1, le=len(NAMES))] | None = None
-    """One task alone (single); None: all twenty together (joint)."""
+    number: Number | Annotated[list[Number], Field(min_length=1)] | None = None
+    """One task alone (single), several together, or None: all twenty together (joint)."""
     size: Literal["1k", "10k"] = "1k"
     """Training questions for every task."""
     max_facts: Size | None = None
@@ -146,7 +149,8 @@ class BabiTask(Task):
     """bAbI: twenty kinds of questions on short stories, one alone or all together; error by task, failed tasks.
 
     Splits of every task: train 1,000 or 10,000 questions (size), of which a seeded 10 % of the stories become dev
-    (version 1.2 has no validation set), test 1,000. number=1..20 is one task (single), without it all twenty (joint).
+    (version 1.2 has no validation set), test 1,000. number=1..20 is one task (single), a list of numbers several, without
+    it all twenty (joint).
     Source: the facts of the story before the question, earlier questions left out, the last 70 of them (130 for task
     3), then the question. Target: the answer; answer_form=label writes several words as one token, which makes a new
     token of every combination.
@@ -183,7 +187,13 @@ class BabiTask(Task):
 
     @property
     def _chosen(self) -> Sequence[int]:
-        return range(1, len(NAMES) + 1) if self.config.number is None else (self.config.number,)
+        match self.config.number:
+            case None:
+                return range(1, len(NAMES) + 1)
+            case int(number):
+                return (number,)
+            case numbers:
+                return sorted(set(numbers))
 
     def _examples(self, split: str) -> Iterator[Example]:
         for number in self._chosen:
