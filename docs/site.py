@@ -10,12 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import ostinato
-from ostinato.cli.app import app
+from ostinato.cli.app import root_command
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.settings import list_settings
@@ -111,7 +110,7 @@ def commands_page() -> str:
         for child, found in getattr(command, "commands", {}).items():
             add(found, f"{name} {child}", depth + 1)
 
-    root = typer.main.get_command(app)
+    root = root_command()
     for child, found in getattr(root, "commands", {}).items():
         add(found, f"ostinato {child}", 2)
     return "\n".join(lines) + "\n"

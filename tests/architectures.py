@@ -63,8 +63,8 @@ def draws(n: int, *, quick: int | None = None) -> settings:
     many times as long, at a twentieth.
 
     Args:
-        quick: how many `make test` looks at; None: a quarter of them. Few, where a list of models is checked beside them;
-            all, where the property counts what they have covered.
+        quick: how many `make test` looks at; None: a quarter of them. Few, where a list of models is checked beside
+            them; all, where the property counts what they have covered.
     """
     n = n if os.environ.get("OSTINATO_ALL_DRAWS") else -(-n // 4) if quick is None else quick
     is_elsewhere = "OSTINATO_DEVICE" in os.environ

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import typer
 from documents import (
     DOCUMENTS,
     README,
@@ -24,7 +23,7 @@ from documents import (
 )
 
 from ostinato import __version__
-from ostinato.cli.app import app
+from ostinato.cli.app import root_command
 from ostinato.config.data import DataConfig
 from ostinato.errors import ConfigError
 from ostinato.plan import SCHEMES, assign
@@ -40,7 +39,7 @@ COMMANDS = [pytest.param(c, id=f"{path.name}: {c}") for path in DOCUMENTS for c 
 
 def parse(arguments: list[str]) -> list[str]:
     """Parse a command line as the program would, and return the name of the command; an error is raised."""
-    command = typer.main.get_command(app)
+    command: Any = root_command()
     context = command.make_context("ostinato", list(arguments))
     names: list[str] = []
     while hasattr(command, "resolve_command"):
