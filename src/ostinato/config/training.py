@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ostinato.config.base import Config, Count, Number, Positive, Size, inert
+from ostinato.config.schema import slots_of
 from ostinato.errors import Inert, Problem
 
 Weight = Annotated[float, Field(ge=0)]
@@ -469,7 +470,7 @@ class TrainingConfig(Config):
         if self.init_from is None:
             for name in ("init_except", "init_shared", "extend_vocabulary", "init_checkpoint"):
                 value = getattr(self, name)
-                if value != type(self).model_fields[name].get_default(call_default_factory=True):
+                if value != slots_of(type(self))[name].default:
                     yield Problem(f"{path}{name}", value, f"needs {path}init_from")
         if self.init_shared is not None and (self.init_except or self.extend_vocabulary):
             name = "init_except" if self.init_except else "extend_vocabulary"

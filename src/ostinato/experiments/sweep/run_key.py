@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
+from ostinato.config.schema import slots_of
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
@@ -85,8 +86,8 @@ def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool 
 def _stated(config: BaseModel, path: str, first_names: bool) -> Iterator[tuple[str, Any]]:
     """Yield every setting that is not at its default, and of every group that is not of its default kind the kind."""
     values = config.model_dump(mode="json")
-    for name, info in type(config).model_fields.items():
-        value, default = getattr(config, name), info.get_default(call_default_factory=True, validated_data={})
+    for name, slot in slots_of(type(config)).items():
+        value, default = getattr(config, name), slot.default
         key = f"{path}{first_name(type(config), name) if first_names else name}"
         if isinstance(value, BaseModel):
             if type(value) is not type(default):
