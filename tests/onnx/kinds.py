@@ -75,6 +75,7 @@ STACKS: dict[str, dict[str, Any]] = {
 HEADS: dict[str, dict[str, Any]] = {
     "masked": {},
     "classification": {"head": {"kind": "classification", "pooling": "mean"}, "n_labels": 3},
+    "classification by the first": {"head": {"kind": "classification", "pooling": "first"}, "n_labels": 3},
     "tagging": {"head": {"kind": "tagging"}, "n_labels": 3},
     "tagging, causal": {"head": {"kind": "tagging"}, "n_labels": 3, "mask": "causal"},
     "span": {"head": {"kind": "span"}},

@@ -131,3 +131,25 @@ def test_graphs_predict_by_the_steps_behind_the_loop_as_cached_steps_do() -> Non
         found = decoder_logits(graphs, [graph.module for graph in graphs], of_sentences(SENTENCES), pieces)
     keep = target.keep_BT
     assert_equal(found[keep], expected[keep], "cached steps")
+
+
+@pytest.mark.parametrize("head", list(kinds.HEADS))
+def test_exported_encoders_read_any_number_of_texts_of_any_length(head: str) -> None:
+    (graph,) = graphs_of(kinds.encoder_model("dense, sinusoidal", head))
+    program = graph.exported().module()
+    for sizes in ({"batch": 1, "columns": 5}, {"batch": 3, "columns": 2}):
+        given = graph.example(**sizes)
+        with torch.no_grad():
+            torch.testing.assert_close(program(given)["logits"], graph.module(given)["logits"])
+
+
+def test_a_graph_that_would_hold_for_one_number_of_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    (graph,) = graphs_of(kinds.encoder_model("dense, sinusoidal", "tagging"))
+    compute = graph.module.compute
+
+    def of_a_number(given: dict[str, Any]) -> dict[str, Any]:
+        return {name: one + torch.zeros(len(given["ids"]), 1, 1) for name, one in compute(given).items()}
+
+    monkeypatch.setattr(graph.module, "compute", of_a_number)
+    with pytest.raises(CheckpointError, match="model: its graph would hold for 2 batch of ids only"):
+        graph.exported()

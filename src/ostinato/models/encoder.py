@@ -173,6 +173,7 @@ def _pool(states_BTD: Float[Tensor, "B T D"], keep_BT: Bool[Tensor, "B T"], pool
     """Return the state of the first real token, or the mean over real ones; of rows without any, some state or 0."""
     if pooling == "first":
         first_B = keep_BT.int().argmax(1)
-        return states_BTD[torch.arange(len(states_BTD), device=states_BTD.device), first_B]
+        # Not len(states_BTD), which a graph would keep as a number.
+        return states_BTD[torch.arange(states_BTD.shape[0], device=states_BTD.device), first_B]
     n_B = keep_BT.sum(1, keepdim=True).clamp_min(1)
     return states_BTD.masked_fill(~keep_BT[..., None], 0.0).sum(1) / n_B

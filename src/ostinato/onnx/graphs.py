@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import CheckpointError, see
@@ -76,7 +77,11 @@ class Graph:
         return found
 
     def exported(self) -> torch.export.ExportedProgram:
-        """Return the graph as torch.export traces it."""
+        """Return the graph as torch.export traces it.
+
+        Raises:
+            CheckpointError: the graph would hold for one size of an input only.
+        """
         free = {
             name: {place: torch.export.Dim.AUTO for place, size in enumerate(shape) if isinstance(size, str)}
             for name, shape in self.inputs.items()
@@ -88,6 +93,13 @@ class Graph:
                 if isinstance(module, NoiseState):  # what it draws is a constant of the graph
                     module(torch.zeros(1, 1, module.d_model), torch.tensor([[POSITIONS_OF_A_GRAPH - 1]]))
             program = torch.export.export(self.module, (self.example(),), dynamic_shapes=(free,))
+        # AUTO makes a number of a free size, without a word, where code asks for it as a number.
+        read = set(program.graph_signature.user_inputs)
+        traced = [node.meta["val"] for node in program.graph.find_nodes(op="placeholder") if node.name in read]
+        for (name, shape), tensor in zip(self.inputs.items(), traced, strict=True):
+            for size, found in zip(shape, tensor.shape, strict=True):
+                if isinstance(size, str) and is_concrete_int(found):
+                    raise CheckpointError(f"{self.name}: its graph would hold for {found} {size} of {name} only")
         _sum_in_pairs(program)
         return program
 
