@@ -133,7 +133,11 @@ def test_graphs_predict_by_the_steps_behind_the_loop_as_cached_steps_do() -> Non
     assert_equal(found[keep], expected[keep], "cached steps")
 
 
-@pytest.mark.parametrize("head", list(kinds.HEADS))
+FIRST = "classification by the first"
+OTHER_HEADS = [pytest.param(head, marks=pytest.mark.slow) for head in kinds.HEADS if head != FIRST]
+
+
+@pytest.mark.parametrize("head", [FIRST, *OTHER_HEADS])
 def test_exported_encoders_read_any_number_of_texts_of_any_length(head: str) -> None:
     (graph,) = graphs_of(kinds.encoder_model("dense, sinusoidal", head))
     program = graph.exported().module()
