@@ -31,7 +31,7 @@ from typing import Any
 
 from ostinato.advise.candidates import BASE, Candidate, make_candidates
 from ostinato.advise.curves import Expected
-from ostinato.advise.halving import N_STAGES, Found, Halving, expect, search
+from ostinato.advise.halving import N_STAGES, Found, Halving, drift_of, expect, search
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.space import load_space
@@ -238,9 +238,11 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     halving = Halving((1.0,), mode, BASE, n_seeds=1, most_seeds=1, length=length)
     found = search(list(final), Grid(rows), halving, lambda stage, _: sizes[stage])
     regrets = regrets_of(final, mode)
+    best = best_of(metric)
+    drift = drift_of(found, best)
 
     def expected(one: Outcome) -> Expected:
-        return expect(found, one, length, best=best_of(metric)).within(*range_of(metric))
+        return expect(found, one, length, best=best, drift=drift).within(*range_of(metric))
 
     last = found.stages[-1]
     advised = best_by_candidate(last, mode)[0]

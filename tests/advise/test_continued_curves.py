@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from ostinato.advise.curves import continue_curve
+from ostinato.advise.curves import continue_curve, missed
 
 
 def test_a_power_law_is_continued() -> None:
@@ -44,6 +46,29 @@ def test_what_is_left_may_be_gained_at_once() -> None:
     points = [(10, 2.3), (31, 2.2)]
     assert continue_curve(points, 100).low > 1.8, "a law does not see that the model has not begun to learn"
     assert continue_curve(points, 100, best=0.0).low < 1.5
+
+
+def test_what_falls_ever_faster_may_go_on_so() -> None:
+    points = [(u, 3 * math.exp(-u / 150)) for u in (30, 92, 300)]
+    found = continue_curve(points, 900, best=0.0)
+    assert found.low <= 3 * math.exp(-6) <= found.high < points[-1][1] / 2
+
+
+def test_what_was_missed_before_widens_the_interval_about_the_same_mean() -> None:
+    points = [(10, 2.0), (30, 1.5), (90, 1.3)]
+    for best in (None, 0.0):
+        plain, wide = (continue_curve(points, 270, best=best, drift=drift) for drift in (0.0, 2.0))
+        assert wide.mean == plain.mean
+        assert wide.low < plain.low < plain.high < wide.high
+        assert continue_curve(points, 90, best=best, drift=2.0) == continue_curve(points, 90, best=best)
+
+
+def test_a_miss_is_by_a_unit_of_the_logarithm_of_updates() -> None:
+    flat = [(10, 0.5), (30, 0.5)]
+    assert missed(flat, (30 * math.e, 0.4)) == pytest.approx(-0.1)
+    assert missed(flat, (30 * math.e**2, 0.4)) == pytest.approx(-0.05)
+    assert missed(flat, (30 * math.e, 0.25), best=0.0) == pytest.approx(-math.log(2))
+    assert missed(flat, (30 * math.e, 0.75), best=1.0) == pytest.approx(-math.log(2))
 
 
 def test_at_the_best_value_nothing_is_left() -> None:

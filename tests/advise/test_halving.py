@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tables import Formula
 
-from ostinato.advise.halving import Halving, search
+from ostinato.advise.halving import Found, Halving, drift_of, expect, search
 from ostinato.advise.trials import Trial
 
 SIZES = [10, 30, 90]
@@ -82,6 +82,19 @@ def test_seeds_that_are_there_count_also_without_time() -> None:
     whole = search(NAMES, trainer, halving, lambda stage, _: SIZES[stage])
     again = search(NAMES, trainer, halving, lambda stage, _: SIZES[stage], has_time=lambda trials: False)
     assert again.stages == whole.stages
+
+
+def test_intervals_are_as_wide_as_the_stages_before_missed_the_later_ones() -> None:
+    halving = Halving((1.0,), "min", n_seeds=1, most_seeds=1)
+    falling = search(NAMES, Formula(lambda trial: 10.0 / trial.updates**2), halving, lambda stage, _: SIZES[stage])
+    flat = search(NAMES, Formula(lambda trial: 1.0), halving, lambda stage, _: SIZES[stage])
+    assert drift_of(flat) == drift_of(flat, best=0.0) == drift_of(Found()) == drift_of(Found(flat.stages[:1])) == 0.0
+    # From one point nothing is expected: the stage after it has a ninth, which is missed by 2 a unit of log u.
+    early = Found(falling.stages[:2])
+    assert drift_of(early, best=0.0) == pytest.approx(2.0)
+    one = early.stages[-1][0]
+    narrow, wide = (expect(early, one, 90, best=0.0, drift=drift) for drift in (0.0, drift_of(early, best=0.0)))
+    assert wide.low < narrow.low < narrow.high < wide.high
 
 
 def test_a_late_one_gets_the_last_place() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ostinato.advise.candidates import BASE, Candidate
 from ostinato.advise.curves import Expected
-from ostinato.advise.halving import N_STAGES, Found, expect
+from ostinato.advise.halving import N_STAGES, Found, drift_of, expect
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import best_of, range_of
 from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate
@@ -193,6 +193,8 @@ def _standings(
 ) -> list[Standing]:
     """Return how all candidates stand, those of the last stage first, within a stage the best mean first."""
     noise = _seed_noise(found.stages[-1]) if found.stages else 0.0
+    goal = best_of(metric)
+    drift = drift_of(found, goal)
     made: dict[str, Standing] = {}
     for stage in reversed(range(len(found.stages))):
         for first in best_by_candidate(found.stages[stage], mode):
@@ -215,7 +217,7 @@ def _standings(
                 fmean(scores.values()),
                 judged.low,
                 judged.high,
-                expect(found, first, length, noise, best_of(metric)).within(*range_of(metric)),
+                expect(found, first, length, noise, goal, drift).within(*range_of(metric)),
                 figures,
             )
     failed = [o for o in found.outcomes if o.score is None and o.trial.candidate not in made]

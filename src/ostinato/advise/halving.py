@@ -13,11 +13,13 @@ curve (`ostinato.advise.curves`) may end before that of the one whose place it t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
-from ostinato.advise.curves import Expected, continue_curve
-from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer, Trial, best_by_candidate
+from ostinato.advise.curves import Expected, continue_curve, missed
+from ostinato.advise.trials import Mode, Outcome, Point, TimeUp, Trainer, Trial, best_by_candidate
 
 ETA = 3
 """Of so many candidates one goes on to the next stage."""
@@ -137,24 +139,50 @@ def _with_late_one(found: Found, ranked: list[Outcome], n_places: int, halving: 
     return [*ranked[: n_places - 1], best, last, *(one for one in behind if one is not best)]
 
 
-def expect(found: Found, outcome: Outcome, length: int, noise: float = 0.0, best: float | None = None) -> Expected:
+def expect(
+    found: Found,
+    outcome: Outcome,
+    length: int,
+    noise: float = 0.0,
+    best: float | None = None,
+    drift: float = 0.0,
+) -> Expected:
     """Return what a candidate comes to after `length` updates.
 
     Continued are the ends of its trainings, each of which has a whole schedule, at one rate; where there is one such
     end only, the curve of that training.
     """
-    own = [
-        one
-        for one in found.outcomes
-        if one.trial.candidate == outcome.trial.candidate and one.trial.rate == outcome.trial.rate
-    ]
-    by_updates: dict[int, list[float]] = {}
-    for one in own:
-        if one.score is not None:
-            by_updates.setdefault(one.trial.updates, []).append(one.score)
-    ends = [(updates, sum(scores) / len(scores)) for updates, scores in sorted(by_updates.items())]
+    ends = _ends(found).get((outcome.trial.candidate, outcome.trial.rate), [])
     points = ends if len(ends) > 1 else list(outcome.curve) or ends
-    return continue_curve(points, max(length, outcome.trial.updates), noise, best)
+    return continue_curve(points, max(length, outcome.trial.updates), noise, best, drift)
+
+
+def drift_of(found: Found, best: float | None = None) -> float:
+    """Return what later stages were missed by, had they been told from the stages before (`ostinato.advise.curves`).
+
+    The root mean square over the candidates of all stages but the first; 0 where there is one stage only.
+    """
+    curves = {
+        (one.trial.candidate, one.trial.rate): list(one.curve)
+        for one in (found.stages[0] if found.stages else [])
+        if one.curve
+    }
+    misses = []
+    for trained, ends in _ends(found).items():
+        for n in range(1, len(ends)):
+            points = ends[:n] if n > 1 else curves.get(trained, ends[:1])
+            misses.append(missed(points, ends[n], best))
+    return math.sqrt(fmean(miss**2 for miss in misses)) if misses else 0.0
+
+
+def _ends(found: Found) -> dict[tuple[str, float], list[Point]]:
+    """Return, by candidate and rate, what its trainings came to by their updates, a mean over seeds."""
+    scores: dict[tuple[str, float], dict[int, list[float]]] = {}
+    for one in found.outcomes:
+        if one.score is not None:
+            by_updates = scores.setdefault((one.trial.candidate, one.trial.rate), {})
+            by_updates.setdefault(one.trial.updates, []).append(one.score)
+    return {key: [(u, fmean(values)) for u, values in sorted(own.items())] for key, own in scores.items()}
 
 
 def _add_seeds(
