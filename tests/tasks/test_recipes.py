@@ -44,7 +44,7 @@ def test_the_promised_recipes_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str, tmp_path: Path) -> None:
+def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
     assert 20 < len(recipe.description) < 110
@@ -56,6 +56,13 @@ def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str, tmp_pat
     parameters = count_parameters(model)
     assert sum(parameters.by_part.values()) == parameters.stored > 0
     assert count_macs(model, 16, 16).total > 0
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if place % 5 == 0 else pytest.mark.slow) for place, name in enumerate(NAMES)]
+)
+def test_every_recipe_is_written_and_read_again(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
     dump_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
