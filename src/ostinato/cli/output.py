@@ -130,13 +130,17 @@ def print_columns(rows: Iterable[Sequence[str]]) -> None:
         print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+_LONGEST = 1e15
+"""From here on digits say nothing: a float has no more of them."""
+
+
 def number(value: object) -> str:
-    """Return a value as people read it: 1,388,544 and 0.1235."""
+    """Return a value as people read it: 1,388,544 and 0.1235; 4.78e+80 of what has more than 15 digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    return f"{value:,.1f}" if 1000 <= abs(value) < _LONGEST else f"{value:.4g}"
 
 
 def compact(value: int, base: int = 1000) -> str:
