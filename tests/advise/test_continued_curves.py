@@ -74,6 +74,10 @@ def test_a_miss_is_by_a_unit_of_the_logarithm_of_updates() -> None:
 def test_at_the_best_value_nothing_is_left() -> None:
     found = continue_curve([(10, 0.9), (30, 1.0)], 100, best=1.0).within(0.0, 1.0)
     assert found.high == 1.0
+    # What was missed is then in logarithms, and says nothing of the distance from the best value.
+    points = [(10, 0.9), (30, 1.0)]
+    assert continue_curve(points, 100, best=1.0, drift=5.0) == continue_curve(points, 100, best=1.0)
+    assert missed(points, (100, 1.0), best=1.0) <= 0.0
 
 
 def test_a_curve_needs_a_point() -> None:

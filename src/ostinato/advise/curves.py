@@ -15,8 +15,8 @@ then negative: with b = -1 what is left falls exponentially.
 
 A power law knows nothing of a model that has not begun to learn, and of what is left to gain any part may be gained. So
 the variance has the term (d log(u / u_n))^2 besides, d being the root mean square of what the same continuation missed
-where later points are known (`missed`): curves that fell suddenly once may do so again. Where y* is known d
-is at least `_SUDDEN`, which was chosen by one task (digits reversed, docs/advise.md).
+where later points are known (`missed`): curves that fell suddenly once may do so again. Where y* is known d is at least
+`_SUDDEN`, which was chosen by one task (digits reversed, docs/advise.md).
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def continue_curve(
     further = math.log(max(update, last) / last)
     if best is None or end == best:
         mean, sd = _continued(points, update, noise)
-        sd = math.hypot(sd, drift * further)
+        if best is None:  # else d is of logarithms, and nothing is left to gain
+            sd = math.hypot(sd, drift * further)
         return Expected(update, mean, mean - _HALF * sd, mean + _HALF * sd)
     logs = [(u, _log_left(y, best)) for u, y in points]
     mean, sd = _continued(logs, update, noise / max(abs(end - best), _LEAST_LEFT), _OF_LOGS)
@@ -88,7 +89,7 @@ def missed(points: Sequence[Point], later: Point, best: float | None = None) -> 
     """
     update, y = later
     mean = continue_curve(points, update, best=best).mean
-    miss = y - mean if best is None or points[-1][1] == best else _log_left(y, best) - _log_left(mean, best)
+    miss = y - mean if best is None else _log_left(y, best) - _log_left(mean, best)
     return miss / math.log(update / points[-1][0])
 
 

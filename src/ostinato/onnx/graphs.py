@@ -99,7 +99,7 @@ class Graph:
         for (name, shape), tensor in zip(self.inputs.items(), traced, strict=True):
             for size, found in zip(shape, tensor.shape, strict=True):
                 if isinstance(size, str) and is_concrete_int(found):
-                    raise CheckpointError(f"{self.name}: its graph would hold for {found} {size} of {name} only")
+                    raise CheckpointError(f"{self.name}: its graph would hold for {size} = {found} only (input {name})")
         _sum_in_pairs(program)
         return program
 

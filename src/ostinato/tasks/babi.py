@@ -115,7 +115,7 @@ def _remote(number: int, part: str, size: str) -> RemoteFile:
     )
 
 
-Number = Annotated[int, Field(ge=1, le=len(NAMES))]
+TaskNumber = Annotated[int, Field(ge=1, le=len(NAMES))]
 
 
 class BabiConfig(TaskConfig):
@@ -123,7 +123,7 @@ class BabiConfig(TaskConfig):
 
     only: ClassVar[tuple[Only, ...]] = (Only(("dev_seed",), "dev_fraction", but=(0,)),)
     kind: Literal["babi"] = "babi"
-    number: Number | Annotated[list[Number], Field(min_length=1)] | None = None
+    number: TaskNumber | Annotated[list[TaskNumber], Field(min_length=1)] | None = None
     """One task alone (single), several together, or None: all twenty together (joint)."""
     size: Literal["1k", "10k"] = "1k"
     """Training questions for every task."""
@@ -149,8 +149,8 @@ class BabiTask(Task):
     """bAbI: twenty kinds of questions on short stories, one alone or all together; error by task, failed tasks.
 
     Splits of every task: train 1,000 or 10,000 questions (size), of which a seeded 10 % of the stories become dev
-    (version 1.2 has no validation set), test 1,000. number=1..20 is one task (single), a list of numbers
-    several, without it all twenty (joint).
+    (version 1.2 has no validation set), test 1,000. number=1..20 is one task (single), a list of
+    numbers several, without it all twenty (joint).
     Source: the facts of the story before the question, earlier questions left out, the last 70 of them (130 for task
     3), then the question. Target: the answer; answer_form=label writes several words as one token, which makes a new
     token of every combination.

@@ -73,8 +73,9 @@ def test_a_pool_waits_for_longer_than_the_system_waits_at_once(tmp_path: Path) -
     result = JobResult(Job(run.name, run.recipe, run.directory), "done")
     pool, (ours, theirs) = LocalPool(1), multiprocessing.Pipe()
     pool._workers.append(SimpleNamespace(pipe=ours, job=result.job))  # type: ignore[arg-type]
-    theirs.send(result)
-    assert pool.collect(lambda event: None, timeout=1e9) == result
+    with ours, theirs:
+        theirs.send(result)
+        assert pool.collect(lambda event: None, timeout=1e9) == result
 
 
 def test_the_end_of_a_process_is_put_into_words() -> None:
