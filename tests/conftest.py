@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -15,11 +16,28 @@ import pytest
 # The tensors are tiny: a second thread costs a hundred times what it saves, and workers run side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+SAMPLED = 5
+"""`make test` runs one in so many sets of parameters of a test marked `sampled`; `make test-all` all of them.
+
+Five, since most parameters have two, three or four values, of which every fourth set would have the same."""
+
 
 def pytest_configure() -> None:
     """Take Ctrl-C as Python does on its own: what is started in the background may have been told to ignore it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the parameters of a test marked `sampled` make all but every fifth slow."""
+    n_seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("sampled") is not None and item.get_closest_marker("slow") is None:
+            name = item.nodeid.split("[")[0]
+            if n_seen[name] % SAMPLED:
+                item.add_marker(pytest.mark.slow)
+            n_seen[name] += 1
 
 
 def pytest_collection_finish() -> None:

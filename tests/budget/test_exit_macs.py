@@ -45,6 +45,7 @@ def _measured(model: LanguageModel | Encoder) -> tuple[float, dict[str, list[int
     return counter.get_total_flops() / 2, depths
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [LANGUAGE, ENCODER], ids=["causal", "masked"])
 @pytest.mark.parametrize("coda", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)

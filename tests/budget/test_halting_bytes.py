@@ -168,6 +168,7 @@ def _keys_values(config: Config, precision: str) -> int:
     return len(sets) * width * 2 * N_SENTENCES * SOURCE * sub.n_heads * sub.head_width(config.d_model)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("rule", RULES)
@@ -176,6 +177,7 @@ def test_activations_of_models_whose_tokens_halt_are_what_autograd_keeps(rule: s
     assert _counted(config, precision) == pytest.approx(_kept(config, precision), rel=0.005)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["post-norm", "pre-norm, coordinates", "experts", "two steps a round"])
 @pytest.mark.parametrize("rule", RULES)
 def test_recomputed_steps_hold_the_states_between_them_and_those_of_halted_tokens(rule: str, name: str) -> None:

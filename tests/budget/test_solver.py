@@ -40,6 +40,7 @@ def test_a_shared_model_is_widened_to_the_size_of_an_unshared_one() -> None:
     assert found.config.stacks()["decoder"].self_attention.share == "all"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("free", ["d_ff", "d_attn", "d_model", "n_steps", "d_ff+d_attn", "decoder.n_steps"])
 @pytest.mark.parametrize("name", counts(9, 12))
 def test_the_configuration_itself_is_found_again_by_every_free_variable(free: str, name: str) -> None:

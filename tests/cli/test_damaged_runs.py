@@ -58,6 +58,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_that_loads_a_run_refuses_weights_of_another_hash_unless_told_not_to_verify(
     run, copy: Path, tmp_path: Path, command: str

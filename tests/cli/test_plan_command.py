@@ -82,6 +82,7 @@ PARTS_OF_LOOPS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recipe", PARTS_OF_LOOPS)
 def test_a_drawing_of_a_loop_says_all_that_its_rounds_have(run, recipe: str) -> None:
     sizes = ["--source-vocab", 13, "--target-vocab", 12] if recipe == "looped/trm-7m" else []

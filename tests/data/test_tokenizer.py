@@ -291,6 +291,7 @@ def test_training_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) 
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not SHARED.exists(), reason="the published data are not here")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["cogs/dev", "cogs_vf/dev", "pcfg_set/pcfgset_dev", "geoquery_funql/standard_train"])

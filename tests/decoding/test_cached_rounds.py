@@ -130,6 +130,7 @@ def test_a_round_reads_what_the_last_rounds_of_its_slot_left(n_kept: int, n_prom
     assert bool((found - whole).abs().max() > 1e-3) == (n_kept < R)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n_kept", [1, 2])
 @pytest.mark.parametrize("n_prompt", [1, 4])
 @pytest.mark.parametrize(("rule", "threshold"), [("change", 0.2), ("exit", 0.7), ("act", 0.7)])

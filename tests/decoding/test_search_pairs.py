@@ -53,6 +53,7 @@ def source_of(row: Row) -> list[int]:
     return row.source_ids
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_search_from_sources_agrees_with_full_passes(mask: Mask, beam: int) -> None:
@@ -70,6 +71,7 @@ def test_a_search_from_sources_agrees_with_full_passes(mask: Mask, beam: int) ->
         assert h.ids == ids
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_source_gets_the_same_output_alone_and_in_any_batch(mask: Mask, name: str) -> None:

@@ -53,6 +53,7 @@ def test_cached_beam_search_agrees_with_beam_search_by_full_passes(model_name: s
         assert h.score == pytest.approx(score, abs=1e-4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_real_model_writes_the_same_alone_and_in_any_batch(name: str, seed: int) -> None:

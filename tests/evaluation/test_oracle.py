@@ -149,6 +149,7 @@ def test_no_fixed_number_of_rounds_is_right_more_often(kind: str) -> None:
         assert labels[1] >= sentences[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "criterion"),
     # A classification says nothing of single tokens.

@@ -77,6 +77,7 @@ def test_other_weights_are_decoded_anew(run: Path) -> None:
     assert changed.predictions != kept.predictions
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", ["edited", "gone", "no note", "half a note", "an empty note", "another note"])
 def test_kept_outputs_that_are_not_as_they_were_written_are_decoded_anew(run: Path, damage: str) -> None:
     kept = run_outputs(load(run), "test")

@@ -111,6 +111,7 @@ def stored() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "variant"), stored())
 def test_all_gradients_are_those_of_the_class(
     name: str, variant: Variant, record_property: Callable[[str, object], None]

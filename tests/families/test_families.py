@@ -93,6 +93,7 @@ def test_gradients_of_the_sum_of_squares_of_all_logits(family: Family) -> None:
 
 
 # In float32 kernels that were compiled for decoding run where they know the model.
+@pytest.mark.sampled
 @checked("cached", of="cached")
 @pytest.mark.parametrize(
     ("dtype", "is_prefilled"),
@@ -118,6 +119,7 @@ def test_step_by_step_with_a_cache_as_at_once(family: Family, dtype: torch.dtype
         assert gap <= family.within(variant, dtype), f"{variant.name}: {gap}"
 
 
+@pytest.mark.sampled
 @checked("rows", of="rows")
 @pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
 def test_a_sentence_alone_as_among_eight(family: Family, side: str) -> None:

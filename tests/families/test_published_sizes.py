@@ -163,6 +163,7 @@ LOOPED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_looped_recipe_has_the_parameters_of_the_equations(name: str) -> None:
     by_equations, known = LOOPED[name]
@@ -172,6 +173,7 @@ def test_a_looped_recipe_has_the_parameters_of_the_equations(name: str) -> None:
         assert sum(p.numel() for p in build_model(config).parameters()) == known
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SIZES)
 def test_a_recipe_has_the_published_parameters(name: str) -> None:
     by_equations, published, beside = SIZES[name]

@@ -65,6 +65,7 @@ def test_logits_and_costs_are_those_of_the_equations(name: str, rounds: int) -> 
     assert float(expected.detach().std()) > 0.1
 
 
+@pytest.mark.sampled
 @pytest.mark.check("float32")
 @cells(4)
 def test_logits_in_float32(name: str, rounds: int) -> None:
@@ -75,6 +76,7 @@ def test_logits_in_float32(name: str, rounds: int) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.check("all gradients")
 @cells(1, 4)
 def test_all_gradients_are_those_of_the_equations(name: str, rounds: int) -> None:
@@ -88,6 +90,7 @@ def test_all_gradients_are_those_of_the_equations(name: str, rounds: int) -> Non
     assert_same_gradients(model, found, wanted)
 
 
+@pytest.mark.sampled
 @pytest.mark.check("cached")
 @IN_BOTH
 @cells(4, of=WRITING)
@@ -101,6 +104,7 @@ def test_cached_steps_are_the_equations_of_everything_so_far(name: str, rounds: 
     torch.testing.assert_close(steps, expected, rtol=0, atol=WITHIN[dtype])
 
 
+@pytest.mark.sampled
 @pytest.mark.check("rows")
 @pytest.mark.parametrize("side", ["left", "right"])
 @IN_BOTH

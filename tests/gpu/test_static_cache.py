@@ -49,6 +49,7 @@ def _far_from_ties(name: str) -> Model:
     return model
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("settings", SEARCHES, ids=["greedy", "beam", "sample"])
 @pytest.mark.parametrize("name", STATIC)
 def test_a_search_in_fixed_sizes_finds_what_a_plain_one_finds(
@@ -92,6 +93,7 @@ def _recorded(
         return _found(model, ragged_batch(4).to(DEVICE), settings, static=True), device, waits
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

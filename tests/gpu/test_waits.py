@@ -48,6 +48,7 @@ def _described(device: PretendedDevice) -> str:
     return "; ".join(f"{n} {wait.operation} at {wait.line}" for wait, n in Counter(device.waits).items())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PLANS)
 def test_an_update_waits_once_and_where_tokens_halt_once_more_in_every_round(name: str) -> None:
     model = model_of(name, dropout=0.1).train()

@@ -141,6 +141,7 @@ def test_ctranslate2_computes_the_same_logits(name: str, tmp_path: Path) -> None
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_a_folder_has_the_names_shapes_and_keys_of_its_architecture(name: str, tmp_path: Path) -> None:
     _, folder = exported(name, tmp_path)

@@ -30,6 +30,7 @@ from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_run, wrapped
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", runs.RUNS)
 def test_logits_are_ours(made: Any, name: str, side: str) -> None:
@@ -157,6 +158,7 @@ ROUND_LOSSES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ROUND_LOSSES)
 def test_losses_of_rounds_are_those_of_training(kind: str, tmp_path: Path) -> None:
     run = runs.make_run("looped", tmp_path, *ROUND_LOSSES[kind])

@@ -28,6 +28,7 @@ def prompts(run: LoadedRun, n: int, length: int) -> Tensor:
     return torch.cat([torch.ones(n, 1, dtype=torch.long), ids_of(run, n, length)], dim=1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_greedy_outputs_are_ours_with_padding_on_the_left_and_with_a_cache(made: Any, name: str) -> None:
     run, folder = made(name)

@@ -32,6 +32,7 @@ def their_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, **more).logits  # type: ignore[no-any-return]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", tiny.MODELS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     if not hasattr(transformers, tiny.MODELS[name][0]):

@@ -113,6 +113,7 @@ def test_a_config_with_any_value_is_read_as_by_transformers_or_refused(name: str
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["mixtral", "modernbert", "albert", "bart"])
 def test_some_values_of_a_config_are_read_as_by_transformers_or_refused(name: str, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ CASES["t5"] = _t5("activation: relu", "model.output={scale: true}", "model.tie_e
 CASES["t5, gated"] = _t5("activation: geglu_tanh", "model.output={bias: false}", "model.tie_embeddings=input")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_a_looped_model_is_a_plain_one(name: str, tmp_path: Path) -> None:
     base, settings = CASES[name]
@@ -100,6 +101,7 @@ def test_a_looped_model_is_a_plain_one(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "tokenizer",
     ["{kind: words}", "{kind: characters}", "{kind: bpe, vocab_size: 300}", "{kind: unigram, vocab_size: 290}"],

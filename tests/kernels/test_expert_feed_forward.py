@@ -111,6 +111,7 @@ def dtype_of(backend: Backend) -> torch.dtype:
     return torch.float32 if backend == "grouped" else torch.float64
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_backend_equals_the_formula_in_outputs_and_all_gradients(

@@ -167,6 +167,7 @@ def _model(name: str) -> Seq2SeqConfig:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*MODELS, *LOOPS])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_activations_of_seq2seq_models_are_what_autograd_keeps(name: str, precision: Any) -> None:
@@ -185,6 +186,7 @@ def test_a_kernel_of_one_column_needs_no_other_layout(kernels: tuple[int, int], 
     assert counted == pytest.approx(kept_by_autograd(config, _batch(config, 2, 1, 9), precision), rel=0.0005)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODELS)
 def test_recomputed_steps_keep_the_states_between_them_and_one_step_at_a_time(name: str) -> None:
     config = _model(name)
@@ -207,6 +209,7 @@ def test_recomputed_steps_keep_the_states_between_them_and_one_step_at_a_time(na
     assert parts["recomputed"] == max(more["encoder"], more["decoder"] - own_set, sparse)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_keep_as_much_beside_their_steps_where_they_are_recomputed(name: str) -> None:
     config = looped(name)

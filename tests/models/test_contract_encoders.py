@@ -129,6 +129,7 @@ def check_twin(model: Encoder, batch: list[Sentence], padded: Batch) -> None:
     assert_all_equal(gradients(model, logits, weights), gradients(model, expected, weights))
 
 
+@pytest.mark.sampled
 @of_every_head
 @draws(8, quick=2)
 @given(data=st.data())
@@ -140,6 +141,7 @@ def test_an_encoder_equals_its_per_token_twin_in_logits_depths_and_all_gradients
     check_twin(model, batch, data.draw(st.sampled_from([right_padded, left_padded]))(batch))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
 @draws(6, quick=1)
 @given(data=st.data())
@@ -172,6 +174,7 @@ def test_padding_and_other_sentences_change_no_logit_and_no_gradient(
         assert_equal(plain[i], alone, "in a batch")
 
 
+@pytest.mark.sampled
 @of_every_head
 @draws(4)
 @given(data=st.data())

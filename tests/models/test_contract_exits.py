@@ -86,6 +86,7 @@ OF_STACKS += [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("criterion", "scope", "name"), OF_STACKS)
 def test_tokens_stop_in_different_rounds_by_every_criterion(criterion: str, scope: str, name: str) -> None:
     model, padded = random_model(looped("injection by sum")), right_padded(RAGGED)

@@ -49,6 +49,7 @@ def test_every_setting_of_depth_is_in_the_list(side: str) -> None:
     assert any(stack.value_embeddings for stack in stacks)
 
 
+@pytest.mark.sampled
 @of_every_loop
 def test_a_loop_equals_its_per_token_twin_in_logits_depths_and_all_gradients(name: str) -> None:
     check_twin(random_model(looped(name)), RAGGED[1:], right_padded(RAGGED[1:]))
@@ -68,18 +69,21 @@ def test_tokens_of_the_list_halt_in_every_round(side: str) -> None:
     assert all(halted[n] >= 5 for n in (1, 2, 3)), halted
 
 
+@pytest.mark.sampled
 @pytest.mark.device
 @of_every_loop
 def test_recomputed_steps_have_the_same_gradients(name: str) -> None:
     check_recomputed(random_model(looped(name)).train(), RAGGED)
 
 
+@pytest.mark.sampled
 @of_every_loop
 def test_the_cache_is_as_large_as_counted(name: str) -> None:
     # Past a block of 32 positions, and with both buffers of hypotheses that change places.
     check_cache(looped(name), n_sentences=2, beam=2, target_length=34, first=31)
 
 
+@pytest.mark.sampled
 @of_every_loop
 def test_macs_agree_with_the_flop_counter(name: str) -> None:
     config = looped(name)
@@ -89,6 +93,7 @@ def test_macs_agree_with_the_flop_counter(name: str) -> None:
         check_realised_macs(config, 5, 6)
 
 
+@pytest.mark.sampled
 @pytest.mark.device
 @of_every_loop
 def test_cached_steps_equal_the_full_pass(name: str) -> None:
@@ -100,6 +105,7 @@ def test_cached_steps_equal_the_full_pass(name: str) -> None:
         check_cached_steps(model, batch, cuts)
 
 
+@pytest.mark.sampled
 @of_every_loop
 def test_padding_and_other_sentences_change_nothing(name: str) -> None:
     model = random_model(looped(name))

@@ -22,6 +22,7 @@ def _sized(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={key: getattr(model, key) or rows for key, rows in sizes.items()})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("folder", sorted({name.rpartition("/")[0] for name in NAMES}))
 def test_the_parameters_counted_are_those_of_the_model_that_would_be_built(folder: str) -> None:
     models = {name: _sized(load_recipe(name).model) for name in NAMES if name.rpartition("/")[0] == folder}

@@ -44,6 +44,7 @@ def test_threshold_one_runs_all_rounds_and_zero_stops_after_the_first(criterion:
     assert bool((trace.executed_BTR.sum(-1) == 1).all())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("coda", [True, False])
 @pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)
 def test_some_tokens_stop_early_alone_as_in_a_batch_and_gathered_as_masked(criterion: str, coda: bool) -> None:
@@ -61,6 +62,7 @@ def test_some_tokens_stop_early_alone_as_in_a_batch_and_gathered_as_masked(crite
     assert len(depths) > 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)
 @pytest.mark.parametrize("relative", ["none", "buckets"])
 @pytest.mark.parametrize("coda", [True, False])

@@ -77,6 +77,7 @@ def assert_same(module: nn.Module, x: Tensor, found: Tensor, expected: Tensor) -
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("router", "gate", "k"), [*product(ROUTERS, GATES, [2]), ("linear", "sigmoid", 1)])
 def test_experts_equal_their_plain_twin_in_outputs_and_gradients(router: str, gate: str, k: int) -> None:
     routed: dict[str, Any] = {"n_experts": 4, "top_k": k, "router": ROUTERS[router], "gate": GATES[gate]}

@@ -65,6 +65,7 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run", RUNS, indirect=True)
 def test_an_old_run_gives_the_logits_the_outputs_and_the_scores_that_it_gave(run: Path) -> None:
     expected, tensors = expected_of(run), load_file(HERE / "expected" / f"{run.name}.safetensors")
@@ -74,6 +75,7 @@ def test_an_old_run_gives_the_logits_the_outputs_and_the_scores_that_it_gave(run
     assert_close(told, {name: expected[name] for name in told})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("run", [name for name in RUNS if name != INTERRUPTED], indirect=True)
 def test_an_old_training_state_is_taken_up_and_its_best_checkpoint_scores_as_it_did(run: Path) -> None:
     stored = json.loads((run / "results.json").read_text(encoding="utf-8"))

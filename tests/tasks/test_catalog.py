@@ -46,6 +46,7 @@ def test_every_protocol_says_splits_tokens_metric_selection_and_departures(kind:
     assert [name for name in ("Splits", "Tokens", "Metric", "Selection", "Departures") if name not in text] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", SMALL)
 def test_tasks_without_files_are_shown_with_scores_sizes_and_three_examples(kind: str) -> None:
     check(describe_task(open_task(kind, SMALL[kind])))

@@ -52,6 +52,7 @@ def test_forms_that_are_no_trees_are_refused(logical, reason):
         variable_free(logical)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("split", ["dev", "test", "gen", "train", "train_100"])
 @pytest.mark.parametrize(("form", "folder"), [("logical", "cogs"), ("variable_free", "cogs_vf")])
 def test_every_published_row_is_read_and_converted(open_published, oracle, split, form, folder):

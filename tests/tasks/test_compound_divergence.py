@@ -142,6 +142,7 @@ def test_an_archive_without_a_file_names_those_it_has(small_cfq: Path, tmp_path:
 # -- MCWQ -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("split", ["mcd1", "mcd2", "mcd3"])
 @pytest.mark.parametrize("language", ["en", "he", "kn", "zh"])
 def test_mcwq_s_dev_and_test_are_read_from_files_that_hash_as_published(

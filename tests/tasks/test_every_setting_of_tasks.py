@@ -203,6 +203,7 @@ SLOW = {"passivization", "pcfg_set"}
 """Tasks that draw many sentences to find new ones."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in SLOW)) for case in CASES],

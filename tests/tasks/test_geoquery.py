@@ -76,6 +76,7 @@ def test_places_become_markers_on_both_sides() -> None:
     assert anonymise("how big is it", "f(countryid(usa))") == ("how big is it", "f(countryid(usa))")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("split", sorted(PUBLISHED))
 def test_every_published_row_of_every_split_is_made(open_geoquery, oracle, split: str) -> None:
     name, parts = PUBLISHED[split]

@@ -78,6 +78,7 @@ def test_what_is_no_sequence_is_refused(source: str, reason: str) -> None:
         apply_edits(source)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PUBLISHED_TESTS)
 def test_the_functions_give_every_published_target(oracle, name: str) -> None:
     rows = oracle(f"pcfg_set/{name}")
@@ -87,6 +88,7 @@ def test_the_functions_give_every_published_target(oracle, name: str) -> None:
         assert [has_held_out_pair(row["source"]) for row in rows] == [row["has_systematicity_pair"] for row in rows]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("split", "part", "name"),
     [

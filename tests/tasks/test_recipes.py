@@ -45,12 +45,17 @@ def test_the_promised_recipes_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str) -> None:
+def test_every_recipe_loads_and_says_what_it_is(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
     assert 20 < len(recipe.description) < 110
     assert task_problems(recipe.task.settings()) == []
-    for plan in recipe.model.plans().values():
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_counts_itself(name: str) -> None:
+    for plan in load_recipe(name).model.plans().values():
         assert plan.steps
         assert all(step.uses for step in plan.steps)
     model = sized(name)
@@ -59,9 +64,8 @@ def test_every_recipe_loads_counts_itself_and_says_what_it_is(name: str) -> None
     assert count_macs(model, 16, 16).total > 0
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if place % 5 == 0 else pytest.mark.slow) for place, name in enumerate(NAMES)]
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_written_and_read_again(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     dump_recipe(recipe, tmp_path / "recipe.yaml")

@@ -155,6 +155,7 @@ def _from(folder: Path, **settings: object):
     return build_task(TaskRef.model_validate({"kind": "scan", "dev_fraction": 0, **settings}), DataConfig(), access)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("split", [*_TEMPLATES, "template_jump_around_right", *(f"filler_num{n}" for n in range(4))])
 def test_templates_and_fillers_are_read_in_the_published_sizes(tmp_path, split):
     """The sizes in bytes that are checked are those that the rule gives, in any order of the rows."""

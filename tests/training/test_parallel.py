@@ -38,6 +38,7 @@ def group_of_one() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("name", ["recomputed", "tables"])
 @pytest.mark.parametrize("kind", SHARDED)

@@ -51,6 +51,7 @@ def _assert_close(found: Any, expected: Any, path: str = "") -> None:
         assert found == expected, path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name",
     [

@@ -56,6 +56,7 @@ def test_models_with_experts_are_compiled_in_bfloat16_only(tmp_path: Path, monke
     check_training(tiny_recipe(tmp_path, compile=True, experts=True, precision="bfloat16"), torch.device("cpu"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [

@@ -63,6 +63,7 @@ def test_the_runs_are_described_with_their_plans(client: TestClient, opened: Ope
     assert by_name["lstm"].stacks == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_model_is_looked_into_by_example_and_by_text(
     client: TestClient, opened: Opened, name: str
@@ -132,6 +133,7 @@ def test_the_last_round_predicts_what_the_output_does_where_no_token_halts(clien
         assert all(by_round[-1] == by_round[-2] for by_round in found["ids"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["sparse", "dense", "lstm", "language-model", "prefix-language-model"])
 def test_what_is_written_token_by_token_is_what_generate_writes(client: TestClient, opened: Opened, name: str) -> None:
     run = opened[name]

@@ -11,6 +11,7 @@ from ostinato.tasks.recipes import load_recipe
 NAMES = ["algorithmic/reverse-universal", "relay/act", "x-moe/small/x-moe", "digits/transformer"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fingerprint_does_not_depend_on_what_ran_before(name: str) -> None:
     recipe = load_recipe(name, ["model.d_model=32"])

@@ -31,6 +31,7 @@ TINY = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("claim", SWEPT, ids=lambda claim: claim.name)
 @pytest.mark.parametrize("name", [None, "gpu"])
 def test_the_arms_that_a_claim_names_differ_in_what_its_design_says(claim, name):

@@ -31,6 +31,7 @@ def moved(old: dict[str, float], new: dict[str, float]) -> set[str]:
     return {name for name in old if name not in new or not is_near(old[name], new[name])}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_of_every_kind_of_arm_do_not_depend_on_what_ran_before(name: str) -> None:
     torch.manual_seed(7)
@@ -56,6 +57,7 @@ def test_every_part_of_the_way_from_texts_to_metrics_is_in_it() -> None:
     assert 0 < with_bleu["bleu of fixed outputs"] < 100
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "change", "named"),
     [

@@ -22,6 +22,7 @@ RESULT = {"kind": "result", "split": "test"}
 EVALUATE = {"kind": "evaluate", "split": "test", "path": "loss"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("measure", "message"),
     [

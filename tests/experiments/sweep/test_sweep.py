@@ -278,6 +278,7 @@ def test_reversing_digits_compares_arms_that_differ_in_depth_sharing_only() -> N
     assert len(sweep.seeds) == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(shipped_sweeps()))
 def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Path) -> None:
     text = shipped_sweeps()[name].read_text(encoding="utf-8")
