@@ -56,10 +56,10 @@ _RELAY = (
 TASKS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "reversal": ("digits/transformer", 1200, ("data.tokens_per_batch=352", "training.selection.max_examples=300")),
     "relay": ("relay/fixed-depth", 1200, _RELAY),
-    "logical-inference": ("logical-inference/transformer", 2000, _SHORT),
-    "cogs-vf": ("cogs-vf/transformer", 2000, ()),
+    "logical-inference": ("logical-inference/transformer", 1200, _SHORT),
+    "cogs-vf": ("cogs-vf/transformer", 1200, ()),
     "parity": ("parity/transformer", 2000, ()),
-    "listops": ("listops/transformer", 2000, _SHORT),
+    "listops": ("listops/transformer", 1200, _SHORT),
 }
 """Recipe, U and further settings. Every recipe is that of a default Transformer: weights of its own in every step, no
 experts, no halting. Nothing of the last two was looked at while the search was written."""
