@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
-from ostinato.config.positions import BucketsConfig, RotaryConfig, WindowConfig
+from ostinato.config.positions import BucketsConfig, CoordinatesConfig, RotaryConfig, SinusoidalConfig, WindowConfig
 from ostinato.config.schema import values_of
 from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
@@ -102,3 +102,20 @@ def test_one_probability_for_a_causal_sentence_is_refused_with_the_scopes_that_i
     with pytest.raises(ConfigError, match=r"would halt by what comes after it; valid here: token$"):
         decoder_only(kind="act", scope="global")
     assert decoder_only(kind="act", scope="token").decoder.halting.kind == "act"
+
+
+@pytest.mark.parametrize(("of_source", "of_target"), [(0, 0), (3, 0), (3, 4)])
+def test_random_offsets_are_shared_only_where_they_are_alike(of_source: int, of_target: int) -> None:
+    def build(of_target: int) -> Seq2SeqConfig:
+        return Seq2SeqConfig(
+            random_offsets="shared",
+            encoder=StackConfig(positions=CoordinatesConfig(random_offset=of_source)),
+            decoder=DecoderConfig(positions=SinusoidalConfig(random_offset=of_target)),
+        )
+
+    with pytest.raises(ConfigError) as error:
+        build(of_target)
+    line = str(error.value)
+    assert line.startswith("random_offsets is 'shared': needs encoder.positions.random_offset = decoder.positions")
+    assert line.endswith(f"they are {of_source} and {of_target}")
+    assert not of_source or build(of_source).random_offsets == "shared"

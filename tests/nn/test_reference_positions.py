@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
+import pytest
 import torch
 
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.models import build_model
 from ostinato.nn.positions import Coordinates, Sinusoidal, positions_from_keep, sinusoids
 from reference.equations import coordinate, sinusoid
 
@@ -53,6 +58,37 @@ def test_a_random_offset_moves_whole_sentences_in_training_only() -> None:
         torch.testing.assert_close(row, table[first : first + 3], rtol=0, atol=1e-6)
         offsets.add(first - 1)
     assert offsets == set(range(8))
+
+
+@pytest.mark.parametrize("draws", ["apart", "shared"])
+def test_offsets_of_source_and_target_are_drawn_apart_or_once(draws: Literal["apart", "shared"]) -> None:
+    attention = {"n_heads": 2}
+    stack = {"positions": {"kind": "coordinates", "random_offset": 9}, "n_steps": 1, "self_attention": attention}
+    decoder = stack | {"cross_attention": attention}
+    sizes = {"d_model": D, "source_vocab_size": 9, "target_vocab_size": 9}
+    config = Seq2SeqConfig.model_validate(sizes | {"encoder": stack, "decoder": decoder, "random_offsets": draws})
+    torch.manual_seed(0)
+    model = build_model(config).train()
+    found: dict[str, list[int]] = {"encoder": [], "decoder": []}
+    table = torch.stack([sinusoid(i, D) for i in range(20)])
+    for name, one in model.stacks.items():
+
+        def prepare(*args: Any, _name: str = name, _signal: Any = one.signal, **given: Any) -> Any:
+            moved = type(_signal).prepare(_signal, *args, **given)
+            for row in moved.double():
+                found[_name] += (table - row[0]).abs().amax(-1).lt(1e-6).nonzero().flatten().tolist()
+            return moved
+
+        one.signal.prepare = prepare
+    ids = torch.full((40, 3), 4)
+    model(ids, ids)
+    assert len(found["encoder"]) == len(found["decoder"]) == 40
+    assert (found["encoder"] == found["decoder"]) == (draws == "shared")
+    assert set(found["encoder"]) == set(range(1, 11))
+    model.eval()
+    with torch.no_grad():
+        model(ids, ids)
+    assert {*found["encoder"][40:], *found["decoder"][40:]} == {1}
 
 
 def test_positions_count_real_tokens_only() -> None:

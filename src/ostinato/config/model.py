@@ -99,6 +99,21 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     """The stack that reads the source."""
     decoder: DecoderConfig = DecoderConfig()
     """The stack that writes the target."""
+    random_offsets: Literal["apart", "shared"] = "apart"
+    """Where positions start at random in training. apart: the encoder draws a number for every source, the decoder one
+    for its target (code of Dehghani et al. 2019). shared: one for both, so that equal places have equal positions."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Offsets that cannot be shared."""
+        yield from super().problems(path)
+        if self.random_offsets == "shared":
+            of_source, of_target = (getattr(one.positions, "random_offset", 0) for one in self.given_stacks().values())
+            if not of_source or of_source != of_target:
+                reason = (
+                    f"needs {path}encoder.positions.random_offset = {path}decoder.positions.random_offset above 0; "
+                    f"they are {of_source} and {of_target}"
+                )
+                yield Problem(f"{path}random_offsets", "shared", reason)
 
 
 class LanguageModelConfig(_StackedConfig, SequenceModelConfig):

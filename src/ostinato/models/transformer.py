@@ -209,13 +209,17 @@ class Seq2Seq(Transformer):
         """
         batch, execution = as_batch(batch, keep, target, target_keep), self.checked(execution)
         source = source_of(batch)
-        encoder = self.encoded(source, n_steps, request, execution)
+        offset_B = None
+        if self.training and self.config.random_offsets == "shared":
+            offset_B = self.stacks["encoder"].signal.draw_offset(len(source.ids_BT), source.ids_BT.device)
+        encoder = self.encoded(source, n_steps, request, execution, offset_B)
         target_tokens = batch.target
         decoder = self.stacks["decoder"](
             self.embed(target_tokens.ids_BT, self.target_embedding),
             keep_BT=keep_or_none(target_tokens),
             ids_BT=target_tokens.ids_BT,
             positions_BT=target_tokens.positions_BT,
+            offset_B=offset_B,
             memory_BSD=encoder.states_BTD,
             memory_keep_BS=keep_or_none(source),
             n_rounds=n_steps,
@@ -237,14 +241,24 @@ class Seq2Seq(Transformer):
         )
 
     def encoded(
-        self, source: Tokens, n_steps: int | Tensor | None, request: Collection[str], execution: Execution
+        self,
+        source: Tokens,
+        n_steps: int | Tensor | None,
+        request: Collection[str],
+        execution: Execution,
+        offset_B: Int[Tensor, "B"] | None = None,
     ) -> StackOutput:
-        """Return what the encoder makes of the sources; arguments as of `forward`."""
+        """Return what the encoder makes of the sources; arguments as of `forward`.
+
+        Args:
+            offset_B: where positions start in training, at random; None: the encoder draws it.
+        """
         return self.stacks["encoder"](
             self.embed(source.ids_BT, self.source_embedding),
             keep_BT=keep_or_none(source),
             ids_BT=source.ids_BT,
             positions_BT=source.positions_BT,
+            offset_B=offset_B,
             n_rounds=n_steps,
             request=request,
             execution=execution,

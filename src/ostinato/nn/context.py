@@ -56,6 +56,7 @@ class Pass:
         ids_BT: their tokens, which tables of values are read by; None: not known.
         memory_BSD: what cross-attention looks at. cache: of a cached pass.
         execution: how to run. recomputes: steps are run again in the backward pass. request: captures to return.
+        offset_B: where positions start in training, see `Stack`.
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
         values: rows of the tables of values `[B, T, H_kv K]` of all new columns, by table.
@@ -76,6 +77,7 @@ class Pass:
     execution: Execution = DEFAULT_EXECUTION
     recomputes: bool = False
     request: Collection[str] = ()
+    offset_B: Int[Tensor, "B"] | None = None
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)

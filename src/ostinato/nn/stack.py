@@ -116,6 +116,7 @@ class Stack:
         positions_BT: Int[Tensor, "B T"] | None = None,
         texts_BT: Int[Tensor, "B T"] | None = None,
         prefix_lengths_B: Int[Tensor, "B"] | None = None,
+        offset_B: Int[Tensor, "B"] | None = None,
         memory_BSD: Float[Tensor, "B S D"] | None = None,
         memory_keep_BS: Bool[Tensor, "B S"] | None = None,
         n_rounds: int | Tensor | None = None,
@@ -130,6 +131,7 @@ class Stack:
             positions_BT: positions in the sentence; None: the column.
             texts_BT: number of every column's text, where rows hold several that see nothing of each other.
             prefix_lengths_B: first real tokens that see each other in both directions.
+            offset_B: where signals of positions that start at random do so in training; None: drawn here.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only); a tensor of one number in a
                 graph, where rounds are alike (`repeats_one_round`).
@@ -154,6 +156,7 @@ class Stack:
             execution=execution,
             recomputes=execution.recompute and learns,
             request=request,
+            offset_B=offset_B,
         )
         # Gradients of weights are added up in place, but for what is compiled: it makes its own backward pass.
         with summing() if learns and not torch.compiler.is_compiling() else nullcontext():
@@ -203,7 +206,13 @@ class Stack:
     def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
         B = states_BTD.shape[0]
         n_columns = run.key_positions.shape[1]
-        signal = self.signal.prepare(run.positions, n_sentences=B, n_columns=n_columns, training=self.banks.training)
+        signal = self.signal.prepare(
+            run.positions,
+            n_sentences=B,
+            n_columns=n_columns,
+            training=self.banks.training,
+            offset_B=run.offset_B,
+        )
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
         if self.has_embedding_norm:
