@@ -56,6 +56,7 @@ def test_what_is_written_lies_beside_the_report(written: logic.Analysed) -> None
     assert all(path.stat().st_size > 100 for path in written.files)
 
 
+@pytest.mark.slow
 def test_the_report_asks_nothing_of_the_network_and_its_links_lead_somewhere(written: logic.Analysed) -> None:
     html = written.report.read_text(encoding="utf-8")
     used = re.findall(r'(?:src|href|srcset)="([^"]*)"', html)

@@ -72,6 +72,7 @@ def test_the_formula_gives_the_widths_of_the_three_size_classes(name: str) -> No
         assert size(n, d_ff) == pytest.approx(size(n0, f0), rel=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CLASSES)
 def test_families_of_real_models_have_the_published_widths_within_a_thousandth_of_the_base(name: str) -> None:
     *sizes, total = CLASSES[name]

@@ -18,6 +18,7 @@ def test_the_depth_recipes_have_their_published_sizes_without_any_data(run, reci
     assert round(counted["parameters"]["stored"] / 1e6, 1) == millions
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("recipe", "depths", "widths"),
     [

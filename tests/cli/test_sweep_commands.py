@@ -50,6 +50,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
 
 
+@pytest.mark.sampled
 def test_a_dry_run_shows_arms_seeds_keys_and_what_is_there_and_trains_nothing(run, folder: Path) -> None:
     lines = json.loads(run("sweep", folder / "mine.yaml", "--store", folder / "none", "--dry-run", "--json").out)
     assert [(line["arm"], line["seed"], line["state"]) for line in lines] == [

@@ -38,6 +38,7 @@ def random_texts(n: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choices(WORDS.split(), k=rng.randint(0, 8))) for _ in range(n)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("config", [GREEDY, BEAM])
 def test_outputs_come_in_the_order_given_and_equal_those_of_single_texts(
     model: Seq2Seq, tokenizers: Tokenizers, config: DecodingConfig

@@ -41,6 +41,7 @@ def next_log_p(model: Seq2Seq | LanguageModel, source: list[int] | None, prefix:
 MODELS = {"feed-forward": trained_seq2seq, "convolution": partial(trained_seq2seq, ffn=CONVOLUTION)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_name", MODELS)
 def test_cached_beam_search_agrees_with_beam_search_by_full_passes(model_name: str) -> None:
     model, rows = MODELS[model_name](VOCAB), random_rows(6)

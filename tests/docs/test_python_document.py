@@ -8,6 +8,7 @@ from documents import README, ROOT, blocks, links
 DOCUMENT = ROOT / "docs" / "python.md"
 
 
+@pytest.mark.slow
 def test_the_program_builds_trains_saves_loads_and_generates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def naive(model: Seq2Seq, examples: list[Example], tokenizers: Tokenizers, limit
     return found
 
 
+@pytest.mark.sampled
 @torch.no_grad()
 def test_every_number_equals_a_plain_loop_over_single_examples(model: Seq2Seq, tokenizers: Tokenizers) -> None:
     examples = letter_examples(30)
@@ -104,6 +105,7 @@ def test_every_number_equals_a_plain_loop_over_single_examples(model: Seq2Seq, t
     assert result["seconds"] > result["decoding_seconds"] > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("decoding", [GREEDY, DecodingConfig(strategy="beam", beam=3, max_length=12)])
 def test_results_do_not_depend_on_the_batch_size(
     model: Seq2Seq, tokenizers: Tokenizers, decoding: DecodingConfig

@@ -55,6 +55,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
+@pytest.mark.sampled
 def test_a_run_generates_what_its_model_and_recipe_say(run: Path) -> None:
     loaded = ostinato.load(run, device="cpu")
     assert loaded.recipe.name == "letters"

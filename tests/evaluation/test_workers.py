@@ -94,6 +94,7 @@ def written(model: Seq2Seq, tokenizers: Tokenizers, runner: BatchRunner | None, 
     return [str(one) if isinstance(one, DataError) else one for one in outputs]
 
 
+@pytest.mark.sampled
 def test_results_of_workers_are_those_of_one_process_and_few_are_under_way(
     model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path
 ) -> None:

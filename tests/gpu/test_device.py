@@ -74,6 +74,7 @@ RECORDED = [(name, one | {"static_cache": True}) for name in PLANS if name not i
 """As CUDA graphs, where there is CUDA; what steps of fixed sizes do elsewhere is in test_static_cache.py."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -48,6 +48,7 @@ def cut(ids: list[int], eos: int = 2) -> list[int]:
     return ids[: ids.index(eos)] if eos in ids else ids
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("beam", [1, 5])
 def test_outputs_of_sentences_are_ours_for_greedy_and_beam(made: Any, beam: int) -> None:
     run, folder = made("pairs")
@@ -197,6 +198,7 @@ def ours(
         return run.model.generate(batch, *keep, n_steps=n_steps, **how)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("beam", [1, 5])
 def test_rounds_and_thresholds_are_arguments_of_generation_for_pairs_and_beams(made: Any, beam: int) -> None:
     run, folder = made("pairs")

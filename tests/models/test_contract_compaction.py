@@ -52,6 +52,7 @@ def with_gradients(model: Model, padded: Batch) -> tuple[ModelOutput, dict[str, 
     return output, found | gradients(model, numbers, weights)
 
 
+@pytest.mark.sampled
 @pytest.mark.device(False)
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_gathering_equals_masking_in_outputs_traces_and_all_gradients(recomputes: bool) -> None:

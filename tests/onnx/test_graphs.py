@@ -30,6 +30,7 @@ from ostinato.nn.exits import CRITERIA, OF_STATES
 from ostinato.onnx.graphs import graphs_of
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fully_shared", [False, True])
 @draws(30)
 @given(data=st.data())

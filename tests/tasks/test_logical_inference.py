@@ -161,6 +161,7 @@ def test_removed_rows_exist_only_with_a_pattern():
         generated().examples("test_removed")
 
 
+@pytest.mark.slow
 def test_published_splits_have_the_known_sizes(open_published):
     task = open_published("logical_inference", held_out="C")
     n_train, n_test, n_removed = 51896, 27232, 83633

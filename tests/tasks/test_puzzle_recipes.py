@@ -44,6 +44,7 @@ def assert_trains(name: str, settings: Sequence[str], folder: Path, access: Data
     assert same == {key for key in found[0] if key.startswith("banks.start.")}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in RECIPES]
 )

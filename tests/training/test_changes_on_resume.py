@@ -127,6 +127,7 @@ def test_a_split_that_a_resumed_run_measures_for_the_first_time_gets_its_hash(tm
     assert results["data_sha256"] == {split: found["sha256"] for split, found in hashes[0].items()}
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_patience_goes_on_with_more_of_it(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "n_updates": 40,

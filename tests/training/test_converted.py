@@ -33,6 +33,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way != "shared")) for way in WAYS])
 def test_a_converted_run_is_trained_on(way: str, dense: Path, tmp_path: Path) -> None:
     run = ostinato.load(dense)

@@ -53,8 +53,8 @@ def _assert_equal_runs(
 
 
 def test_a_run_killed_twice_ends_like_an_undisturbed_one_bit_for_bit(tmp_path: Path) -> None:
-    report = _run(tmp_path, n_updates=24, n_kills=2, n_in_save=1, seed=1)
-    _assert_equal_runs(tmp_path, report, 24, 2, 1)
+    report = _run(tmp_path, n_updates=14, n_kills=2, n_in_save=1, seed=1)
+    _assert_equal_runs(tmp_path, report, 14, 2, 1)
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ def _assert_goes_on_like_undisturbed(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("update", "number"), [(4, signal.SIGINT), (12, signal.SIGINT), (4, signal.SIGTERM)])
 def test_an_interrupt_saves_a_checkpoint_after_the_update_it_came_in(
     tmp_path: Path, update: int, number: signal.Signals

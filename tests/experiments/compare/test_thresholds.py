@@ -43,6 +43,7 @@ def test_the_trained_thresholds_are_kept_where_nothing_is_cheaper_and_good_enoug
     assert choose([trained, point(0.8, 0.9, 70), point(0.7, 0.91, 70)], 0.002).threshold == 0.7
 
 
+@pytest.mark.sampled
 def test_a_sweep_measures_every_threshold_as_an_evaluation_at_it_does(run: Path) -> None:
     seen: list[Point] = []
     loaded = ostinato.load(run, device="cpu")
