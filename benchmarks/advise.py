@@ -214,8 +214,14 @@ def up_to(rows: Sequence[dict[str, Any]], length: int) -> list[dict[str, Any]]:
 
 
 def stages_of(rows: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the updates of the stages: the shorter lengths that a grid has, the last one again where they are two."""
+    """Return the updates of the stages: the shorter lengths that a grid has, the last one again where they are fewer.
+
+    Raises:
+        DataError: it has none.
+    """
     shorter = sorted({row["updates"] for row in rows if row["updates"] < row["length"]})
+    if not shorter:
+        raise DataError(f"a grid of {rows[0]['length']:,} updates has no shorter trainings to search by")
     return [*shorter, *[shorter[-1]] * (N_STAGES - len(shorter))]
 
 
@@ -235,10 +241,10 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         raise DataError("no candidate of this grid has a long training")
     length, metric, sizes = rows[0]["length"], rows[0]["metric"], stages_of(rows)
     mode, final = mode_of(metric), long_trainings(rows)
-    halving = Halving((1.0,), mode, BASE, n_seeds=1, most_seeds=1, length=length)
+    best = best_of(metric)
+    halving = Halving((1.0,), mode, BASE, n_seeds=1, most_seeds=1, length=length, best=best, bounds=range_of(metric))
     found = search(list(final), Grid(rows), halving, lambda stage, _: sizes[stage])
     regrets = regrets_of(final, mode)
-    best = best_of(metric)
     drift = drift_of(found, best)
 
     def expected(one: Outcome) -> Expected:
@@ -404,7 +410,10 @@ def main() -> None:
     grids = [read_rows(path) for path in given.grids]
     if given.length is not None:
         grids = [up_to(rows, given.length) for rows in grids]
-    found = [replay(whole_part(rows) if given.partial else rows) for rows in grids]
+    try:
+        found = [replay(whole_part(rows) if given.partial else rows) for rows in grids]
+    except DataError as error:
+        parser.error(str(error))
     if given.out is not None:
         write_rows(found, given.out)
     print(table(found))

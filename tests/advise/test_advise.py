@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,26 @@ def test_the_command_writes_its_answer_as_json_and_nothing_else(
     assert json.loads(written.out)["recommended"] == "shared"
 
 
+def test_other_data_under_the_same_name_is_another_question(tmp_path: Path) -> None:
+    rows = [{"source": f"{i:03}", "target": f"{i:03}"[::-1]} for i in range(400)]
+    own = question(tmp_path, overrides=("model.d_model=16", "model.encoder.ffn.d_ff=64", "model.decoder.ffn.d_ff=64"))
+    for turned, folder in ((False, "a"), (True, "b")):
+        file = tmp_path / folder / "mine.jsonl"
+        file.parent.mkdir()
+        lines = [{"source": r["target"], "target": r["source"]} if turned else r for r in rows]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        asked = replace(own, source=str(file))
+        with without_training() as trainer:
+            trainer.score = lambda trial: 0.01 + 1 / trial.updates
+            if not turned:
+                advise(asked)
+                before = (tmp_path / "answer" / RECIPE).read_text()
+            else:
+                with pytest.raises(ConfigError, match="or of other data"):
+                    advise(asked)
+    assert (tmp_path / "answer" / RECIPE).read_text() == before
+
+
 def test_another_question_is_refused_in_one_line(advice: Advice, folder: Path) -> None:
     with without_training(), pytest.raises(ConfigError, match="holds the search of another recipe, budget, space or"):
         advise(question(folder, metric="token_accuracy"))
@@ -158,6 +179,20 @@ def test_a_latency_that_nothing_meets_is_no_advice(tmp_path: Path) -> None:
     assert not (tmp_path / "answer" / RECIPE).exists()
 
 
+@pytest.mark.parametrize("seconds", [1e-6, 60.0])
+def test_nothing_is_advised_for_a_latency_that_was_not_measured(tmp_path: Path, seconds: float) -> None:
+    limits = Limits(parameters=20_000, latency=LatencyLimit(seconds))
+    with without_training() as trainer:
+        trainer.most = 2 + 3 + 1  # time is up before the last stage, whose candidates are measured
+        if seconds < 1:
+            with pytest.raises(NoAdviceError, match="none is as fast as asked"):
+                advise(question(tmp_path, limits=limits))
+        else:
+            found = advise(question(tmp_path, limits=limits))
+            assert not found.answer.is_complete
+            assert found.answer.best.figures["latency"] < seconds
+
+
 def test_a_score_that_a_count_reaches_is_no_advice(tmp_path: Path) -> None:
     with without_training() as trainer:
         trainer.score = lambda trial: 9.0
@@ -172,7 +207,7 @@ def test_where_time_is_up_the_answer_says_how_far_it_came(tmp_path: Path) -> Non
         found = advise(question(tmp_path))
     assert not found.answer.is_complete
     assert found.answer.best.stage == 2
-    assert "time was up before the last stage" in found.report.read_text("utf-8")
+    assert "the last stage was not finished" in found.report.read_text("utf-8")
 
 
 class Clocked(Formula):

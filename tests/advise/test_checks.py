@@ -15,8 +15,10 @@ SMALL = ["task.n_train=200", "task.n_eval=40"]
 
 
 def test_enough_data_is_counted() -> None:
-    _, n = check_data(load_recipe("digits/transformer", SMALL))
+    _, n, content = check_data(load_recipe("digits/transformer", SMALL))
     assert n == 40
+    assert check_data(load_recipe("digits/transformer", SMALL))[2] == content
+    assert check_data(load_recipe("digits/transformer", [*SMALL, "task.max_length=5"]))[2] != content
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,16 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     file.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="no examples"):
         recipe_of_data(str(file), [], tmp_path / "data")
+
+
+def test_other_lines_are_written_to_another_place(tmp_path: Path) -> None:
+    def split(n: int) -> list[str]:
+        file = tmp_path / "mine.jsonl"
+        file.write_text("".join(f'{{"source": "{i}", "target": "{i + n}"}}\n' for i in range(200)))
+        return recipe_of_data(str(file), [], tmp_path / "parts")[1]
+
+    first = split(0)
+    before = {path: path.read_bytes() for path in (tmp_path / "parts").rglob("*.jsonl")}
+    assert split(1) != first
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert split(0) == first

@@ -86,3 +86,25 @@ def test_a_recipe_that_cannot_be_trained_is_an_error(tmp_path: Path) -> None:
     ours = Pace(journal, COSTS, Halving(RATES, "min"), 1, time.monotonic() + 100, 100)
     with pytest.raises(ConfigError, match="c0 cannot be trained: update 3: the loss is nan"):
         ours.probe(Formula(lambda trial: None))
+
+
+@pytest.mark.parametrize(("n_workers", "as_many"), [(2, 2), (3, 2), (4, 4), (8, 4), (16, 4)])
+def test_a_last_stage_is_sized_for_seeds_that_are_trained_one_after_the_other(
+    tmp_path: Path, n_workers: int, as_many: int
+) -> None:
+    def last_stage(n_workers: int) -> int:
+        journal = Journal(tmp_path / str(n_workers), {"question": "x"})
+        made = Pace(journal, COSTS, Halving(RATES, "min", "c0"), n_workers, time.monotonic() + 3600, 100_000)
+        made.probe(Formula(lambda trial: 1.0))
+        return made.size_of(2, going_on(["c0", "c1", "c2", "c3"], 100, 12.0), list(COSTS), RATES)
+
+    assert last_stage(n_workers) == pytest.approx(last_stage(as_many), rel=0.01)
+
+
+def test_where_there_is_no_time_for_all_rates_the_one_nearest_the_recipes_is_taken(tmp_path: Path) -> None:
+    trainer, grid = Formula(lambda trial: 1.0), (0.02, 0.05, 0.1)
+    journal = Journal(tmp_path, {"question": "x"})
+    ours = Pace(journal, COSTS, Halving(grid, "min", "c0"), 1, time.monotonic() + 0.25 * 3600, 100_000)
+    ours.probe(trainer)
+    assert {trial.rate for trial in trainer.trained} == {0.1}
+    assert ours.shorten(grid)[1] == (0.1,)

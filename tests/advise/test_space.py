@@ -108,3 +108,11 @@ def test_all_that_is_wrong_with_a_space_is_said_at_once(tmp_path: Path) -> None:
     assert "rates is 1.0: is there twice" in text
     assert "axes is 'a': is there twice" in text
     assert "axes.0.levels is []: needs one or more" in text
+
+
+@pytest.mark.parametrize(
+    "settings", [{"training.optimizer.lr": 1e-3}, {"training": {"n_updates": 9}}, {"training.selection.metric": "bleu"}]
+)
+def test_what_the_search_decides_is_no_level(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="is decided by the search"):
+        SpaceConfig(name="mine", axes=[AxisConfig(name="one", levels=[LevelConfig(name="a", set=settings)])])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.cli import main
+from ostinato.cli.advise import _folder_of
 
 PAIRS = "".join(f'{{"source": "a b {n}", "target": "{n}"}}\n' for n in range(60))
 
@@ -63,3 +64,15 @@ def test_a_budget_that_nothing_fits_names_the_nearest(
     (tmp_path / "mine.yaml").write_text(space, encoding="utf-8")
     given = ["digits/transformer", "task.n_train=100", "--space", "mine.yaml", "--params", "500"]
     assert fails(capsys, given).startswith("nothing in this space fits 500 parameters: the nearest needs ")
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("digits/transformer", "digits-transformer"), ("lm/transformer", "lm-transformer"), ("mine.jsonl", "mine")],
+)
+def test_every_question_has_a_folder_of_its_own(
+    name: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").touch()
+    assert _folder_of(name) == folder

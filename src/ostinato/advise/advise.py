@@ -13,13 +13,14 @@ from typing import Any
 from ostinato.advise.answer import LATENCY, Answer, is_too_slow, make_answer
 from ostinato.advise.candidates import BASE, Candidate, Candidates, make_candidates
 from ostinato.advise.checks import NoAdviceError, baseline, check_data, why_not
+from ostinato.advise.comparison import adjusted_means, compare, scores_by_seed
 from ostinato.advise.halving import Found, Halving, search
 from ostinato.advise.journal import Journal
 from ostinato.advise.limits import Limits
 from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
 from ostinato.advise.report import write_report
-from ostinato.advise.runs import SweepTrainer, mode_of
+from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
@@ -28,7 +29,7 @@ from ostinato.data.disk import make_folder, write_text
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError
 from ostinato.evaluation.timing import Effort
-from ostinato.experiments.claims.inference import ALPHA, judge
+from ostinato.experiments.claims.inference import ALPHA
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.watch import Watcher
@@ -139,11 +140,18 @@ def advise(
         n_threads=question.n_threads,
     )
     halving = Halving(
-        tuple(question.space.rates), task.mode, BASE, most_seeds=MOST_SEEDS, length=task.recipe.training.n_updates
+        tuple(question.space.rates),
+        task.mode,
+        BASE,
+        most_seeds=MOST_SEEDS,
+        length=task.recipe.training.n_updates,
+        best=best_of(task.metric),
+        bounds=range_of(task.metric),
     )
     costs = {one.name: one.figures["macs"] for one in task.candidates.found}
     pace = Pace(journal, costs, halving, question.n_workers, deadline, halving.length)
-    clock = _Latency(journal, task.candidates.found, task.limits, question.n_threads)
+    device = task.recipe.training.device
+    clock = _Latency(journal, task.candidates.found, task.limits, question.n_threads, device)
     found, n_tried = _searched(trainer, halving, pace, clock, say)
     last = found.stages[-1] if found.stages else []
     make_folder(question.out)
@@ -153,23 +161,34 @@ def advise(
     for name in dict.fromkeys(one.trial.candidate for one in last):
         if found.is_complete and time.monotonic() < deadline:
             clock.seconds_of(name)
-    answer = make_answer(
-        found,
-        task.candidates.found,
-        question.space,
-        task.metric,
-        task.mode,
-        task.limits,
-        latencies=clock.known(),
-        length=halving.length,
-        trainings_an_hour={
-            one.trial.candidate: 3600 * question.n_workers / pace.seconds_of(one.trial)
-            for one in last
-            if one.score is not None
-        },
-        n_untried=task.candidates.n_untried + len(task.candidates.found) - n_tried,
-        without=task.without,
-    )
+
+    def answer_so_far() -> Answer:
+        return make_answer(
+            found,
+            task.candidates.found,
+            question.space,
+            task.metric,
+            task.mode,
+            task.limits,
+            latencies=clock.known(),
+            length=halving.length,
+            most_seeds=halving.most_seeds,
+            trainings_an_hour={
+                one.trial.candidate: 3600 * question.n_workers / pace.seconds_of(one.trial)
+                for one in last
+                if one.score is not None
+            },
+            n_untried=task.candidates.n_untried + len(task.candidates.found) - n_tried,
+            without=task.without,
+        )
+
+    answer = answer_so_far()
+    # Whoever asks for a latency is advised nothing that was not measured: the best one that was not, until one is met.
+    while task.limits.latency is not None and LATENCY not in answer.best.figures:
+        if clock.known() and time.monotonic() >= deadline:
+            raise NoAdviceError("no advice: of those that were measured in the time none is as fast as asked")
+        clock.seconds_of(answer.best.name)
+        answer = answer_so_far()
     if is_too_slow(answer.best, task.limits):
         milliseconds = 1000 * answer.best.figures[LATENCY]
         raise NoAdviceError(f"no advice: none is as fast as asked: {answer.best.name} takes {milliseconds:.3g} ms")
@@ -185,7 +204,8 @@ class _Task:
     """What is trained, and what decides.
 
     Args:
-        base, overrides: of `recipe`. n_examples: of its selection split. without: the best score there without a model.
+        base, overrides: of `recipe`. n_examples: of its selection split. data: hash of what is trained and selected on.
+        without: the best score there without a model.
     """
 
     base: str
@@ -194,6 +214,7 @@ class _Task:
     metric: str
     mode: Mode
     n_examples: int
+    data: str
     without: tuple[str, float] | None
     candidates: Candidates
 
@@ -210,6 +231,7 @@ class _Task:
             "rates": space.rates,
             "limits": asdict(self.limits),
             "metric": self.metric,
+            "data": self.data,
         }
 
 
@@ -223,10 +245,10 @@ def _read(question: Question, access: DataAccess | None) -> _Task:
     mode = mode_of(metric)
     selected = [f"training.selection.metric={metric}", f"training.selection.mode={mode}"]
     load_recipe(base, [*overrides, *selected])  # refuses a metric that the task cannot have
-    task, n_examples = check_data(recipe, access)
+    task, n_examples, data = check_data(recipe, access)
     candidates = make_candidates(base, overrides, question.space, question.limits, access)
     without = baseline(recipe, task, metric)
-    return _Task(base, overrides, recipe, metric, mode, n_examples, without, candidates)
+    return _Task(base, overrides, recipe, metric, mode, n_examples, data, without, candidates)
 
 
 def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: _Latency, say: Say) -> tuple[Found, int]:
@@ -259,16 +281,12 @@ def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: _Latency, s
 
 def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
     """Return whether a candidate of the last stage is told apart from the best one, by the seeds so far."""
-    scores: dict[str, dict[int, float]] = {}
-    for one in outcomes:
-        if one.score is not None:
-            scores.setdefault(one.trial.candidate, {})[one.trial.seed] = one.score
     sign = 1.0 if mode == "min" else -1.0
-    best = min(scores, key=lambda key: sign * sum(scores[key].values()) / len(scores[key]))
-    if name == best:
-        return False
-    sample = [sign * (scores[name][seed] - scores[best][seed]) for seed in scores[best] if seed in scores[name]]
-    return bool(sample) and judge(sample, (0.0, None)).p_supported <= ALPHA
+    scores = scores_by_seed(outcomes)
+    means = adjusted_means(scores)
+    best = min(means, key=lambda key: sign * means[key])
+    compared = compare(scores, best, mode)
+    return name in compared and compared[name].p <= ALPHA
 
 
 def _write_recipe(question: Question, task: _Task, answer: Answer) -> Path:
@@ -288,8 +306,10 @@ def _write_recipe(question: Question, task: _Task, answer: Answer) -> Path:
 class _Latency:
     """Measured latency, of candidates that are asked for; measured once, and kept."""
 
-    def __init__(self, journal: Journal, candidates: Sequence[Candidate], limits: Limits, n_threads: int) -> None:
-        self._journal, self._limits, self._n_threads = journal, limits, n_threads
+    def __init__(
+        self, journal: Journal, candidates: Sequence[Candidate], limits: Limits, n_threads: int, device: str
+    ) -> None:
+        self._journal, self._limits, self._n_threads, self._device = journal, limits, n_threads, device
         self._models = {one.name: one.model for one in candidates}
 
     def known(self) -> dict[str, float]:
@@ -310,7 +330,7 @@ class _Latency:
         batch_size = limits.latency.batch_size if limits.latency else 1
         kind = "decoding" if model.generates else "forward"
         workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
-        (measured,) = Timer("auto", self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
+        (measured,) = Timer(self._device, self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
         return measured.median_s
 
 

@@ -1,8 +1,9 @@
 """What the trials say: the best candidate, what cannot be told from it, the Pareto front, and what mattered.
 
 Candidates of the last stage are compared with the best one seed by seed, by the tests of claims
-(`ostinato.experiments.claims.inference`), corrected by Holm for their number. Those that no test tells from the best
-are its equals here: of them the best mean is advised, and the cheapest is named beside it.
+(`ostinato.experiments.claims.inference`), corrected by Holm for the number of all pairs, since which one is the best is
+known by the same scores only. Those that no test tells from the best are its equals here: of them the best mean is
+advised, and the cheapest is named beside it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from ostinato.advise.candidates import BASE, Candidate
+from ostinato.advise.comparison import adjusted_means, compare, n_pairs
 from ostinato.advise.curves import Expected
 from ostinato.advise.halving import N_STAGES, Found, drift_of, expect
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import best_of, range_of
 from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate
 from ostinato.config.space import SpaceConfig
-from ostinato.experiments.claims.inference import ALPHA, holm, judge, seeds_needed
+from ostinato.experiments.claims.inference import ALPHA, judge, seeds_needed
 
 RATE = "learning rate"
 """Name of the learning rate among the axes."""
@@ -35,7 +37,8 @@ class Standing:
     Args:
         stage: the last one it was in, from 0. updates, rate: of its trainings there. scores: by seed. mean: of them.
         low, high: 95 % interval of the mean, None of a single seed. expected: after the recipe's own updates.
-        figures: parameters, macs, bytes, and latency (seconds) where it was measured. failed: why it has no score.
+        figures: parameters, macs, bytes, and latency (seconds) where it was measured. failed: why it, or one of its
+            seeds, has no score. n_failed: of its seeds.
         is_equal: not told apart from the best; None: not compared with it. difference: by how much it is worse than the
             best, seed by seed, with its 95 % interval.
     """
@@ -55,6 +58,7 @@ class Standing:
     is_equal: bool | None = None
     difference: tuple[float, float | None, float | None] | None = None
     is_on_front: bool = False
+    n_failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ def make_answer(
     length: int,
     trainings_an_hour: Mapping[str, float],
     n_untried: int,
+    most_seeds: int,
     without: tuple[str, float] | None = None,
 ) -> Answer:
     """Return what the outcomes say.
@@ -140,6 +145,7 @@ def make_answer(
     Args:
         latencies: seconds, of candidates for which it was measured. length: updates of the whole recipe.
         trainings_an_hour: of the last stage's size, by candidate. n_untried: candidates that there was no time for.
+        most_seeds: that a search trains of one.
         without: the best score without a model, with its name.
     """
     by_name = {one.name: one for one in candidates}
@@ -153,7 +159,7 @@ def make_answer(
         standings,
         importance(found.stages[0] if found.stages else [], by_name, space, mode),
         found.is_complete,
-        _one_more_hour(standings, mode, trainings_an_hour, n_untried, length),
+        _one_more_hour(found, standings, mode, trainings_an_hour, n_untried, length, most_seeds),
         _warnings(found, standings, mode, without),
     )
 
@@ -169,6 +175,10 @@ def _warnings(found: Found, standings: Sequence[Standing], mode: Mode, without: 
         warnings.append(
             f"x {best.rate:g} is the edge of the learning rates that were tried: a {further} one may be better"
         )
+    for one in standings:
+        if one.n_failed and _same_size(one, best):
+            n = one.n_failed + len(one.scores)
+            warnings.append(f"{one.n_failed} of {n} seeds of {one.name} failed, so that it stands behind: {one.failed}")
     first = best_by_candidate(found.stages[0], mode)
     if without is not None:
         sign = 1.0 if mode == "min" else -1.0
@@ -201,8 +211,9 @@ def _standings(
             name = first.trial.candidate
             if name in made:
                 continue
-            own = [o for o in found.stages[stage] if _is_same_model(o.trial, first.trial) and o.score is not None]
+            own = [o for o in found.stages[stage] if _is_same_model(o.trial, first.trial)]
             scores = {o.trial.seed: float(o.score) for o in own if o.score is not None}
+            failures = [o for o in own if o.score is None]
             judged = judge(list(scores.values()), (0.0, None))
             figures = dict(candidates[name].figures)
             if name in latencies:
@@ -219,23 +230,33 @@ def _standings(
                 judged.high,
                 expect(found, first, length, noise, goal, drift).within(*range_of(metric)),
                 figures,
+                _reason(failures[0]) if failures else "",
+                n_failed=len(failures),
             )
     failed = [o for o in found.outcomes if o.score is None and o.trial.candidate not in made]
     for one in failed:
         name = one.trial.candidate
-        reason = one.reason.splitlines()[-1] if one.reason else "it was not finished in the time"
         made.setdefault(
             name,
             Standing(
                 name, dict(candidates[name].levels), 0, one.trial.updates, one.trial.rate, {}, None, None, None, None,
-                dict(candidates[name].figures), failed=reason,
+                dict(candidates[name].figures), failed=_reason(one),
             ),
         )  # fmt: skip
     sign = 1.0 if mode == "min" else -1.0
+    ranks = {
+        name: sign * mean
+        for stage in {one.stage for one in made.values()}
+        for name, mean in adjusted_means({s.name: s.scores for s in made.values() if s.stage == stage}).items()
+    }
     return sorted(
         made.values(),
-        key=lambda s: (s.mean is None, is_too_slow(s, limits), -s.stage, 0.0 if s.mean is None else sign * s.mean),
+        key=lambda s: (s.mean is None, is_too_slow(s, limits), -s.stage, s.n_failed > 0, ranks.get(s.name, 0.0)),
     )
+
+
+def _reason(one: Outcome) -> str:
+    return one.reason.splitlines()[-1] if one.reason else "it was not finished in the time"
 
 
 def is_too_slow(standing: Standing, limits: Limits) -> bool:
@@ -268,17 +289,15 @@ def _compared(standings: Sequence[Standing], mode: Mode, limits: Limits) -> list
     if not standings or standings[0].mean is None:
         return list(standings)
     best = standings[0]
-    rivals = [one for one in standings[1:] if one.mean is not None and _same_size(one, best)]
-    samples = {one.name: worse_by(one, best, mode) for one in rivals}
-    judged = {name: judge(sample, (0.0, None)) for name, sample in samples.items() if sample}
-    corrected = dict(zip(judged, holm([one.p_supported for one in judged.values()]), strict=True))
+    pool = {one.name: one.scores for one in standings if one.mean is not None and _same_size(one, best)}
+    compared = compare(pool, best.name, mode)
     return [
         replace(
             one,
-            is_equal=corrected[one.name] > ALPHA and not is_too_slow(one, limits),
-            difference=(judged[one.name].value, judged[one.name].low, judged[one.name].high),
+            is_equal=found.p > ALPHA and not is_too_slow(one, limits),
+            difference=(found.value, found.low, found.high),
         )
-        if one.name in judged
+        if (found := compared.get(one.name)) is not None
         else one
         for one in standings
     ]
@@ -356,18 +375,25 @@ def importance(
 
 
 def _one_more_hour(
-    standings: Sequence[Standing], mode: Mode, trainings_an_hour: Mapping[str, float], n_untried: int, length: int
+    found: Found,
+    standings: Sequence[Standing],
+    mode: Mode,
+    trainings_an_hour: Mapping[str, float],
+    n_untried: int,
+    length: int,
+    most_seeds: int,
 ) -> str:
     """Return in words what one more hour would decide."""
     if not standings or standings[0].mean is None:
         return ""
     best, parts = standings[0], []
     close = [one for one in standings[1:] if one.is_equal]
-    if standings[0].stage + 1 < N_STAGES:
-        parts.append("the last stage was not reached: it would go on there")
+    n_tests = n_pairs(sum(one.difference is not None for one in standings))
+    if not found.is_complete or best.stage + 1 < N_STAGES:
+        parts.append("the last stage was not finished: it would go on there")
     elif close:
         rival = min(close, key=lambda one: one.difference[0] if one.difference else 0.0)
-        parts.append(_seeds_in_words(best, rival, mode, trainings_an_hour))
+        parts.append(_seeds_in_words(best, rival, mode, trainings_an_hour, n_tests, most_seeds))
     else:
         parts.append(f"nothing about {best.name}: it is told apart from all others of the last stage")
     if (rival_later := _overtaker(standings, mode)) is not None:
@@ -376,19 +402,27 @@ def _one_more_hour(
             "ends before"
         )
     if n_untried:
-        parts.append(f"{n_untried} combinations of the space were not tried")
+        parts.append(f"{n_untried} combinations of the space were not tried: with more --hours and another --out")
     return "; ".join(parts)
 
 
-def _seeds_in_words(best: Standing, rival: Standing, mode: Mode, trainings_an_hour: Mapping[str, float]) -> str:
+def _seeds_in_words(
+    best: Standing,
+    rival: Standing,
+    mode: Mode,
+    trainings_an_hour: Mapping[str, float],
+    n_tests: int,
+    most_seeds: int,
+) -> str:
     sample, names = worse_by(rival, best, mode), f"{best.name} and {rival.name}"
-    needed = seeds_needed(sample, (0.0, None)) if len(sample) > 1 else None
+    needed = seeds_needed(sample, (0.0, None), n_tests) if len(sample) > 1 else None
     each = min(trainings_an_hour.get(best.name, 0.0), trainings_an_hour.get(rival.name, 0.0)) / 2
     if needed is None or not each:
         return f"not which of {names} is better: by the seeds there are that takes more than can be said"
     more = max(0, needed - len(sample))
     if more <= each:
-        return f"which of {names} is better, were their difference what it is now: {more} more seeds of each"
+        beyond = f", beyond the {most_seeds} of a search" if needed > most_seeds else ""
+        return f"which of {names} is better, were their difference what it is now: {more} more seeds of each{beyond}"
     return f"not which of {names} is better: that takes about {needed} seeds, {more / each:.1f} hours"
 
 

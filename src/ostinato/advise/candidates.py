@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from math import prod
 from typing import Any
 
 from ostinato.advise.limits import WORDS, Limits
@@ -84,12 +86,12 @@ def make_candidates(
     maker = _Maker(base, list(overrides), recipe, sized, space, limits)
     maker.add(BASE, {})
     n_wanted = len(maker.found) + space.n_candidates
-    n_all, n_tried = 0, 0
-    for combination in in_balance(space):
-        n_all += 1
-        if len(maker.found) < n_wanted and n_tried < _MOST_TRIED * space.n_candidates:
-            n_tried += 1
-            maker.add(name_of(space, combination), combination)
+    n_all, n_tried = prod(len(axis.levels) for axis in space.axes), 0
+    for combination in islice(in_balance(space), _MOST_TRIED * space.n_candidates):
+        if len(maker.found) >= n_wanted:
+            break
+        n_tried += 1
+        maker.add(name_of(space, combination), combination)
     if not maker.found:
         raise ConfigError(_nothing_fits(limits, maker.left_out))
     return Candidates(maker.found, maker.left_out, limits, n_all - n_tried)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -26,8 +27,8 @@ class NoAdviceError(OstinatoError):
     exit_code = 1
 
 
-def check_data(recipe: Recipe, access: DataAccess | None = None) -> tuple[Task, int]:
-    """Return the task, and how many examples its selection split has.
+def check_data(recipe: Recipe, access: DataAccess | None = None) -> tuple[Task, int, str]:
+    """Return the task, how many examples its selection split has, and a hash of both splits.
 
     Raises:
         DataError: too few examples to tell models apart, or no selection split.
@@ -39,11 +40,15 @@ def check_data(recipe: Recipe, access: DataAccess | None = None) -> tuple[Task, 
         raise DataError(
             f"training.selection.split: there is no {split!r} to choose models by; name a file: data.{split}=..."
         )
+    content = hashlib.sha256()
     for name, least in ((train, LEAST_TRAINING), (split, LEAST_SELECTION)):
-        n = sum(1 for _ in task.examples(name))
+        n = 0
+        for example in task.examples(name):
+            n += 1
+            content.update(repr((name, example.source, example.target)).encode())
         if n < least:
             raise DataError(f"the split {name!r} has {n} examples, too few to tell models apart: at least {least}")
-    return task, n
+    return task, n, content.hexdigest()
 
 
 def baseline(recipe: Recipe, task: Task, metric: str) -> tuple[str, float] | None:

@@ -38,6 +38,7 @@ class Halving:
         rates: of the first stage. mode: whether a smaller score is better. always: a candidate that is in every stage.
         n_final: how many are in the last stage, besides `always`. n_seeds: that all of them get, time permitting;
             most_seeds: that those get which are not told apart. length: updates that curves are continued to.
+        best: value that scores come ever nearer to, None where there is none; bounds: the least and the largest one.
     """
 
     rates: tuple[float, ...]
@@ -47,6 +48,8 @@ class Halving:
     n_seeds: int = 3
     most_seeds: int = 5
     length: int = 0
+    best: float | None = None
+    bounds: tuple[float, float] = (-math.inf, math.inf)
 
 
 @dataclass(slots=True)
@@ -127,9 +130,10 @@ def _with_late_one(found: Found, ranked: list[Outcome], n_places: int, halving: 
     if n_places < 2 or len(ranked) <= n_places or not halving.length:
         return ranked
     sign = 1.0 if halving.mode == "min" else -1.0
+    drift = drift_of(found, halving.best)
 
     def hoped(one: Outcome) -> float:
-        expected = expect(found, one, halving.length)
+        expected = expect(found, one, halving.length, best=halving.best, drift=drift).within(*halving.bounds)
         return min(sign * expected.low, sign * expected.high)
 
     last, behind = ranked[n_places - 1], ranked[n_places:]

@@ -35,7 +35,10 @@ class Journal:
         if self.path.is_file():
             found = read_json_object(self.path, DataError, MADE_AGAIN)
             if found.get("question") != key:
-                reason = "holds the search of another recipe, budget, space or metric: name another folder with --out"
+                reason = (
+                    "holds the search of another recipe, budget, space or metric, or of other data: name another "
+                    "folder with --out"
+                )
                 raise ConfigError(f"{folder}: {reason}")
             self._content = found
         self.is_continued = self.path.is_file()

@@ -30,7 +30,7 @@ def recipe_of_data(name: str, overrides: Sequence[str], folder: Path) -> tuple[s
     """Return the recipe for a data file, or a folder with train.*, dev.* and test.*, and overrides that name the files.
 
     A file without `data.dev` is split: every line whose hash says so, one of `HELD_OUT`, is held out, so that equal
-    lines are on one side. Both parts are written to `folder`, each time alike.
+    lines are on one side. Both parts are written below `folder`, each time alike, other lines to another place.
 
     Raises:
         ConfigError, DataError: a file that is not there, or that is of no kind that can be split.
@@ -79,6 +79,7 @@ def _split(path: Path, folder: Path) -> tuple[Path, Path]:
         raise ConfigError([Problem("data.dev", None, f"name a file to choose models by: {path} cannot be split here")])
     lines = [line for _, line in read_lines(path) if line.strip()]
     held_out = [int(hashlib.sha256(line.encode()).hexdigest(), 16) % HELD_OUT == 0 for line in lines]
+    folder /= hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
     make_folder(folder)
     parts = folder / f"train{path.suffix}", folder / f"dev{path.suffix}"
     for part, wanted in zip(parts, (False, True), strict=True):

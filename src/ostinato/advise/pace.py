@@ -8,6 +8,7 @@ multiply-accumulates, later from their own trainings.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ class Pace:
     _decided: list[int] = field(default_factory=list)
 
     @property
+    def rate(self) -> float:
+        """The learning rate that is probed, and the only one where there is no time for more: nearest the recipe's."""
+        return min(self.halving.rates, key=lambda rate: abs(math.log(rate)))
+
+    @property
     def base(self) -> str:
         """The candidate that is probed: the first."""
         return next(iter(self.costs))
@@ -54,7 +60,7 @@ class Pace:
         """Time two short trainings of the recipe; its cost is that of the others, by their multiply-accumulates."""
 
         def measured() -> list[float]:
-            short, long = trainer.train("probe", [Trial(self.base, 1.0, 1, updates) for updates in PROBES])
+            short, long = trainer.train("probe", [Trial(self.base, self.rate, 1, updates) for updates in PROBES])
             for one in (short, long):
                 if one.score is None:
                     raise ConfigError(f"{self.base} cannot be trained: {one.reason}")
@@ -79,7 +85,7 @@ class Pace:
                 if len(names) > LEAST_CANDIDATES:
                     names = names[: max(LEAST_CANDIDATES, 2 * len(names) // 3)]
                 elif len(grid) > 1:
-                    grid = [1.0]
+                    grid = [self.rate]
                 else:
                     hours = (
                         self._whole(names, grid, LEAST_UPDATES) / self.n_workers + N_STAGES * _STAGE_SECONDS
@@ -139,10 +145,15 @@ class Pace:
         slopes = [self._slopes[name] for name in names]
         mean = sum(slopes) / len(slopes)
         n_second = max(self.halving.n_final, -(-len(names) // ETA)) + 1
-        n_last = (self.halving.n_final + 1) * self.halving.n_seeds
+        n_last = self._last_stage(self.halving.n_final + 1)
         n_trainings = len(rates) * len(names) + n_second + n_last
         slope = len(rates) * sum(slopes) + mean * (n_second * ETA + n_last * int(ETA ** (N_STAGES - 1)))
         return n_trainings * self._fixed, slope
+
+    def _last_stage(self, n_candidates: int) -> int:
+        """Return how many trainings the last stage takes the time of: seeds are trained one after the other, so that
+        workers beyond the candidates wait."""
+        return self.halving.n_seeds * self.n_workers * -(-n_candidates // self.n_workers)
 
     def _first_size(self, names: Sequence[str], rates: Sequence[float]) -> int:
         fixed, slope = self._coefficients(names, rates)
@@ -153,7 +164,7 @@ class Pace:
         """Return the updates for which the rest of the search takes the time that is left."""
         slopes = [self._slopes[one.trial.candidate] for one in going_on]
         is_last = stage + 1 == N_STAGES
-        n_last = len(slopes) * self.halving.n_seeds if is_last else (self.halving.n_final + 1) * self.halving.n_seeds
+        n_last = self._last_stage(len(slopes) if is_last else self.halving.n_final + 1)
         mean = sum(slopes) / len(slopes)
         slope = mean * n_last if is_last else sum(slopes) + mean * n_last * ETA
         n_trainings = n_last if is_last else len(slopes) + n_last

@@ -16,7 +16,7 @@ def findings(answer: Answer, recipe: str) -> list[str]:
     """
     best, lines = answer.best, []
     if not answer.is_complete:
-        lines.append("time was up before the last stage: what follows is what the search had found by then")
+        lines.append("the last stage was not finished: what follows is what the search had found by then")
     seeds = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
     lines.append(
         f"advised: {best.name}: {answer.metric} {best.mean:.4g} after {best.updates:,} updates ({seeds}), rate "

@@ -114,7 +114,7 @@ def advise(
     choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
     question = Question(
         source=names[0],
-        out=out or Path("runs/advice") / Path(names[0]).name.partition(".")[0],
+        out=out or Path("runs/advice") / _folder_of(names[0]),
         store=store,
         space=chosen,
         limits=limits,
@@ -145,3 +145,9 @@ def advise(
         print_line(f"left out: {BASE} itself: {named.pop(BASE)}")
     print_line(f"left out: {len(named)} combinations, named with the reasons in the report")
     print_line(f"report: {advice.report}")
+
+
+def _folder_of(name: str) -> str:
+    """Return what the folder of an answer is called: a file's name without its ending, a recipe's with its group."""
+    path = Path(name)
+    return path.name.partition(".")[0] if path.exists() else name.replace("/", "-")

@@ -8,9 +8,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ostinato.config.base import Config, Count, Number, Positive
+from ostinato.config.schema import leaves
 from ostinato.errors import Problem
 
 Name = Annotated[str, Field(min_length=1)]
+SEARCHED = tuple(
+    f"training.{name}"
+    for name in ("optimizer.lr", "n_updates", "evaluate_every", "save_every", "log_every", "selection")
+)
+"""Settings that the search itself decides on, of every training."""
 
 
 class LevelConfig(Config):
@@ -25,6 +31,12 @@ class LevelConfig(Config):
     """Numbers that settings of other axes name as `$NAME`."""
     free: list[Name] | None = None
     """Settings that are solved for the budget, one after the other, in place of the space's."""
+
+    def problems(self, path: str = "") -> Iterator[Problem]:
+        """Settings that the search decides on."""
+        for key, value in leaves(self.set):
+            if any(key == name or key.startswith(f"{name}.") for name in SEARCHED):
+                yield Problem(f"{path}set.{key}", value, "is decided by the search: name learning rates by `rates`")
 
 
 class AxisConfig(Config):
