@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,16 @@ def test_a_changed_large_file_is_read_again(tmp_path: Path, monkeypatch: pytest.
     assert file_hashes.file_hash(path) == first
     os.utime(path, ns=(10**18, 10**18 + 1))
     assert file_hashes.file_hash(path) == "read again"
+
+
+def test_a_file_may_be_read_by_several_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_hashes, "LARGE_BYTES", 0)
+    path = write_lines(tmp_path / "a.txt", ["a b"])
+    os.utime(path, ns=(10**18, 10**18))
+    monkeypatch.setattr(file_hashes, "_noted", lambda note, seen: None)  # nobody has noted it yet
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: file_hashes.file_hash(path), range(60)))
+    assert len(found) == 1
 
 
 def test_a_file_that_has_just_been_written_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

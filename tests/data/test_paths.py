@@ -90,3 +90,20 @@ def test_the_origin_of_examples_in_folders_and_patterns_is_the_folder(folder: Pa
     data = DataConfig(train=[str(folder / "deep"), str(folder / "*.txt"), str(folder / "a.txt")])
     task = build_task(TaskRef.model_validate(settings), data)
     assert [example.columns["set"] for example in task.examples("train")] == ["deep", "texts", "texts", "a"]
+
+
+def test_patterns_leave_out_what_is_hidden_unless_they_name_it(folder: Path) -> None:
+    assert names(find_files(folder / "**" / "*.txt"), folder) == ["a.txt", "b.txt", "deep/er/c.txt"]
+    assert names(find_files(folder / "deep" / ".*.txt"), folder) == ["deep/.e.txt"]
+
+
+def test_folders_that_are_links_are_entered_once(folder: Path) -> None:
+    outside = folder.parent / "elsewhere"
+    outside.mkdir()
+    (outside / "f.txt").write_text("far away\n", encoding="utf-8")
+    (folder / "linked").symlink_to(outside)
+    (folder / "linked again").symlink_to(outside)
+    (outside / "back").symlink_to(folder)
+    found = names(find_files(folder), folder)
+    assert [name for name in found if not name.startswith("linked")] == ["a.txt", "b.txt", "deep/er/c.txt"]
+    assert len([name for name in found if name.endswith("f.txt")]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from ostinato.config.data import DataConfig
 from ostinato.data.example import Example
 from ostinato.data.sources import Part, fields_of, read_examples, read_part
+from ostinato.data.tables import parquet_groups, read_parquet
 from ostinato.errors import DataError
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (the extra `data`)")
@@ -147,3 +149,21 @@ def test_without_pyarrow_lines_are_read_and_tables_say_what_they_need(
     assert [example.target for example in texts_of(plain)] == ["one"]
     assert error_of(path) == f"{path}: reading .parquet files needs pyarrow: pip install 'ostinato[data]'"
     assert error_of(packed) == f"{packed}: reading .zst files needs pyarrow: pip install 'ostinato[data]'"
+
+
+def test_a_part_of_a_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    rows = [{"text": draw.randbytes(2048).hex()} for _ in range(4096)]  # 16 MiB that do not shrink
+    path = write_parquet(tmp_path / "large.parquet", rows, 256)
+    del rows
+    before, held = pyarrow.total_allocated_bytes(), 0
+    for _ in read_parquet(path):
+        held = max(held, pyarrow.total_allocated_bytes() - before)
+    assert 0 < held < path.stat().st_size / 2
+
+
+def test_bytes_of_row_groups_are_those_on_the_disk(tmp_path: Path) -> None:
+    path = write_parquet(
+        tmp_path / "alike.parquet", [{"text": "again and again " * 500 + str(n)} for n in range(400)], 100
+    )
+    assert sum(size for _, size in parquet_groups(path)) <= path.stat().st_size

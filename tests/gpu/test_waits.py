@@ -106,6 +106,22 @@ def test_a_token_of_a_search_of_fixed_length_never_waits(name: str, settings: di
         assert (long.n_launches - short.n_launches) / 3 <= LAUNCHES_OF_A_TOKEN[name], long.launches
 
 
+@pytest.mark.parametrize("relative", ["rotary", "alibi", "window", "buckets"])
+def test_relative_positions_never_wait(relative: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLANS, "dense", {"positions": {"kind": "none"}, "relative": {"kind": relative}})
+    short, long = (_Searched("dense", n, min_length=n).device for n in (3, 5))
+    assert len(short.waits) == len(long.waits), _described(long)
+    model = model_of("dense").train()
+    pretend_model(model)
+    config = TrainingConfig(n_updates=10)
+    updater = Updater(model, build_optimizer(model, config.optimizer), config)
+    with pretended_device() as device:
+        updater.apply(updater.accumulate([ragged_batch(seed=1)], 1), 1)
+        device.forget()
+        updater.apply(updater.accumulate([ragged_batch()], 2), 2)
+    assert len(device.waits) == 1, _described(device)
+
+
 @pytest.mark.parametrize(("name", "settings"), SEARCHES)
 def test_a_search_waits_at_most_once_in_eight_tokens(name: str, settings: dict[str, object]) -> None:
     searched = _Searched(name, 16, **settings)

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -17,10 +18,13 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, tiny_recipe, weights
 
+from ostinato.config.data import DataConfig
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import StoredRows
 from ostinato.data.packs import make, source
+from ostinato.data.packs.source import PackSource
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks import packing
 from ostinato.tasks.registry import build_task
@@ -228,7 +232,7 @@ def test_tokenizers_of_a_pack_are_trained_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(packing, "_train", None)
     train(recipe, tmp_path / "second")
     assert size_model(recipe).target == 280
-    (folder,) = (tmp_path / "cache" / "packed" / "tokenizers").iterdir()
+    (folder,) = (path for path in (tmp_path / "cache" / "packed" / "tokenizers").iterdir() if path.is_dir())
     (folder / "joint.json").write_text("{", encoding="utf-8")
     monkeypatch.undo()
     monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
@@ -236,6 +240,27 @@ def test_tokenizers_of_a_pack_are_trained_once(tmp_path: Path, monkeypatch: pyte
     files = packing.pack_source(recipe, task)
     assert files is not None
     assert packing.tokenizers_of(files, recipe.data).source.vocab_size == 280
+
+
+def test_runs_that_begin_at_the_same_time_train_the_tokenizers_of_a_pack_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path)
+    recipe = recipe_of(tmp_path, data={"tokenizer": {"kind": "bpe", "vocab_size": 280}}, n_updates=1)
+    files = packing.pack_source(recipe, build_task(recipe.task, recipe.data))
+    assert files is not None
+    trained: list[int] = []
+    own = packing._train
+
+    def counted(source: PackSource, data: DataConfig) -> Tokenizers:
+        trained.append(1)
+        return own(source, data)
+
+    monkeypatch.setattr(packing, "_train", counted)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: packing.tokenizers_of(files, recipe.data).source.vocab_size, range(4)))
+    assert found == [280] * 4
+    assert len(trained) == 1
 
 
 def test_a_bad_line_is_an_error_before_there_is_a_run(tmp_path: Path) -> None:

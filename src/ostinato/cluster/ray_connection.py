@@ -66,6 +66,24 @@ def connect(address: str | None, n_cpus: int) -> tuple[Any, Callable[[], None]]:
     return ray, disconnect
 
 
+def check_fits(ray: Any, address: str | None, n_cpus: float, n_gpus: float) -> None:
+    """Refuse what a Ray of this process' own will never have, which would wait for it without a word.
+
+    A cluster may grow, so that there everything is waited for.
+
+    Raises:
+        ConfigError: it has too few CPUs or GPUs.
+    """
+    if (address or os.environ.get("RAY_ADDRESS") or "local") != "local":
+        return
+    there = ray.cluster_resources()
+    for name, asked, cure in (("CPU", n_cpus, "--workers or fewer --threads"), ("GPU", n_gpus, "a cluster: --address")):
+        if asked > there.get(name, 0):
+            raise ConfigError(
+                f"--executor ray: a job takes {asked:g} {name}s, this Ray has {there.get(name, 0):g}: {cure}"
+            )
+
+
 def _check_answers(address: str) -> None:
     """Refuse an address where nothing listens, or something that is no Ray."""
     parts = urlsplit(address if "://" in address else f"//{address}")

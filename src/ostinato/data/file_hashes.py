@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+from filelock import FileLock
+
 from ostinato.data.disk import make_folder, read_json_object, sha256_of, write_json
 from ostinato.errors import DataError
 from ostinato.folders import cache_folder
@@ -31,15 +33,22 @@ def file_hash(path: Path) -> str:
     name = str(path.absolute())
     seen = {"path": name, "size": now.st_size, "mtime_ns": now.st_mtime_ns, "inode": now.st_ino}
     note = cache_folder() / "hashes" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"
-    try:
-        known = read_json_object(note, DataError)
-    except DataError:  # none, or a damaged one
-        known = {}
-    if seen == {key: known.get(key) for key in seen} and isinstance(known.get("sha256"), str):
-        return str(known["sha256"])
+    if (known := _noted(note, seen)) is not None:
+        return known
     is_settled = now.st_mtime_ns < time.time_ns() - _SETTLED_NS
     digest = sha256_of(path)
     if is_settled:
         make_folder(note.parent)
-        write_json(note, seen | {"sha256": digest})
+        with FileLock(note.with_suffix(".lock")):  # who reads the same file at the same time writes the same note
+            write_json(note, seen | {"sha256": digest})
     return digest
+
+
+def _noted(note: Path, seen: dict[str, object]) -> str | None:
+    """Return the hash that was noted of a file as it is now; None where there is none, or a damaged note."""
+    try:
+        known = read_json_object(note, DataError)
+    except DataError:
+        return None
+    is_same = seen == {key: known.get(key) for key in seen}
+    return str(known["sha256"]) if is_same and isinstance(known.get("sha256"), str) else None

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,12 @@ def find_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
     # From the first part that is a pattern on: pathlib takes no absolute ones.
     first = next(number for number, part in enumerate(path.parts) if _WILD.search(part))
     pattern = str(Path(*path.parts[first:]))
-    found = sorted(one for one in Path(*path.parts[:first]).glob(pattern) if one.is_file())
+    root = Path(*path.parts[:first])
+    # As in a shell, `*` stands for no name that begins with a dot.
+    names_hidden = any(part.startswith(".") for part in path.parts[first:])
+    found = sorted(
+        one for one in root.glob(pattern) if one.is_file() and (names_hidden or not _is_hidden(one.relative_to(root)))
+    )
     if not found:
         raise DataError(f"{given}: no file matches this pattern")
     return found
@@ -71,12 +77,19 @@ def _files_in(folder: Path) -> list[Path]:
         splits = read_json_object(folder / _SPLITS, DataError).get("splits", [])
         named = " or ".join(str(folder / str(split)) for split in splits)
         raise DataError(f"{folder}: holds several splits of a data set: name one of them, {named}")
-    hidden = len(folder.parts)
-    found = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.parts[hidden:])
-    ]
+    found, seen = [], set[Path]()
+    for place, below, names in os.walk(folder, followlinks=True):
+        where = Path(place)
+        if (real := where.resolve()) in seen:  # a link that leads back, or two to one folder
+            below.clear()
+            continue
+        seen.add(real)
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        found += [where / name for name in names if not name.startswith(".") and (where / name).is_file()]
     if not found:
         raise DataError(f"{folder}: the folder holds no files")
-    return found
+    return sorted(found)
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _ROWS_A_BATCH = 1024
+_BUFFER = 1 << 20
+"""Bytes of a column that are read at once."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """The last bytes of a whole Arrow stream."""
 
@@ -63,7 +65,10 @@ def parquet_groups(path: Path) -> list[tuple[int, int]]:
 
         with pyarrow.parquet.ParquetFile(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-            return [(group.num_rows, group.total_byte_size) for group in groups]
+            return [
+                (group.num_rows, sum(group.column(i).total_compressed_size for i in range(group.num_columns)))
+                for group in groups
+            ]
 
 
 def read_parquet(
@@ -80,7 +85,8 @@ def read_parquet(
     with _sound(path):
         import pyarrow.parquet
 
-        with pyarrow.parquet.ParquetFile(path) as file:
+        # Buffered beforehand, all row groups that are asked for would be held until the last row was read.
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
             names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
             chosen = None if groups is None else list(groups)
             for batch in file.iter_batches(_ROWS_A_BATCH, row_groups=chosen, columns=names):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from ostinato.cluster.processes import end_with_parent
-from ostinato.cluster.ray_connection import connect
+from ostinato.cluster.ray_connection import check_fits, connect
 from ostinato.decoding import inference
 from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work
 from ostinato.errors import ConfigError, OstinatoError
@@ -153,6 +153,7 @@ def ray_actors(
         ConfigError: Ray is not installed, or does not answer. WorkerDiedError: inside, where an actor died too often.
     """
     ray, disconnect = connect(address, n_jobs * source.n_threads)
+    check_fits(ray, address, source.n_threads, n_gpus)
     kind = ray.remote(max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(BatchWorker)
     if n_gpus:
         source = replace(source, device="cuda")

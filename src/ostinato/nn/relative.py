@@ -124,8 +124,9 @@ class Alibi(RelativePositions):
         self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
     ) -> Tensor | None:
         """Return the penalties, in the type of the queries."""
-        slopes_H11 = torch.tensor(self.slopes, dtype=q_BHTK.dtype, device=q_BHTK.device)[:, None, None]
-        return -slopes_H11 * distance_BTS[:, None].abs().to(q_BHTK.dtype)
+        # A list copied to a GPU would wait for it, and may not be part of a recorded step: numbers are filled in there.
+        slopes_H = torch.stack([q_BHTK.new_full((), slope) for slope in self.slopes])
+        return -slopes_H[:, None, None] * distance_BTS[:, None].abs().to(q_BHTK.dtype)
 
 
 def _slopes(n_heads: int) -> list[float]:

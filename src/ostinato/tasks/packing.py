@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from filelock import FileLock
+
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
@@ -63,15 +65,16 @@ def tokenizers_of(source: PackSource, data: DataConfig) -> Tokenizers:
         return _train(source, data)
     what = {"tokenizers": [config.model_dump(mode="json") for config in configs], "sample": SAMPLE_BYTES}
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
-    if folder.is_dir():
-        try:
-            return Tokenizers.load(folder)
-        except (CheckpointError, OSError):  # damaged: it is made again
-            pass
-    tokenizers = _train(source, data)
     make_folder(folder.parent)
-    with new_folder(folder) as inside:
-        tokenizers.save(inside)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):  # a second run of the same data waits, and finds them
+        if folder.is_dir():
+            try:
+                return Tokenizers.load(folder)
+            except (CheckpointError, OSError):  # damaged: it is made again
+                pass
+        tokenizers = _train(source, data)
+        with new_folder(folder) as inside:
+            tokenizers.save(inside)
     return tokenizers
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,6 +11,7 @@ import pytest
 from filelock import SoftFileLease
 from tiny_sweeps import LOSS, Recorder, tiny
 
+from ostinato.cluster.ray_connection import check_fits
 from ostinato.errors import ConfigError
 from ostinato.experiments.sweep import cluster_executor, locks
 from ostinato.experiments.sweep.choose import ExecutorChoice
@@ -167,6 +169,10 @@ def test_a_node_says_what_it_lacks(tmp_path: Path) -> None:
     assert status == "failed"
     assert f"{tmp_path} is another folder on" in reason
     (tmp_path / "x.jsonl").touch()
+    (tmp_path / "x.jsonl").touch()
+    status, reason = attempt_on_node(job, tmp_path / "x.jsonl", __version__, str(tmp_path / "gone"))
+    assert status == "failed"
+    assert re.search(r"gone, which paths of data are relative to, is not there on ", reason)
     status, reason = attempt_on_node(job, tmp_path / "x.jsonl", "0.0.1", ".")
     assert (status, reason.endswith(f"has ostinato {__version__}, and not 0.0.1")) == ("failed", True)
 
@@ -234,3 +240,22 @@ def test_a_job_that_slurm_refuses_is_one_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(cluster._executor, "submit", refuse)
     with pytest.raises(ConfigError, match="--slurm: the job was refused: sbatch: error: invalid partition"):
         ClusterExecutor(cluster).submit(a_job(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("n_cpus", "n_gpus", "message"),
+    [
+        (2, 0, "--executor ray: a job takes 2 CPUs, this Ray has 1: --workers or fewer --threads"),
+        (1, 1, "--executor ray: a job takes 1 GPUs, this Ray has 0: a cluster: --address"),
+    ],
+)
+def test_what_a_ray_of_our_own_will_never_have_is_refused(n_cpus: int, n_gpus: float, message: str) -> None:
+    class Ray:
+        def cluster_resources(self) -> dict[str, float]:
+            return {"CPU": 1.0}
+
+    with pytest.raises(ConfigError) as error:
+        check_fits(Ray(), None, n_cpus, n_gpus)
+    assert str(error.value) == message
+    check_fits(Ray(), None, 1, 0)
+    check_fits(Ray(), "10.0.0.1:6379", n_cpus, n_gpus)  # a cluster may grow

@@ -16,7 +16,7 @@ from ostinato.experiments.sweep import run_key as keys
 from ostinato.experiments.sweep.import_runs import import_runs
 from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
 from ostinato.experiments.sweep.runs import plan_runs
-from ostinato.experiments.sweep.schedule import run_sweep, sweep_rows
+from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 from ostinato.training.prepare import prepare
@@ -94,6 +94,19 @@ def test_a_directory_that_holds_another_run_than_its_name_says_is_refused(tmp_pa
     shutil.copytree(base.directory, slow.directory)
     with pytest.raises(CheckpointError, match="holds another run than its name says"):
         sweep_rows(sweep, tmp_path)
+
+
+def test_another_run_in_a_directory_is_one_failure_and_the_other_runs_are_done(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1])
+    run_sweep(sweep, tmp_path)
+    base, slow = plan_runs(sweep, tmp_path)
+    shutil.rmtree(slow.directory)
+    shutil.copytree(base.directory, slow.directory)
+    shutil.rmtree(base.directory)
+    with pytest.raises(SweepError, match="holds another run than its name says") as caught:
+        run_sweep(sweep, tmp_path)
+    assert [run.arm for run, _ in caught.value.failures] == [slow.arm]
+    assert base.is_finished
 
 
 def test_version_data_and_the_start_are_in_the_key() -> None:

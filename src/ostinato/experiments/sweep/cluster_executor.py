@@ -167,8 +167,9 @@ def attempt_on_node(job: Job, events: Path, version: str, folder: str) -> tuple[
         return "failed", f"{events.parent.parent} is another folder on {node}, or none: give --store one that all share"
     if version != __version__:
         return "failed", f"{node} has ostinato {__version__}, and not {version}"
-    if Path(folder).is_dir():
-        os.chdir(folder)
+    if not Path(folder).is_dir():
+        return "failed", f"{folder}, which paths of data are relative to, is not there on {node}"
+    os.chdir(folder)
     with events.open("a", encoding="utf-8") as file:
 
         def write(event: Event) -> None:

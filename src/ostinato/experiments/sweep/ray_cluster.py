@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ostinato.cluster.ray_connection import connect
+from ostinato.cluster.ray_connection import check_fits, connect
 from ostinato.experiments.sweep.cluster_executor import attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.version import __version__
@@ -23,14 +23,19 @@ class RayCluster:
     """
 
     def __init__(self, address: str | None = None, *, n_cpus: int = 1, n_gpus: float = 0) -> None:
-        self.n_gpus = n_gpus
+        self.address, self.n_gpus = address, n_gpus
         self._ray, self._disconnect = connect(address, n_cpus)
         # What is started again, and how often, the executor decides.
         self._attempt = self._ray.remote(max_retries=0)(attempt_on_node)
 
     def start(self, job: Job, events: Path) -> _RayTask:
-        """Give a job to Ray, which starts it where its CPUs and GPUs are free."""
+        """Give a job to Ray, which starts it where its CPUs and GPUs are free.
+
+        Raises:
+            ConfigError: they will never be.
+        """
         n_cpus = job.recipe.training.n_threads or job.n_threads or 1
+        check_fits(self._ray, self.address, n_cpus, self.n_gpus)
         task = self._attempt.options(num_cpus=n_cpus, num_gpus=self.n_gpus, name=job.name)
         return _RayTask(self._ray, task.remote(job, events, __version__, os.getcwd()))  # noqa: PTH109
 

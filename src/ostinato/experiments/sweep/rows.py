@@ -99,13 +99,24 @@ def _check_address(run: PlannedRun, recipe: Recipe) -> None:
         raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
 
 
-def collect_rows(sweep: SweepConfig, runs: Sequence[PlannedRun]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of the runs that are there, and of the others arm, seed, key, directory and why."""
+def collect_rows(
+    sweep: SweepConfig, runs: Sequence[PlannedRun], *, refuses: bool = True
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of the runs that are there, and of the others arm, seed, key, directory and why.
+
+    Args:
+        refuses: whether a directory that is damaged, or holds another run, is an error; else it is not there.
+
+    Raises:
+        CheckpointError: there is such a directory.
+    """
     rows, missing = [], []
     for run in runs:
         try:
             rows.append(sweep_row(sweep, run))
-        except LookupError as error:
+        except (LookupError, CheckpointError) as error:
+            if refuses and isinstance(error, CheckpointError):
+                raise
             place = {"arm": run.arm, "seed": run.seed, "key": run.key, "directory": str(run.directory)}
             missing.append(place | {"why": str(error.args[0])})
     return rows, missing
@@ -140,7 +151,8 @@ class SweepResults:
         self._read([run for run in self.runs if run.key == key])
 
     def _read(self, runs: Sequence[PlannedRun]) -> None:
-        rows, missing = collect_rows(self.sweep, runs)
+        # One run that is not what its name says, of other data on some machine, must not end all others.
+        rows, missing = collect_rows(self.sweep, runs, refuses=False)
         self._rows |= {(row["arm"], row["seed"]): row for row in rows}
         # Of two arms that are one run, one may have more measured of it.
         read = {run.key for run in runs}
