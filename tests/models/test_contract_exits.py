@@ -22,6 +22,7 @@ from drawn_ways import KEPT, exit_of, kept_of
 from haltings import never_halting
 from loops import RAGGED, looped
 from ostinato.budget import MacCounter, count_bytes, expected_depths
+from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import packing
 from ostinato.kernels.native import library
@@ -84,6 +85,27 @@ OF_STACKS = [(criterion, "token", "decoder") for criterion in CRITERIA_AT_TEST]
 OF_STACKS += [
     (one, scope, "encoder") for one in OF_STATES if one in CRITERIA_AT_TEST for scope in ("token", "sequence")
 ]
+
+
+@pytest.mark.parametrize("keys", ["first", "all"])
+def test_predictions_leave_no_keys_for_the_segments_behind_the_loop(keys: str) -> None:
+    attention = {"n_heads": 2}
+    behind = {"n_steps": 1, "repeats": 2, "fixed": True, "keys": keys}
+
+    def model_of(n_rounds: int) -> Model:
+        segments = [{"n_steps": 1, "repeats": n_rounds}, behind]
+        decoder = {"n_steps": 2, "self_attention": attention, "ffn": {"d_ff": 6}, "segments": segments}
+        return random_model(
+            LanguageModelConfig.model_validate({"d_model": 4, "dropout": 0.0, "vocab_size": 7, "decoder": decoder})
+        )
+
+    model, batch = model_of(3), [Sentence(None, [1, 5, 6, 3])]
+    padded = right_padded(batch)
+    after_one, after_two, _ = model(padded, request=["rounds"]).stacks["decoder"].rounds
+    for n, found in ((2, after_two), (1, after_one)):
+        assert_equal(found(), model_of(n)(padded).stacks["decoder"].states_BTD, f"after {n} rounds")
+    run_as(model, exit="settled", exit_scope="token", halting_threshold=0.3)
+    check_stopping(model, batch, padded)
 
 
 @pytest.mark.sampled

@@ -235,8 +235,9 @@ class Stack:
         rounds: list[Callable[[], Tensor]] = [
             partial(self._after, left_BTD, program[loop:], run, signal) for left_BTD in run.rounds
         ]
+        behind = replace(run, keys=dict(run.keys))  # `rounds` run these segments, too, with keys of their own
         for segment in program[loop + 1 :]:
-            states_BTD, _ = self._run(segment, states_BTD, run, signal)
+            states_BTD, _ = self._run(segment, states_BTD, behind, signal)
         if (norm := self.final_norm) is not None:
             states_BTD = norm(states_BTD)
         if rounds:
@@ -253,7 +254,8 @@ class Stack:
             program: from the loop on.
         """
         states_BTD = self._end(program[0].segment, left_BTE)
-        own = replace(run, captures={}, routings=[], rounds=[], request=())
+        # Steps behind the loop may read each other's keys, of which those that are there first stay.
+        own = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
         with nullcontext() if run.cache is None else run.cache.trial():
             for segment in program[1:]:
                 states_BTD, _ = self._run(segment, states_BTD, own, signal)
