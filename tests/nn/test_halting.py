@@ -73,7 +73,7 @@ def embedded(model: LanguageModel, batch: Batch, row: int) -> Tensor:
     """Return what the first round of one sentence starts from."""
     ids = batch.target.ids_BT[row][batch.target.keep_BT[row]]
     signal = model.stacks["decoder"].signal
-    prepared = signal.prepare(torch.arange(len(ids))[None], n_sentences=1, training=False)
+    prepared = signal.prepare(torch.arange(len(ids))[None])
     start = signal.at_start(prepared)
     assert start is not None
     return (model.embed(ids[None], model.target_embedding) + start)[0]

@@ -23,7 +23,7 @@ def test_sinusoids_are_the_papers_far_beyond_any_table() -> None:
 
 def test_sinusoids_count_from_zero_and_are_added_once() -> None:
     signal = Sinusoidal(D)
-    prepared = signal.prepare(torch.arange(4)[None], n_sentences=1, training=False)
+    prepared = signal.prepare(torch.arange(4)[None])
     start = signal.at_start(prepared)
     assert start is not None
     expected = torch.stack([sinusoid(i, D) for i in range(4)])
@@ -33,7 +33,7 @@ def test_sinusoids_count_from_zero_and_are_added_once() -> None:
 
 def test_coordinates_count_positions_and_rounds_from_one_and_come_back_every_round() -> None:
     signal = Coordinates(D)
-    prepared = signal.prepare(torch.arange(4)[None], n_sentences=1, training=False)
+    prepared = signal.prepare(torch.arange(4)[None])
     assert signal.at_start(prepared) is None
     for index in (0, 1, 300):
         tick = signal.at_round(prepared, index)
@@ -46,8 +46,8 @@ def test_a_random_offset_moves_whole_sentences_in_training_only() -> None:
     torch.manual_seed(0)
     signal = Coordinates(D, random_offset=7)
     positions = torch.arange(3)[None]
-    still = signal.prepare(positions, n_sentences=40, training=False)
-    moved = signal.prepare(positions, n_sentences=40, training=True)
+    still = signal.prepare(positions)
+    moved = signal.prepare(positions, offset_B=signal.draw_offset(40, positions.device))
     assert still is not None
     assert moved is not None
     assert still.shape[0] == 1

@@ -41,7 +41,7 @@ def find_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
     pattern = str(Path(*path.parts[first:]))
     root = Path(*path.parts[:first])
     # As in a shell, `*` stands for no name that begins with a dot.
-    names_hidden = any(part.startswith(".") for part in path.parts[first:])
+    names_hidden = _is_hidden(Path(pattern))
     found = sorted(
         one for one in root.glob(pattern) if one.is_file() and (names_hidden or not _is_hidden(one.relative_to(root)))
     )

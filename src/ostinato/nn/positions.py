@@ -91,24 +91,20 @@ class PositionSignal:
         self.random_offset = random_offset
 
     def prepare(
-        self,
-        positions: Int[Tensor, "B T"],
-        *,
-        n_sentences: int,
-        training: bool,
-        n_columns: int | None = None,
-        offset_B: Int[Tensor, "B"] | None = None,
+        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds.
 
         Args:
             n_columns: cached and new ones, which no position reaches; None: not known.
-            offset_B: where the positions of sentences start in training, at most `random_offset`; None: drawn here.
+            offset_B: where the positions of sentences start, at most `random_offset`; None: at 0.
         """
         return None
 
-    def draw_offset(self, n_sentences: int, device: torch.device) -> Int[Tensor, "B"]:
-        """Return where the positions of each sentence start, in training."""
+    def draw_offset(self, n_sentences: int, device: torch.device) -> Int[Tensor, "B"] | None:
+        """Return where the positions of each sentence start in training; None: at 0."""
+        if not self.random_offset:
+            return None
         return torch.randint(self.random_offset + 1, (n_sentences,), device=device)
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
@@ -120,19 +116,12 @@ class PositionSignal:
         return None
 
     def _position_part(
-        self,
-        positions: Int[Tensor, "B T"],
-        n_sentences: int,
-        n_columns: int | None,
-        training: bool,
-        offset_B: Int[Tensor, "B"] | None,
+        self, positions: Int[Tensor, "B T"], n_columns: int | None, offset_B: Int[Tensor, "B"] | None
     ) -> Tensor:
         highest = highest_position(positions, n_columns) + self.first_position
         positions = positions + self.first_position
-        if training and self.random_offset:
+        if offset_B is not None:
             highest += self.random_offset
-            if offset_B is None:
-                offset_B = self.draw_offset(n_sentences, positions.device)
             positions = positions + offset_B[:, None]
         return sinusoids(positions, self.d_model, in_halves=self.in_halves, highest=highest)
 
@@ -145,16 +134,10 @@ class Sinusoidal(PositionSignal):
         self.in_halves = in_halves
 
     def prepare(
-        self,
-        positions: Int[Tensor, "B T"],
-        *,
-        n_sentences: int,
-        training: bool,
-        n_columns: int | None = None,
-        offset_B: Int[Tensor, "B"] | None = None,
+        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return P[i]."""
-        return self._position_part(positions, n_sentences, n_columns, training, offset_B)
+        return self._position_part(positions, n_columns, offset_B)
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
         """Return P[i]."""
@@ -173,13 +156,7 @@ class Learned(PositionSignal):
         self._table, self._offset, self._stack = table, offset, stack
 
     def prepare(
-        self,
-        positions: Int[Tensor, "B T"],
-        *,
-        n_sentences: int,
-        training: bool,
-        n_columns: int | None = None,
-        offset_B: Int[Tensor, "B"] | None = None,
+        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return W[i + offset].
 
@@ -212,16 +189,10 @@ class Coordinates(PositionSignal):
     acts_on_rounds = True
 
     def prepare(
-        self,
-        positions: Int[Tensor, "B T"],
-        *,
-        n_sentences: int,
-        training: bool,
-        n_columns: int | None = None,
-        offset_B: Int[Tensor, "B"] | None = None,
+        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return P[i]."""
-        return self._position_part(positions, n_sentences, n_columns, training, offset_B)
+        return self._position_part(positions, n_columns, offset_B)
 
     def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return P[i] + P[t]."""

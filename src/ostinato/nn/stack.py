@@ -142,6 +142,8 @@ class Stack:
         """
         if positions_BT is None:
             positions_BT = torch.arange(embedded_BTE.shape[1], device=embedded_BTE.device)[None]
+        if offset_B is None and self.banks.training:
+            offset_B = self.signal.draw_offset(embedded_BTE.shape[0], embedded_BTE.device)
         learns = self.banks.training and torch.is_grad_enabled()
         run = Pass(
             Visibility(
@@ -204,15 +206,8 @@ class Stack:
         return output
 
     def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
-        B = states_BTD.shape[0]
         n_columns = run.key_positions.shape[1]
-        signal = self.signal.prepare(
-            run.positions,
-            n_sentences=B,
-            n_columns=n_columns,
-            training=self.banks.training,
-            offset_B=run.offset_B,
-        )
+        signal = self.signal.prepare(run.positions, n_columns=n_columns, offset_B=run.offset_B)
         if (start := self.signal.at_start(signal)) is not None:
             states_BTD = states_BTD + start
         if self.has_embedding_norm:
@@ -232,12 +227,13 @@ class Stack:
         states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
         # A cost is for training; the steps of decoding would pay for it, token by token.
         cost = halting.aux_loss() if run.cache is None and not run.execution.as_graph else None
+        # What is behind the loop is run again for each of them, and knows no keys that it makes below.
         rounds: list[Callable[[], Tensor]] = [
-            partial(self._after, left_BTD, program[loop:], run, signal) for left_BTD in run.rounds
+            partial(self._after, left_BTD, program[loop:], replace(run, keys=dict(run.keys)), signal)
+            for left_BTD in run.rounds
         ]
-        behind = replace(run, keys=dict(run.keys))  # `rounds` run these segments, too, with keys of their own
         for segment in program[loop + 1 :]:
-            states_BTD, _ = self._run(segment, states_BTD, behind, signal)
+            states_BTD, _ = self._run(segment, states_BTD, run, signal)
         if (norm := self.final_norm) is not None:
             states_BTD = norm(states_BTD)
         if rounds:
