@@ -55,7 +55,7 @@ class DepthFloor(Stack):
         run_step = _run_compiled if is_compiled else _run_sliced
         for sub_layer in own[0][0]:
             sub_layer.prepare(run)
-        signal = self.signal.prepare(run.positions, n_sentences=states_BTD.shape[0], training=False)
+        signal = self.signal.prepare(run.positions)
         start = self.signal.at_start(signal)
         states = states_BTD if start is None else states_BTD + start
         # Of tokens that have halted: states, and keys and values. Those that halted last stand first.
