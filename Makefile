@@ -11,16 +11,21 @@ SHAPES := ostinato.nn,ostinato.models,ostinato.decoding
 # The device of `make test-gpu`; cpu shows that its tests run where there is no GPU.
 DEVICE ?= cuda
 
+# Half of an installation would be compiling modules of which most are never imported; those that are, compile
+# themselves once, if they may write what they compiled.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo newcomer test test-all test-gpu check format docs clean
 
 $(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[plot]"
+	$(INSTALL) -e ".[plot]"
 	touch $@
 
 $(VENV)/dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(INSTALL) -e ".[dev]"
 	touch $@ $(VENV)/demo
 
 demo: $(VENV)/demo
@@ -33,7 +38,7 @@ newcomer:
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	$(BIN)/lint-imports
 
 test: check
@@ -41,7 +46,7 @@ test: check
 
 test-all: check
 	@command -v chromium > /dev/null || echo "tests in a browser are left out: apt-get install chromium; $(BIN)/pip install -e '.[browser]'"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[onnx,peft,lm-eval,engines,ray,slurm]"
+	$(INSTALL) -e ".[onnx,peft,lm-eval,engines,ray,slurm]"
 	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
 
 test-gpu: $(VENV)/dev
@@ -50,7 +55,7 @@ test-gpu: $(VENV)/dev
 	else OSTINATO_DEVICE=$(DEVICE) $(BIN)/python -m pytest -W default -m "device or gpu" tests/gpu tests/models tests/kernels $(PYTEST); fi
 
 docs: $(VENV)/dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(INSTALL) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/dev

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ostinato.budget.solver import counts
@@ -52,15 +53,18 @@ class Limits:
 
     def figures(self, model: ModelConfig) -> dict[str, float]:
         """Return what a model costs, by name: parameters, macs and bytes."""
-        lengths = self.source_length, self.target_length
-        if model.joins_pairs:  # one sequence, which the counts know as the target
-            lengths = self.source_length, self.source_length + self.target_length
-        return {name: count(model) for name, count in counts(*lengths).items() if name in WORDS}
+        return self._count(model, WORDS)
 
     def share(self, model: ModelConfig) -> float:
         """Return the largest of cost / limit: 1 where a model meets the budget exactly."""
-        figures = self.figures(model)
-        return max(figures[name] / limit for name, limit in self.counted().items())
+        limits = self.counted()
+        return max(cost / limits[name] for name, cost in self._count(model, limits).items())
+
+    def _count(self, model: ModelConfig, names: Collection[str]) -> dict[str, float]:
+        lengths = self.source_length, self.target_length
+        if model.joins_pairs:  # one sequence, which the counts know as the target
+            lengths = self.source_length, self.source_length + self.target_length
+        return {name: count(model) for name, count in counts(*lengths).items() if name in names}
 
     def __str__(self) -> str:
         texts = [f"{limit:,.0f} {WORDS[name]}" for name, limit in self.counted().items()]

@@ -114,9 +114,10 @@ def count_parameters(
     stored: dict[tuple[str, str], _Item] = {}
     touched: dict[tuple[str, str], int] = {}
     executed = 0
-    for _, item in _items(config, None):  # rounds may have some of their own, which are there whether they run or not
+    own = list(_items(config, None))
+    for _, item in own:  # rounds may have some of their own, which are there whether they run or not
         stored.setdefault(item.key, item)
-    for name, item in _items(config, n_steps):
+    for name, item in own if n_steps is None else _items(config, n_steps):
         executed += item.executed
         if config.side_of(name) == "target":
             touched[item.key] = min(item.size, touched.get(item.key, 0) + item.touched)
