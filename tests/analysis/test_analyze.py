@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,20 @@ from ostinato.evaluation.loading import load
 SHOWN = ("categories", "experts", "similarity")
 
 
+def write(given: list[Subject], surveyed: logic.Survey, out: Path, names: Sequence[str]) -> logic.Analysed:
+    some = [(study, found) for study, found in surveyed.found if study.name in names]
+    return logic.write(given, logic.Survey(some, {"fluctuation": "first: a <reason>"}), out)
+
+
 @pytest.fixture(scope="module")
 def written(given: list[Subject], surveyed: logic.Survey, tmp_path_factory: pytest.TempPathFactory) -> logic.Analysed:
-    """A few of the analyses, written: figures of all would take long."""
-    some = [(study, found) for study, found in surveyed.found if study.name in SHOWN]
-    return logic.write(given, logic.Survey(some, {"fluctuation": "first: a <reason>"}), tmp_path_factory.mktemp("out"))
+    """One of the analyses, written: figures of all would take long."""
+    return write(given, surveyed, tmp_path_factory.mktemp("out"), ["similarity"])
+
+
+@pytest.fixture(scope="module")
+def several(given: list[Subject], surveyed: logic.Survey, tmp_path_factory: pytest.TempPathFactory) -> logic.Analysed:
+    return write(given, surveyed, tmp_path_factory.mktemp("out"), SHOWN)
 
 
 def test_every_analysis_applies_to_runs_that_have_everything(surveyed: logic.Survey) -> None:
@@ -49,23 +59,23 @@ def test_every_figure_names_its_axes_and_reflows_for_narrow_screens(surveyed: lo
 
 
 @pytest.mark.slow
-def test_what_is_written_lies_beside_the_report(written: logic.Analysed) -> None:
-    assert written.found == SHOWN
-    for name in written.found:
-        assert {path.suffix for path in written.files if path.name.startswith(f"{name}-")} >= {".json", ".svg", ".png"}
-    assert all(path.stat().st_size > 100 for path in written.files)
+def test_what_is_written_lies_beside_the_report(several: logic.Analysed) -> None:
+    assert several.found == SHOWN
+    for name in several.found:
+        assert {path.suffix for path in several.files if path.name.startswith(f"{name}-")} >= {".json", ".svg", ".png"}
+    assert all(path.stat().st_size > 100 for path in several.files)
 
 
 @pytest.mark.slow
-def test_the_report_asks_nothing_of_the_network_and_its_links_lead_somewhere(written: logic.Analysed) -> None:
-    html = written.report.read_text(encoding="utf-8")
+def test_the_report_asks_nothing_of_the_network_and_its_links_lead_somewhere(several: logic.Analysed) -> None:
+    html = several.report.read_text(encoding="utf-8")
     used = re.findall(r'(?:src|href|srcset)="([^"]*)"', html)
     assert not [one for one in used if re.match(r"(https?:)?//", one)]
     assert not re.search(r"url\(|@import|<(script|link|iframe|object|embed|base|form)\b|http-equiv=.refresh", html)
     assert "default-src 'none'" in html
     files = [one for one in used if not one.startswith(("data:", "#"))]
     assert files
-    assert all((written.report.parent / one).is_file() for one in files)
+    assert all((several.report.parent / one).is_file() for one in files)
     assert all(f'id="{one[1:]}"' in html for one in used if one.startswith("#"))
     for name in SHOWN:
         assert html.count(f'<section id="{name}">') == 1
@@ -105,13 +115,11 @@ def test_numbers_are_json_with_null_for_what_is_none(written: logic.Analysed) ->
         assert all(len(row) == len(found["table"]["columns"]) for row in found["table"]["rows"])
 
 
-def test_columns_that_an_analysis_declares_are_those_it_shows(written: logic.Analysed) -> None:
-    declared = {study.name: study.columns for study in logic.STUDIES}
-    assert sum(map(bool, declared.values())) > 10
-    for path in (path for path in written.files if path.suffix == ".json"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if columns := declared[found["analysis"]]:
-            assert set(found["table"]["columns"]) <= set(columns)
+def test_columns_that_an_analysis_declares_are_those_it_shows(surveyed: logic.Survey) -> None:
+    assert sum(bool(study.columns) for study, _ in surveyed.found) > 10
+    for study, findings in surveyed.found:
+        if study.columns:
+            assert all(set(finding.columns) <= set(study.columns) for finding in findings), study.name
 
 
 def test_a_run_is_as_similar_to_itself_as_can_be(runs: list[Path]) -> None:

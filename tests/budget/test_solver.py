@@ -261,7 +261,7 @@ def neighbours(config: ModelConfig, found: Solution, variable: FreeVariable) -> 
     return near
 
 
-@draws(120)
+@draws(120, quick=12)
 @given(
     any_architecture(),
     st.sampled_from(["d_ff", "d_attn", "d_model", "d_ff+d_attn", "n_steps", "n_experts", "expert_width"]),

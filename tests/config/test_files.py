@@ -4,9 +4,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from architectures import draws
 from ostinato.config.files import parse_overrides, read_yaml, resolve_references
 from ostinato.config.load import dump_recipe, load_recipe_config
 from ostinato.config.recipe import Recipe
@@ -124,7 +125,7 @@ _texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), 
 _values = st.one_of(_texts, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False))
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(
     name=st.one_of(
         _texts, st.sampled_from(["1e3", "null", "yes", "${seed}", "\\${x}", "a: b", "0x1f", "-", "~", "1_0"])

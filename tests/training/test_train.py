@@ -303,6 +303,7 @@ def test_language_models_train_too(tmp_path: Path) -> None:
     assert results["splits"]["test"]["perplexity"] < 11
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_write_backwards(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, n_updates=150, log_every=50, evaluate_every=150, save_every=150)
     assert isinstance(recipe.model, Seq2SeqConfig)
