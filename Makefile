@@ -11,8 +11,8 @@ SHAPES := ostinato.nn,ostinato.models,ostinato.decoding
 # The device of `make test-gpu`; cpu shows that its tests run where there is no GPU.
 DEVICE ?= cuda
 
-# Half of an installation would be compiling modules of which most are never imported; those that are, compile
-# themselves once, if they may write what they compiled.
+# pip would spend half of an installation compiling modules of which most are never imported. Python compiles those that
+# are when they are first imported, and keeps the result unless the variable below is set.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
