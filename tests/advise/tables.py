@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from ostinato.advise.candidates import Candidate
@@ -33,7 +34,9 @@ class Formula:
         score = self.score(trial)
         reason = "" if score is not None else "update 3: the loss is nan"
         seconds = 2.0 + 0.1 * trial.updates
-        return Outcome(trial, score, 0.0 if score is None else score, ((trial.updates, score or 0.0),), seconds, reason)
+        return Outcome(
+            trial, score, math.inf if score is None else score, ((trial.updates, score or 0.0),), seconds, reason
+        )
 
 
 def candidate(name: str, levels: dict[str, str] | None = None, macs: float = 1.0) -> Candidate:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -159,13 +160,53 @@ def test_another_question_is_refused_in_one_line(advice: Advice, folder: Path) -
 
 
 def test_too_few_hours_are_refused_before_the_search(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--hours is too short: two trainings of the recipe"):
+    with pytest.raises(ConfigError, match=r"--hours is too short: two trainings of the recipe"):
         advise(question(tmp_path, hours=0.001), make_executor=InProcess)
 
 
 def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'blue'"):
         advise(question(tmp_path, metric="blue"), make_executor=InProcess)
+
+
+def test_the_metric_that_was_asked_for_is_in_the_recipe(tmp_path: Path) -> None:
+    with without_training():
+        found = advise(question(tmp_path, metric="perplexity"))
+    assert load_recipe(found.recipe).training.selection.metric == "perplexity"
+
+
+@pytest.mark.parametrize("hours", [math.inf, math.nan])
+def test_hours_are_a_number(tmp_path: Path, hours: float) -> None:
+    with pytest.raises(ConfigError, match=r"--hours is '?(inf|nan)'?: must be a number of hours"):
+        advise(question(tmp_path, hours=hours), make_executor=InProcess)
+
+
+def test_a_page_of_another_program_is_refused_before_the_search(tmp_path: Path) -> None:
+    page = tmp_path / "answer" / "report.html"
+    page.parent.mkdir()
+    page.write_text("mine")
+    with pytest.raises(ConfigError, match="was not written by this command"):
+        advise(question(tmp_path), make_executor=InProcess)
+    assert page.read_text() == "mine"
+
+
+def test_failures_are_written_as_json(tmp_path: Path) -> None:
+    with without_training() as trainer:
+        trainer.score = lambda trial: None if trial.candidate == "deep" else loss(trial)
+        advise(question(tmp_path))
+    lines = (tmp_path / "answer" / TRIALS).read_text("utf-8").splitlines()
+    rows = [json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON")) for line in lines]
+    assert [row["loss"] for row in rows if row["score"] is None] == [None]
+
+
+def test_a_latency_that_was_not_asked_for_ends_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        raise ConfigError("the longest source is 8 tokens")
+
+    with without_training():
+        monkeypatch.setattr("ostinato.advise.advise.Timer.measure", refuse)
+        found = advise(question(tmp_path))
+    assert "latency" not in found.answer.best.figures
 
 
 @pytest.mark.slow

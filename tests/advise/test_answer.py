@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from tables import axis, candidate, space
 
-from ostinato.advise.answer import LATENCY, RATE, Answer, importance, is_too_slow, make_answer
+from ostinato.advise.answer import LATENCY, RATE, Answer, decisive, importance, is_too_slow, make_answer
 from ostinato.advise.candidates import BASE, Candidate
 from ostinato.advise.comparison import adjusted_means, compare
 from ostinato.advise.halving import Found
@@ -15,7 +15,7 @@ from ostinato.advise.trials import Outcome, Trial
 from ostinato.advise.words import findings
 from ostinato.experiments.claims.inference import ALPHA
 
-SPACE = space(axis("plan", "shared", "individual"), axis("depth", "2", "4"))
+SPACE = space(axis("plan", "shared", "individual"), axis("depth", "2", "4")).model_copy(update={"rates": [1.0]})
 
 
 def outcomes(scores: Mapping[str, list[float]], updates: int = 90, rate: float = 1.0) -> list[Outcome]:
@@ -64,13 +64,18 @@ def test_what_no_test_tells_apart_is_said_to_be_equal() -> None:
     found = answer(CLOSE)
     assert [one.name for one in found.equals] == [BASE]
     lines = findings(found, "x.yaml")
-    assert any(line.startswith("these 2 are equal here, no test tells them apart: a; the recipe") for line in lines)
+    assert any(
+        line.startswith("these 2 could not be told apart (3 seeds, corrected for all pairs): a; the recipe")
+        for line in lines
+    )
 
 
 def test_one_seed_tells_nothing_apart() -> None:
     found = answer({name: own[:1] for name, own in CLEAR.items()})
     assert [one.name for one in found.equals] == [BASE, "c"]
-    assert any("no interval: one seed" in line for line in findings(found, "x.yaml"))
+    lines = findings(found, "x.yaml")
+    assert any("no interval: one seed" in line for line in lines)
+    assert any(line.startswith("these 3 could not be told apart (one seed: nothing was tested): ") for line in lines)
 
 
 def test_of_equals_the_cheapest_is_named() -> None:
@@ -106,7 +111,7 @@ def test_the_hour_says_how_many_seeds_would_decide() -> None:
     far = {"a": [1.00, 1.02, 0.98], BASE: [1.02, 1.20, 0.88], "c": [3.0, 3.31, 2.72]}
     text = answer(far, trainings_an_hour=rates, n_untried=7).one_more_hour
     assert text.startswith("not which of a and the recipe is better: that takes about ")
-    assert text.endswith("7 combinations of the space were not tried: with more --hours and another --out")
+    assert text.endswith("7 candidates were not tried for lack of time: with more --hours and another --out")
     assert answer(CLEAR, trainings_an_hour=rates).one_more_hour.startswith("nothing about a")
 
 
@@ -231,3 +236,78 @@ def test_where_the_last_stage_was_cut_the_hour_would_go_on_there() -> None:
         latencies={}, length=90, trainings_an_hour={}, n_untried=0, most_seeds=5,
     )  # fmt: skip
     assert found.one_more_hour == "the last stage was not finished: it would go on there"
+
+
+def test_those_that_differ_by_as_much_at_every_seed_are_not_called_equal() -> None:
+    # Exact match of 1 and 0 at all seeds: no spread, so no test; and nobody would call them equal.
+    found = answer({"a": [0.0, 0.0, 0.0], BASE: [1.0, 1.0, 1.0], "c": [0.001, 0.0, 0.002]})
+    assert [one.name for one in found.equals] == ["c"]
+    assert found.cheapest_equal().name != BASE
+    assert "better than the recipe by 1 (no interval: the same at all 3 seeds)" in findings(found, "x.yaml")
+    alone = answer({"a": [0.0, 0.0, 0.0], BASE: [1.0, 1.0, 1.0]})
+    assert alone.one_more_hour.startswith("little about a: the others of the last stage differ from it by as much")
+
+
+def test_a_better_one_that_is_not_advised_is_not_said_to_be_beaten() -> None:
+    limits = Limits(parameters=10, latency=LatencyLimit(0.02))
+    found = answer(
+        {"a": [2.00, 2.02, 1.99], BASE: [1.00, 1.01, 0.99]}, limits=limits, latencies={"a": 0.01, BASE: 0.03}
+    )
+    assert found.best.name == "a"
+    lines = findings(found, "x.yaml")
+    assert "the recipe is better by 1.003 (95 %: 0.989 to 1.018), but is slower than asked" in lines
+    assert found.one_more_hour == "nothing about a: no other of the last stage could be advised"
+    assert [one.name for one in found.standings if one.is_on_front] == ["a"]
+
+
+def test_a_lone_candidate_is_told_apart_from_nothing() -> None:
+    assert (
+        answer({BASE: [1.0]}).one_more_hour == "nothing about the recipe: no other of the last stage could be advised"
+    )
+
+
+def test_where_curves_end_with_the_last_stage_nobody_overtakes_later() -> None:
+    stages = [
+        outcomes({"a": [2.0], "b": [3.0]}, 10),
+        outcomes({"a": [1.99], "b": [1.5]}, 30),
+        outcomes({"a": [1.0], "b": [1.01]}, 90),
+    ]
+    found = make_answer(
+        Found(stages, True), [candidate("a"), candidate("b")], SPACE, "loss", "min", Limits(parameters=10),
+        latencies={}, length=90, trainings_an_hour={}, n_untried=0, most_seeds=5,
+    )  # fmt: skip
+    assert "overtakes" not in found.one_more_hour
+
+
+def test_one_rate_of_several_is_a_warning() -> None:
+    several = SPACE.model_copy(update={"rates": [0.3, 1.0, 3.0]})
+    stages = [outcomes({"a": [1.0], "b": [2.0]}, 10)]
+    found = make_answer(
+        Found(stages), [candidate("a"), candidate("b")], several, "loss", "min", Limits(parameters=10),
+        latencies={}, length=90, trainings_an_hour={}, n_untried=0, most_seeds=5,
+    )  # fmt: skip
+    assert found.warnings == [
+        "there was time for the learning rate x 1 only: candidates may differ by what rate suits them"
+    ]
+
+
+STOPPED = [outcomes({"a": [1.0], "b": [2.0]}, 10), outcomes({"a": [1.0], "b": [2.0]}, 30)]
+FAILED = [Outcome(Trial(name, 1.0, 1, 90), None, reason="update 3: the loss is nan") for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("last", "is_complete", "n_stages"),
+    [
+        (outcomes({"b": [1.9]}), False, 2),  # the cheap one was done first
+        (outcomes({"a": [0.9]}), False, 3),
+        (outcomes({"b": [1.9]}), True, 3),
+        (FAILED, True, 2),
+        ([FAILED[0], *outcomes({"b": [1.9]})], True, 3),
+    ],
+)
+def test_a_last_stage_decides_where_it_has_scores_and_the_leader_ran(
+    last: list[Outcome], is_complete: bool, n_stages: int
+) -> None:
+    found = decisive(Found([*STOPPED, last], is_complete), "min")
+    assert found.stages == [*STOPPED, last][:n_stages]
+    assert found.is_complete == (is_complete and n_stages == 3)

@@ -84,3 +84,21 @@ def test_a_model_without_stacks_has_no_space() -> None:
     ours = SpaceConfig(name="x", axes=[AxisConfig(name="depth", levels=[level])])
     with pytest.raises(ConfigError, match="no candidate can be made"):
         make_candidates("algorithmic/copy-lstm", ["task.n_train=100"], ours, Limits())
+
+
+def test_a_level_that_changes_the_training_is_another_candidate() -> None:
+    levels = [
+        LevelConfig(name=name, set={"training.label_smoothing": x}) for name, x in (("rough", 0.0), ("smooth", 0.2))
+    ]
+    found = make_candidates("digits/transformer", TINY, space(AxisConfig(name="smoothing", levels=levels)), Limits())
+    base, smooth = found.found
+    assert (base.name, base.levels) == (BASE, {"smoothing": "rough"})
+    assert (smooth.name, smooth.settings["training.label_smoothing"]) == ("smooth", 0.2)
+    assert smooth.model == base.model
+
+
+def test_bytes_alone_are_a_budget() -> None:
+    limits = Limits(bytes=200_000)
+    found = make_candidates("digits/transformer", TINY, space(ONE), limits).found
+    assert [one.name for one in found] == [BASE, "shared"]
+    assert all(0.9 < limits.share(one.model) <= 1 for one in found)

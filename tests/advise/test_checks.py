@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from test_answer import outcomes
@@ -78,3 +80,41 @@ def test_that_all_trainings_failed_is_said_with_the_reason() -> None:
     assert why_not(failed, "loss", "min", 100, None) == (
         "no candidate could be trained: failed: update 3: the loss is nan"
     )
+
+
+def test_of_a_stage_that_is_not_finished_no_ceiling_is_said() -> None:
+    done = outcomes({"a": [1.0]})
+    assert why_not(done, "exact_match", "max", 100, None, is_complete=False) is None
+    assert why_not(done, "exact_match", "max", 100, None) is not None
+
+
+def test_the_baseline_of_labels_counts_labels() -> None:
+    recipe = load_recipe("parity/transformer", SMALL)
+    task = build_task(recipe.task, recipe.data)
+    loss, right = baseline(recipe, task, "loss"), baseline(recipe, task, "token_accuracy")
+    assert loss is not None
+    assert loss == ("unigram", pytest.approx(math.log(2), abs=0.05))
+    assert right is not None
+    assert right[0] == "majority"
+    assert 0.3 < right[1] < 0.7
+
+
+@pytest.mark.parametrize("kind", ["words", "characters"])
+def test_labels_need_not_be_words_of_the_texts(tmp_path: Path, kind: str) -> None:
+    rows = [{"source": f"w{i % 7} x{i % 5}", "target": ["good", "bad", "ugly", "good"][i % 4]} for i in range(300)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = [f"data.{split}={file}" for split in ("train", "dev", "test")]
+    recipe = load_recipe("classification/small", [*data, f"data.tokenizer={{kind: {kind}}}"])
+    task = build_task(recipe.task, recipe.data)
+    assert baseline(recipe, task, "token_accuracy") == ("majority", 0.5)
+    entropy = -sum(p * math.log(p) for p in (0.5, 0.25, 0.25))
+    assert baseline(recipe, task, "loss") == ("unigram", pytest.approx(entropy, abs=0.01))
+
+
+def test_the_baseline_is_scored_on_the_examples_that_models_are() -> None:
+    recipe = load_recipe("digits/transformer", [*SMALL, "training.selection.max_examples=7"])
+    task = build_task(recipe.task, recipe.data)
+    found = baseline(recipe, task, "exact_match")
+    assert found is not None
+    assert found[1] * 7 == pytest.approx(round(found[1] * 7))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.advise.own_data import is_data, recipe_of_data
+from ostinato.config.files import parse_overrides
 from ostinato.errors import ConfigError, DataError
 
 PAIRS = "".join(f'{{"source": "{n}", "target": "{n + 1}"}}\n' for n in range(300))
@@ -15,21 +16,32 @@ def test_a_file_of_pairs_is_split_by_hash_each_time_alike(tmp_path: Path) -> Non
     file.write_text(PAIRS + PAIRS, encoding="utf-8")
     base, overrides = recipe_of_data(str(file), ["seed=3"], tmp_path / "data")
     assert base == "files/template"
-    paths = dict(text.split("=") for text in overrides)
-    train, dev = (set(Path(paths[f"data.{split}"]).read_text("utf-8").splitlines()) for split in ("train", "dev"))
+    paths: dict[str, str] = parse_overrides(overrides)["data"]
+    train, dev = (set(Path(paths[split]).read_text("utf-8").splitlines()) for split in ("train", "dev"))
     assert not train & dev, "equal lines are on one side"
     assert train | dev == set(PAIRS.splitlines())
     assert 15 <= len(dev) <= 50
-    before = Path(paths["data.dev"]).stat().st_mtime_ns
+    before = Path(paths["dev"]).stat().st_mtime_ns
     assert recipe_of_data(str(file), ["seed=3"], tmp_path / "data") == (base, overrides)
-    assert Path(paths["data.dev"]).stat().st_mtime_ns == before
+    assert Path(paths["dev"]).stat().st_mtime_ns == before
 
 
 def test_a_dev_file_that_is_named_is_taken(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"text": "a b"}\n', encoding="utf-8")
     given = ["data.dev=other.jsonl"]
-    assert recipe_of_data(str(file), given, tmp_path / "data") == ("lm/transformer", [f"data.train={file}", *given])
+    base, overrides = recipe_of_data(str(file), given, tmp_path / "data")
+    assert base == "lm/transformer"
+    assert parse_overrides(overrides) == {"data": {"train": str(file), "dev": "other.jsonl"}}
+
+
+@pytest.mark.parametrize("name", ["a #b", "x: y", "null", "1"])
+def test_names_of_files_are_no_yaml(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name / f"{name}.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"text": "a b"}\n', encoding="utf-8")
+    _, overrides = recipe_of_data(str(file), ["data.dev=other.jsonl"], tmp_path / "data")
+    assert parse_overrides(overrides)["data"]["train"] == str(file)
 
 
 def test_a_folder_gives_its_splits(tmp_path: Path) -> None:
@@ -38,7 +50,7 @@ def test_a_folder_gives_its_splits(tmp_path: Path) -> None:
     assert is_data(str(tmp_path))
     base, overrides = recipe_of_data(str(tmp_path), [], tmp_path / "data")
     assert base == "lm/transformer"
-    assert overrides == [f"data.{split}={tmp_path / split}.txt" for split in ("train", "dev", "test")]
+    assert parse_overrides(overrides)["data"] == {s: f"{tmp_path / s}.txt" for s in ("train", "dev", "test")}
 
 
 def test_recipes_are_no_data(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ostinato.advise.candidates import Candidate
 from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, mode_of, range_of
 from ostinato.advise.trials import TimeUp, Trial
 from ostinato.experiments.sweep.executors import InProcess, Job
+from ostinato.metrics.matching import ExactMatch
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory
 from ostinato.version import __version__
@@ -104,3 +105,13 @@ def test_metrics_know_their_range() -> None:
 
 def test_metrics_know_their_direction() -> None:
     assert [mode_of(name) for name in ("loss", "bits_per_byte", "exact_match", "bleu")] == ["min", "min", "max", "max"]
+
+
+class Percent(ExactMatch):
+    """A user's own metric, of which 100 is the best."""
+
+    perfect = 100.0
+
+
+def test_the_best_of_ones_own_metric_is_what_it_says() -> None:
+    assert range_of(f"{__name__}:Percent") == (0.0, 100.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.advise.answer import LATENCY, Answer, is_too_slow, make_answer
+from ostinato.advise.answer import LATENCY, Answer, decisive, is_too_slow, make_answer
 from ostinato.advise.candidates import BASE, Candidate, Candidates, make_candidates
 from ostinato.advise.checks import NoAdviceError, baseline, check_data, why_not
 from ostinato.advise.comparison import adjusted_means, compare, scores_by_seed
@@ -19,15 +20,16 @@ from ostinato.advise.journal import Journal
 from ostinato.advise.limits import Limits
 from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
-from ostinato.advise.report import write_report
+from ostinato.advise.report import REPORT, is_report, write_report
 from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.space import SpaceConfig
 from ostinato.data.disk import make_folder, write_text
+from ostinato.data.output_files import check_output
 from ostinato.data.registry import DataAccess
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, OstinatoError, Problem
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.claims.inference import ALPHA
 from ostinato.experiments.sweep.executors import Executor
@@ -58,6 +60,7 @@ class Question:
         source: a recipe's name or file, or data of the user's own. overrides: `dotted.key=value`, of all candidates.
         hours: for everything. out: folder of the answer. store: of runs. metric: None: the recipe's selection metric.
         n_workers: trainings at once. n_threads: CPU threads of each.
+        command: that asks it, for the head of the recommended recipe.
     """
 
     source: str
@@ -70,6 +73,7 @@ class Question:
     hours: float = 2.0
     n_workers: int = 1
     n_threads: int = 1
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,10 @@ def advise(
         DataError: data that cannot be read, or too little of it. NoAdviceError: nothing can be advised, and why.
     """
     began = time.monotonic() if began is None else began
+    if not math.isfinite(question.hours):
+        raise ConfigError([Problem("--hours", question.hours, "must be a number of hours")])
     check_derived(question.out / RECIPE)
+    check_output(question.out / REPORT, overwrite=True, is_ours=is_report)
     reading = time.monotonic()
     task = _read(question, access)
     say(f"{len(task.candidates.found)} candidates of {task.limits}; {len(task.candidates.left_out)} left out")
@@ -153,18 +160,19 @@ def advise(
     device = task.recipe.training.device
     clock = _Latency(journal, task.candidates.found, task.limits, question.n_threads, device)
     found, n_tried = _searched(trainer, halving, pace, clock, say)
-    last = found.stages[-1] if found.stages else []
     make_folder(question.out)
-    write_text(question.out / TRIALS, "".join(json.dumps(asdict(one)) + "\n" for one in found.outcomes))
-    if (reason := why_not(last, task.metric, task.mode, task.n_examples, task.without)) is not None:
+    write_text(question.out / TRIALS, "".join(json.dumps(_row_of(one)) + "\n" for one in found.outcomes))
+    ranked = decisive(found, task.mode)
+    last = ranked.stages[-1] if ranked.stages else []
+    judged = (task.metric, task.mode, task.n_examples, task.without)
+    if (reason := why_not(last, *judged, is_complete=ranked.is_complete)) is not None:
         raise NoAdviceError(f"no advice: {reason}")
-    for name in dict.fromkeys(one.trial.candidate for one in last):
-        if found.is_complete and time.monotonic() < deadline:
-            clock.seconds_of(name)
+    if ranked.is_complete:
+        _measure_latencies(clock, last, task.limits, deadline, say)
 
     def answer_so_far() -> Answer:
         return make_answer(
-            found,
+            ranked,
             task.candidates.found,
             question.space,
             task.metric,
@@ -178,7 +186,7 @@ def advise(
                 for one in last
                 if one.score is not None
             },
-            n_untried=task.candidates.n_untried + len(task.candidates.found) - n_tried,
+            n_untried=len(task.candidates.found) - n_tried,
             without=task.without,
         )
 
@@ -190,8 +198,10 @@ def advise(
         clock.seconds_of(answer.best.name)
         answer = answer_so_far()
     if is_too_slow(answer.best, task.limits):
-        milliseconds = 1000 * answer.best.figures[LATENCY]
-        raise NoAdviceError(f"no advice: none is as fast as asked: {answer.best.name} takes {milliseconds:.3g} ms")
+        fastest, seconds = min(clock.known().items(), key=lambda named: named[1])
+        raise NoAdviceError(
+            f"no advice: none is as fast as asked: {fastest}, the fastest, takes {1000 * seconds:.3g} ms"
+        )
     path = _write_recipe(question, task, answer)
     report = write_report(question.out, answer, task.candidates, found, question.space, str(path))
     advice = Advice(answer, task.candidates, found.outcomes, path, report)
@@ -279,6 +289,24 @@ def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: _Latency, s
     return found, len(names)
 
 
+def _row_of(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON, which knows no infinite numbers."""
+    return asdict(outcome) | {"loss": outcome.loss if math.isfinite(outcome.loss) else None}
+
+
+def _measure_latencies(clock: _Latency, last: Sequence[Outcome], limits: Limits, deadline: float, say: Say) -> None:
+    """Measure the candidates of the last stage, while there is time."""
+    for name in dict.fromkeys(one.trial.candidate for one in last):
+        if time.monotonic() >= deadline:
+            return
+        try:
+            clock.seconds_of(name)
+        except OstinatoError as error:
+            if limits.latency is not None:
+                raise
+            say(f"{name}: no latency: {error}")  # it was not asked for, and the answer is there
+
+
 def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
     """Return whether a candidate of the last stage is told apart from the best one, by the seeds so far."""
     sign = 1.0 if mode == "min" else -1.0
@@ -294,12 +322,14 @@ def _write_recipe(question: Question, task: _Task, answer: Answer) -> Path:
     best = answer.best
     chosen = next(one for one in task.candidates.found if one.name == best.name)
     settings = {**chosen.settings, "training.optimizer.lr": task.recipe.training.optimizer.lr * best.rate}
+    if question.metric is not None:
+        settings |= {"training.selection.metric": task.metric, "training.selection.mode": task.mode}
     return write_derived(
         question.out / RECIPE,
         task.base,
         overrides=[*task.overrides, *as_overrides(settings)],
         description=f"Advised among {len(answer.standings)} candidates of {answer.limits}: {best.name}",
-        command=shlex.join(["ostinato", "advise", question.source, *question.overrides, "--out", str(question.out)]),
+        command=question.command or f"ostinato advise {shlex.quote(question.source)} ...",
     )
 
 

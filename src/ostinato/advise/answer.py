@@ -8,6 +8,7 @@ advised, and the cheapest is named beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
@@ -39,8 +40,8 @@ class Standing:
         low, high: 95 % interval of the mean, None of a single seed. expected: after the recipe's own updates.
         figures: parameters, macs, bytes, and latency (seconds) where it was measured. failed: why it, or one of its
             seeds, has no score. n_failed: of its seeds.
-        is_equal: not told apart from the best; None: not compared with it. difference: by how much it is worse than the
-            best, seed by seed, with its 95 % interval.
+        is_equal: not told apart from the best; None: no test compares them. difference: by how much it is worse than
+            the best, seed by seed, with its 95 % interval.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Answer:
     """What is advised.
 
     Args:
-        standings: all candidates, the best first. importance: the axes, the most important first.
+        standings: all candidates that were trained, the best first. importance: the axes, the most important first.
         is_complete: whether the search came to its end. one_more_hour: what it would decide, in words.
         warnings: what to beware of, in words.
     """
@@ -125,6 +126,23 @@ class Answer:
         }
 
 
+def decisive(found: Found, mode: Mode) -> Found:
+    """Return what can be ranked: without a last stage that has no score, or that was stopped before its leader ran.
+
+    Of trainings that were stopped those that were done first are the cheap ones, not the good ones.
+    """
+    stages = list(found.stages)
+    while len(stages) > 1 and not _decides(stages[-1], stages[-2], mode, found.is_complete):
+        stages.pop()
+    return Found(stages, found.is_complete and len(stages) == len(found.stages))
+
+
+def _decides(stage: Sequence[Outcome], before: Sequence[Outcome], mode: Mode, is_complete: bool) -> bool:
+    ranked = best_by_candidate(before, mode)
+    leader_ran = is_complete or not ranked or any(o.trial.candidate == ranked[0].trial.candidate for o in stage)
+    return leader_ran and any(one.score is not None for one in stage)
+
+
 def make_answer(
     found: Found,
     candidates: Sequence[Candidate],
@@ -143,6 +161,7 @@ def make_answer(
     """Return what the outcomes say.
 
     Args:
+        found: what can be ranked, see `decisive`.
         latencies: seconds, of candidates for which it was measured. length: updates of the whole recipe.
         trainings_an_hour: of the last stage's size, by candidate. n_untried: candidates that there was no time for.
         most_seeds: that a search trains of one.
@@ -151,7 +170,7 @@ def make_answer(
     by_name = {one.name: one for one in candidates}
     standings = _standings(found, metric, by_name, mode, limits, latencies, length)
     standings = _compared(standings, mode, limits)
-    standings = _with_front(standings, mode, space.tolerance)
+    standings = _with_front(standings, mode, limits, space.tolerance)
     return Answer(
         metric,
         mode,
@@ -159,17 +178,24 @@ def make_answer(
         standings,
         importance(found.stages[0] if found.stages else [], by_name, space, mode),
         found.is_complete,
-        _one_more_hour(found, standings, mode, trainings_an_hour, n_untried, length, most_seeds),
-        _warnings(found, standings, mode, without),
+        _one_more_hour(found, standings, mode, limits, trainings_an_hour, n_untried, length, most_seeds),
+        _warnings(found, standings, mode, space, without),
     )
 
 
-def _warnings(found: Found, standings: Sequence[Standing], mode: Mode, without: tuple[str, float] | None) -> list[str]:
-    """Return what to beware of: a rate at the edge of its grid, and a first stage in which little was learned."""
+def _warnings(
+    found: Found, standings: Sequence[Standing], mode: Mode, space: SpaceConfig, without: tuple[str, float] | None
+) -> list[str]:
+    """Return what to beware of: a rate that was not searched, or is at the edge of its grid, seeds that failed, and a
+    first stage in which little was learned."""
     if not standings or not found.stages:
         return []
     warnings, best = [], standings[0]
     rates = sorted({one.trial.rate for one in found.stages[0]})
+    if len(rates) < len(space.rates):
+        warnings.append(
+            f"there was time for the learning rate x {rates[0]:g} only: candidates may differ by what rate suits them"
+        )
     if len(rates) > 1 and best.rate in (rates[0], rates[-1]):
         further = "larger" if best.rate == rates[-1] else "smaller"
         warnings.append(
@@ -264,6 +290,11 @@ def is_too_slow(standing: Standing, limits: Limits) -> bool:
     return limits.latency is not None and standing.figures.get(LATENCY, 0.0) > limits.latency.seconds
 
 
+def is_eligible(standing: Standing, limits: Limits) -> bool:
+    """Return whether a candidate could be advised: it has a score for every seed, and was not measured too slow."""
+    return standing.mean is not None and not standing.n_failed and not is_too_slow(standing, limits)
+
+
 def _is_same_model(a: Trial, b: Trial) -> bool:
     return (a.candidate, a.rate, a.updates) == (b.candidate, b.rate, b.updates)
 
@@ -294,7 +325,7 @@ def _compared(standings: Sequence[Standing], mode: Mode, limits: Limits) -> list
     return [
         replace(
             one,
-            is_equal=found.p > ALPHA and not is_too_slow(one, limits),
+            is_equal=None if found.is_constant else found.p > ALPHA and not is_too_slow(one, limits),
             difference=(found.value, found.low, found.high),
         )
         if (found := compared.get(one.name)) is not None
@@ -307,15 +338,20 @@ def _same_size(a: Standing, b: Standing) -> bool:
     return (a.stage, a.updates) == (b.stage, b.updates)
 
 
-def _with_front(standings: Sequence[Standing], mode: Mode, tolerance: float) -> list[Standing]:
-    """Return the standings with those marked, among the best one's stage, that no other is better than in all ways.
+def _with_front(standings: Sequence[Standing], mode: Mode, limits: Limits, tolerance: float) -> list[Standing]:
+    """Return the standings with those marked, among those of the best one's stage that are fast enough, that no other
+    is better than in all ways.
 
     Costs that differ by no more than the tolerance, to which the budget is met, are one.
     """
     if not standings:
         return []
     sign = 1.0 if mode == "min" else -1.0
-    pool = [one for one in standings if one.mean is not None and _same_size(one, standings[0])]
+    pool = [
+        one
+        for one in standings
+        if one.mean is not None and _same_size(one, standings[0]) and not is_too_slow(one, limits)
+    ]
     axes = [name for name in (*pool[0].figures, LATENCY) if all(name in one.figures for one in pool)] if pool else []
     points = {one.name: (sign * float(one.mean or 0.0), [one.figures[axis] for axis in axes]) for one in pool}
 
@@ -378,6 +414,7 @@ def _one_more_hour(
     found: Found,
     standings: Sequence[Standing],
     mode: Mode,
+    limits: Limits,
     trainings_an_hour: Mapping[str, float],
     n_untried: int,
     length: int,
@@ -387,22 +424,27 @@ def _one_more_hour(
     if not standings or standings[0].mean is None:
         return ""
     best, parts = standings[0], []
-    close = [one for one in standings[1:] if one.is_equal]
+    rivals = [one for one in standings[1:] if one.difference is not None and is_eligible(one, limits)]
+    close = [one for one in rivals if one.is_equal]
     n_tests = n_pairs(sum(one.difference is not None for one in standings))
     if not found.is_complete or best.stage + 1 < N_STAGES:
         parts.append("the last stage was not finished: it would go on there")
     elif close:
         rival = min(close, key=lambda one: one.difference[0] if one.difference else 0.0)
         parts.append(_seeds_in_words(best, rival, mode, trainings_an_hour, n_tests, most_seeds))
-    else:
+    elif not rivals:
+        parts.append(f"nothing about {best.name}: no other of the last stage could be advised")
+    elif all(one.is_equal is False for one in rivals):
         parts.append(f"nothing about {best.name}: it is told apart from all others of the last stage")
-    if (rival_later := _overtaker(standings, mode)) is not None:
+    else:
+        parts.append(f"little about {best.name}: the others of the last stage differ from it by as much at every seed")
+    if (rival_later := _overtaker(standings, mode, limits)) is not None:
         parts.append(
             f"whether {rival_later.name} overtakes it in longer training: its curve, continued to {length:,} updates, "
             "ends before"
         )
     if n_untried:
-        parts.append(f"{n_untried} combinations of the space were not tried: with more --hours and another --out")
+        parts.append(f"{n_untried} candidates were not tried for lack of time: with more --hours and another --out")
     return "; ".join(parts)
 
 
@@ -426,12 +468,12 @@ def _seeds_in_words(
     return f"not which of {names} is better: that takes about {needed} seeds, {more / each:.1f} hours"
 
 
-def _overtaker(standings: Sequence[Standing], mode: Mode) -> Standing | None:
-    """Return the candidate of the best one's stage whose continued curve ends before the best one's; None: there is
-    none."""
+def _overtaker(standings: Sequence[Standing], mode: Mode, limits: Limits) -> Standing | None:
+    """Return the candidate of the best one's stage whose curve, continued beyond that stage, ends before the best
+    one's; None: there is none, or nothing beyond."""
     sign, best = (1.0 if mode == "min" else -1.0), standings[0]
-    later = [one for one in standings if one.expected is not None and _same_size(one, best)]
-    if not later:
+    if best.expected is None or best.expected.update <= best.updates:
         return None
-    first = min(later, key=lambda one: sign * one.expected.mean if one.expected else 0.0)
-    return None if first.name == best.name else first
+    able = [one for one in standings if one is best or (_same_size(one, best) and is_eligible(one, limits))]
+    first = min(able, key=lambda one: sign * one.expected.mean if one.expected else math.inf)
+    return None if first is best else first

@@ -125,6 +125,7 @@ class _Maker:
 
     def __post_init__(self) -> None:
         self.found: list[Candidate] = []
+        self._rest: dict[str, dict[str, Any]] = {}  # of every candidate: its settings beside the model's
         self.left_out: list[LeftOut] = []
         self._nested = self.recipe.model_dump(mode="json")
 
@@ -155,7 +156,11 @@ class _Maker:
             reason = f"comes no nearer to the budget than {100 * share:.0f} % of it"
             self.left_out.append(LeftOut(name, reason))
             return
-        if (same := next((one for one in self.found if one.model == solved), None)) is None:
+        rest = changed.model_dump(exclude={"model"})
+        if (
+            same := next((one for one in self.found if (one.model, self._rest[one.name]) == (solved, rest)), None)
+        ) is None:
+            self._rest[name] = rest
             own = settings | {f"model.{path}": value for path, value in values.items()}
             self.found.append(Candidate(name, combination, own, solved, self.limits.figures(solved)))
         elif same.name == BASE and not same.levels:  # the recipe is a combination of the space

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
-from ostinato.advise.runs import range_of
+from ostinato.advise.runs import MOST_EXAMPLES, range_of
 from ostinato.advise.trials import Mode, Outcome
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
@@ -53,16 +53,17 @@ def check_data(recipe: Recipe, access: DataAccess | None = None) -> tuple[Task, 
 
 def baseline(recipe: Recipe, task: Task, metric: str) -> tuple[str, float] | None:
     """Return the best score of the selection split without a model, with its name; None where there is none."""
-    split = recipe.training.selection.split
+    split, n = recipe.training.selection.split, recipe.training.selection.max_examples or MOST_EXAMPLES
     scores: dict[str, float] = {}
     if metric in FORCED_METRICS:
-        for name, found in frequency_scores(recipe, task, split).items():
+        evaluation = recipe.evaluation.model_copy(update={"max_examples": n})  # what models are scored on
+        for name, found in frequency_scores(recipe.model_copy(update={"evaluation": evaluation}), task, split).items():
             if metric == "loss" and "perplexity" in found:
                 scores[name] = math.log(found["perplexity"])
             elif metric in found:
                 scores[name] = found[metric]
     else:
-        scores = {name: found[metric] for name, found in trivial_scores(task, split, [metric]).items()}
+        scores = {name: found[metric] for name, found in trivial_scores(task, split, [metric], n).items()}
     if not scores:
         return None
     pick = min if metric in SMALLER_IS_BETTER else max
@@ -71,12 +72,18 @@ def baseline(recipe: Recipe, task: Task, metric: str) -> tuple[str, float] | Non
 
 
 def why_not(
-    outcomes: Sequence[Outcome], metric: str, mode: Mode, n_examples: int, without: tuple[str, float] | None
+    outcomes: Sequence[Outcome],
+    metric: str,
+    mode: Mode,
+    n_examples: int,
+    without: tuple[str, float] | None,
+    *,
+    is_complete: bool = True,
 ) -> str | None:
     """Return why nothing can be advised by the outcomes of the last stage; None where it can.
 
     Args:
-        without: the best score without a model, see `baseline`.
+        without: the best score without a model, see `baseline`. is_complete: whether these are all outcomes.
     """
     scores = [one.score for one in outcomes if one.score is not None]
     if not scores:
@@ -84,7 +91,7 @@ def why_not(
         return f"no candidate could be trained: {reasons[0] if reasons else 'none was finished in the time'}"
     best = min(scores) if mode == "min" else max(scores)
     worst = max(scores) if mode == "min" else min(scores)
-    if mode == "max":
+    if mode == "max" and is_complete:
         top = range_of(metric)[1]
         step = (top if math.isfinite(top) else 1.0) / n_examples / 2  # half an example
         if worst >= top - step:

@@ -16,13 +16,15 @@ class Compared:
     """How much worse a candidate is than the best, seed by seed.
 
     Args:
-        value: mean difference. low, high: its 95 % interval; None of a single seed. p: that it is no worse, corrected.
+        value: mean difference. low, high: its 95 % interval; None where there is no spread. p: that it is no worse,
+            corrected. is_constant: several seeds differ by the same, and not by nothing, so that no test can judge.
     """
 
     value: float
     low: float | None
     high: float | None
     p: float
+    is_constant: bool = False
 
 
 def scores_by_seed(outcomes: Sequence[Outcome]) -> dict[str, dict[int, float]]:
@@ -68,7 +70,7 @@ def compare(scores: Mapping[str, Mapping[int, float]], best: str, mode: Mode) ->
     others = [1.0] * (n_pairs(len(judged)) - len(judged))
     corrected = holm([*(one.p_supported for one in judged.values()), *others])
     return {
-        name: Compared(one.value, one.low, one.high, p)
+        name: Compared(one.value, one.low, one.high, p, len(samples[name]) > 1 and one.low is None and one.value != 0)
         for (name, one), p in zip(judged.items(), corrected, strict=False)
     }
 

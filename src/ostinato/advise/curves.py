@@ -35,6 +35,8 @@ _LEAST_NOISE = 0.05
 _PRIOR = 10.0
 _SUDDEN = 0.6
 _LEAST_LEFT = 1e-3
+_MOST_LOG = 700.0
+"""Beyond it exp overflows."""
 _HALF = 1.645
 """Standard deviations on either side of a 90 % interval."""
 
@@ -78,7 +80,9 @@ def continue_curve(
     logs = [(u, _log_left(y, best)) for u, y in points]
     mean, sd = _continued(logs, update, noise / max(abs(end - best), _LEAST_LEFT), _OF_LOGS)
     sd = math.hypot(sd, max(drift, _SUDDEN) * further)
-    middle, *ends = (best + math.copysign(math.exp(mean + z * sd), end - best) for z in (0.0, -_HALF, _HALF))
+    middle, *ends = (
+        best + math.copysign(math.exp(min(mean + z * sd, _MOST_LOG)), end - best) for z in (0.0, -_HALF, _HALF)
+    )
     return Expected(update, middle, min(ends), max(ends))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ostinato.config.files import parse_overrides
+from ostinato.config.measures import as_overrides
 from ostinato.data.disk import make_folder, write_text
 from ostinato.data.lines import read_lines
 from ostinato.data.sources import parse_object
@@ -47,7 +48,7 @@ def recipe_of_data(name: str, overrides: Sequence[str], folder: Path) -> tuple[s
     if "dev" not in files and _named(given, "dev") is None:
         files |= dict(zip(("train", "dev"), _split(files["train"], folder), strict=True))
     base = _PAIRS if _has_pairs(files["train"]) else _TEXTS
-    return base, [*(f"data.{split}={file}" for split, file in files.items()), *overrides]
+    return base, [*as_overrides({f"data.{split}": str(file) for split, file in files.items()}), *overrides]
 
 
 def _in_folder(folder: Path, split: str) -> Path | None:

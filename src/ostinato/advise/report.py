@@ -29,7 +29,7 @@ def table(answer: Answer) -> tuple[list[str], list[list[object]]]:
 def _row(one: Standing, answer: Answer, figures: list[str]) -> list[object]:
     interval = "" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
     expected = "" if one.expected is None else f"{one.expected.low:.4g} to {one.expected.high:.4g}"
-    words = ["advised"] if one is answer.best else ["equal to it"] if one.is_equal else []
+    words = ["advised"] if one is answer.best else ["not told apart"] if one.is_equal else []
     words += ["on the front"] if one.is_on_front else []
     words += [one.failed] if one.failed else []
     costs = [int(one.figures[axis]) if axis != LATENCY else one.figures.get(axis) for axis in figures]
@@ -72,7 +72,8 @@ no other is better in the score and all costs.</p>
 "expected": 90 % interval of the score after the recipe's own updates, continued from the trainings' ends.</p>
 <h2>What mattered</h2>{importance}
 <p class="note">Share of the spread of ranks in the first stage that each axis explains by itself.</p>
-<h2>Left out</h2><div class="scroll" tabindex="0">{left_out}</div>"""
+<h2>Left out</h2><p class="note">{candidates.n_untried} combinations of the space were not looked at: its n_candidates
+says how many are.</p><div class="scroll" tabindex="0">{left_out}</div>"""
     path = folder / REPORT
     write_new_text(path, html_page(title, body), overwrite=True, is_ours=is_report)
     return path

@@ -14,7 +14,7 @@ from typing import Any
 
 from ostinato.advise.candidates import Candidate
 from ostinato.advise.trials import Mode, Outcome, TimeUp, Trial
-from ostinato.analysis.curves import METRICS, learning_curves
+from ostinato.analysis import curves
 from ostinato.config.load import check_settings
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
@@ -25,14 +25,13 @@ from ostinato.experiments.sweep.rows import collect_rows
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep
 from ostinato.experiments.sweep.watch import Watcher
+from ostinato.metrics import METRICS
 from ostinato.tasks.checks import FORCED_METRICS, SMALLER_IS_BETTER
 
 N_EVALUATIONS = 6
 """Of every training."""
 MOST_EXAMPLES = 1000
 """Of the selection split in an evaluation, where the recipe does not say."""
-_HUNDRED = ("bleu", "bleu_compounds_split", "spbleu", "chrf")
-"""Metrics that are at most 100; others that are larger where better are at most 1, but for comet."""
 _SCORE, _LOSS = "score", "loss"
 _ORIGIN = ("key", "version", "commit")
 _OF_UPDATES = ("schedule.warmup", "halting.off_updates", "halting.warmup", "halting.capacity_warmup", "rounds.ramp")
@@ -194,9 +193,9 @@ class SweepTrainer:
     def _outcome(self, trial: Trial, run: PlannedRun, row: dict[str, Any] | None, reason: str) -> Outcome:
         if row is None:
             return Outcome(trial, None, reason=reason)
-        curves = learning_curves(run.directory / METRICS).scores.get(self.recipe.training.selection.split, {})
+        scores = curves.learning_curves(run.directory / curves.METRICS).scores
         values = row["values"]
-        curve = tuple(curves.get(self.metric, ()))
+        curve = tuple(scores.get(self.recipe.training.selection.split, {}).get(self.metric, ()))
         origin = {name: row[name] for name in _ORIGIN}
         return Outcome(trial, values[_SCORE], values[_LOSS], curve, row["seconds"], origin=origin)
 
@@ -205,7 +204,9 @@ def range_of(metric: str) -> tuple[float, float]:
     """Return the least and the largest value that a metric can have."""
     if metric in SMALLER_IS_BETTER:
         return (1.0 if metric.endswith("perplexity") else 0.0), math.inf
-    return 0.0, 100.0 if metric in _HUNDRED else math.inf if metric == "comet" else 1.0
+    if metric == "comet":  # a regression: outputs may be scored above their references
+        return 0.0, math.inf
+    return 0.0, 1.0 if metric in FORCED_METRICS else METRICS[metric].perfect
 
 
 def best_of(metric: str) -> float | None:

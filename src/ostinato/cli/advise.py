@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -111,6 +113,10 @@ def advise(
     from ostinato.experiments.sweep.choose import ExecutorChoice
     from ostinato.experiments.sweep.watch import make_watcher
 
+    budget = {"--params": params, "--macs": macs, "--memory": memory, "--latency": latency}
+    lengths = {"--source-length": source_length, "--target-length": target_length}
+    rest = {"--metric": metric, "--hours": hours, "--space": space, "--out": out}
+    asked = [(name, str(value)) for name, value in (budget | lengths | rest).items() if value is not None]
     choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
     question = Question(
         source=names[0],
@@ -123,6 +129,7 @@ def advise(
         hours=hours,
         n_workers=workers,
         n_threads=threads,
+        command=shlex.join(["ostinato", "advise", *words, *chain.from_iterable(asked)]),
     )
     advice = answer_question(
         question,
@@ -144,10 +151,12 @@ def advise(
     if BASE in named:
         print_line(f"left out: {BASE} itself: {named.pop(BASE)}")
     print_line(f"left out: {len(named)} combinations, named with the reasons in the report")
+    if advice.candidates.n_untried:
+        print_line(f"not looked at: {advice.candidates.n_untried} combinations beyond the space's n_candidates")
     print_line(f"report: {advice.report}")
 
 
 def _folder_of(name: str) -> str:
     """Return what the folder of an answer is called: a file's name without its ending, a recipe's with its group."""
     path = Path(name)
-    return path.name.partition(".")[0] if path.exists() else name.replace("/", "-")
+    return path.resolve().name.partition(".")[0] if path.exists() else name.replace("/", "-")

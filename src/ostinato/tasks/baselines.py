@@ -91,24 +91,32 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
 
     Returns:
         ``majority``: token_accuracy of the most frequent label as every label, and sequence_accuracy_forced, examples
-        all of whose labels it is. ``unigram``: perplexity of labels by (n(label) + 1) / (N + V), n and N counted over
-        training texts and their ends, V the vocabulary; word_perplexity where every token is one of a whole word.
+        all of whose labels it is. ``unigram``: perplexity of labels by (n(label) + 1) / (N + V). Of models that
+        predict tokens n and N are counted over training texts and their ends, V is the vocabulary; of heads for labels
+        over the training split's labels, V of them (of answers in a passage: columns, as many as a sequence may have).
+        word_perplexity where every token is one of a whole word.
 
     Raises:
         ConfigError, DataError: as of training on the recipe.
     """
     examples = list(task.examples(task.splits()[0]))
     tokenizers = Tokenizers.train(recipe.data, examples, recipe.model.reads)
-    encoder = tokenizers.target if recipe.model.generates else tokenizers.source
-    counts: Counter[int] = Counter()
-    for example in examples:
-        counts.update([*encoder.encode(example.target, unknown=recipe.data.unknown), encoder.special_ids.eos])
+    model, unknown, counts = recipe.model, recipe.data.unknown, Counter[int]()
+    if model.generates or model.reads == "masked":
+        encoder = tokenizers.target if model.generates else tokenizers.source
+        n_kinds = encoder.vocab_size
+        for example in examples:
+            counts.update([*encoder.encode(example.target, unknown=unknown), encoder.special_ids.eos])
+    else:
+        n_kinds = recipe.data.max_source_length if model.reads == "span" else tokenizers.target.vocab_size
+        for row in encode_rows(examples, tokenizers, recipe.data, model, training=True, name=task.splits()[0]):
+            counts.update(_counted_labels(row))
     chosen = take_evenly(task.examples(split), recipe.evaluation.max_examples)
-    rows = list(encode_rows(chosen, tokenizers, recipe.data, recipe.model, training=False, name=split))
+    rows = list(encode_rows(chosen, tokenizers, recipe.data, model, training=False, name=split))
     labels = [_counted_labels(row) for row in rows]
     ((majority, _),) = counts.most_common(1)
     n_right = [row.count(majority) for row in labels]
-    n_labels, total = sum(map(len, labels)), counts.total() + encoder.vocab_size
+    n_labels, total = sum(map(len, labels)), counts.total() + n_kinds
     nll = sum(-n * math.log((counts[label] + 1) / total) for label, n in Counter(chain(*labels)).items())
     n_words = sum(row.size.n_words for row in rows if row.size is not None)
     unigram = {"perplexity": math.exp(nll / n_labels)}
