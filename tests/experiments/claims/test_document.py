@@ -11,7 +11,7 @@ import pytest
 from ostinato.config.claim import ExpectationConfig
 from ostinato.experiments.claims import forest
 from ostinato.experiments.claims.document import conclusion
-from ostinato.experiments.claims.files import Outcome, load_claim
+from ostinato.experiments.claims.files import Outcome, claims_directory, load_claim, read_outcome
 from ostinato.experiments.claims.forest import agreeing, draw_forest, drawn, scaled
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 
@@ -91,12 +91,66 @@ def test_the_conclusion_is_written_from_the_verdicts():
     claim = load_claim(COUNTED)
     other = replace(claim, config=claim.config.model_copy(update={"name": "other", "minutes": 90.0}))
     text = conclusion([(claim, found("supported")), (other, None)], ["supported", "not run"])
-    statement = " ".join(claim.config.statement.split()).rstrip(".")
-    assert f"Supported at our scale: {statement[0].lower()}{statement[1:]} ([parameters]" in text
-    assert "Of 1 other we know nothing yet; they would take 1.5 hours" in text
-    assert "Contradicted" not in text
-    assert "The seeds do not decide: " in conclusion([(claim, found("inconclusive"))], ["inconclusive"])
-    assert "A control failed" in conclusion([(claim, found("void"))], ["void"])
+    assert "2 claims are registered, 1 of them run. Of 1 other we know nothing yet; they would take 1.5 hours" in text
+    statement = " ".join(claim.config.statement.split())
+    assert (
+        f"\n- **supported**: [parameters](#one-wide-ffnparameters). The paper ({claim.config.where}): {statement}"
+        in text
+    )
+    assert "We counted: 42 numbers, which are in the table." in text
+    assert "other]" not in text
+    pairs = [(claim, found("inconclusive")), (other, found("void"))]
+    text = conclusion(pairs, ["inconclusive", "void"])
+    assert text.index("**inconclusive**: [parameters]") < text.index("**void**: [other]")
+    stale = conclusion(pairs[:1], ["stale"])
+    assert "**stale**" in stale
+    assert "We " not in stale
+
+
+def ran(name: str, *others: str) -> str:
+    """Return what is said of a claim with the outcome that comes with the library, beside claims that are not run."""
+    claim = load_claim(name)
+    outcome = read_outcome(claim, [claims_directory()])
+    assert outcome is not None
+    pairs = [(claim, outcome), *((load_claim(other), None) for other in others)]
+    return conclusion(pairs, [outcome.verdict, *(["not run"] * len(others))])
+
+
+def test_the_numbers_of_a_paper_are_its_own_and_ours_say_what_was_trained():
+    text = ran("sparse-universal-transformer/act-loss")
+    papers, _, ours = text.partition(" We trained ")
+    assert "The paper (section 2.5 and table 2 (without the ACT loss)): A price" in papers
+    assert "BLEU 29.0 against 29.2)." in papers
+    assert "BLEU" not in ours
+    assert ours.startswith("(task relay, 0.023 to 0.024 M parameters, 300 updates, 8 seeds): rounds a token runs, ")
+    assert "with it: 1.819 [1.341, 2.298] (rounds of 8; band: at least 0.8); accuracy" in ours
+    assert "grid" not in ours
+
+
+def test_a_verdict_of_a_number_is_said_where_the_claim_has_another():
+    text = ran("one-wide-ffn/attention-sharing")
+    assert "1.013 [0.9942, 1.032] (ratio of losses in nats a token; band: at least 1.085); " in text
+    assert "0.9957 [0.9774, 1.014] (ratio of losses in nats a token; band: 0.975 to 1.025; inconclusive)." in text
+
+
+def test_large_counts_are_read_by_the_million():
+    text = ran("sparse-universal-transformer/macs-against-dense")
+    assert "(1998 M): 1926 M (multiply-accumulates; band: 1898 M to 2098 M)" in text
+    assert "e+" not in text
+
+
+def test_arms_that_chose_an_end_of_their_grid_are_named_with_the_claim_of_a_wider_one():
+    text = ran("universal-transformer/copy-length", "universal-transformer/copy-length-wide-grid")
+    assert "Every arm chose an end of the grid (training.optimizer.lr 0.009 of 0.001, 0.003, 0.009), so that" in text
+    wider = "[copy-length-wide-grid](#universal-transformercopy-length-wide-grid)"
+    assert text.endswith(f"{wider} has a wider grid: not run.\n")
+    # There every arm chose the middle of three.
+    assert "grid" not in ran("one-wide-ffn/dropping-order")
+    claim = load_claim("universal-transformer/copy-length")
+    outcome = read_outcome(claim, [claims_directory()])
+    outcome.head["tuning"]["copy-transformer"]["chosen"] = 0.003
+    text = conclusion([(claim, outcome)], ["contradicted"])
+    assert " copy-universal chose an end of the grid (training.optimizer.lr 0.009 of" in text
 
 
 def test_a_claim_that_counts_says_the_same_when_it_is_run_again(tmp_path: Path):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ostinato.config.claim import CountSource, TimingSource
 from ostinato.experiments.claims.files import (
     STATES,
     Claim,
@@ -16,7 +17,7 @@ from ostinato.experiments.claims.files import (
     read_outcome,
 )
 from ostinato.experiments.claims.forest import with_interval
-from ostinato.experiments.claims.staleness import scores_said, state_of, why_stale
+from ostinato.experiments.claims.staleness import claim_recipes, scores_said, state_of, why_stale
 from ostinato.experiments.results import markdown
 
 TITLES = {
@@ -35,9 +36,16 @@ plots by `ostinato claims --plots docs/results`. None is edited by hand. A claim
 before it is run (`ostinato claims --check`); a band's limit is the smallest effect of interest. `supported`: every
 number's 95 % interval lies in its band; `contradicted`: one lies outside; `inconclusive`: the seeds do not tell, and
 how many would is said; `void`: a control is not as it must be; `not run`: nobody has run it here yet; `stale`: the
-claim, or what its arms compute, has changed since. Every claim stays, whatever came of it. All runs are small: what a
-claim's scale cannot show is said beside it.
+claim, or what its arms compute, has changed since. Every claim stays, whatever came of it. After "The paper" stands
+what it says, in our words and with its own numbers; after "We" what was measured here, and a verdict is about that
+alone. All runs are small: what a claim's scale cannot show is said beside it.
 """
+_DIRTY = """\
+`-dirty` behind a commit: the checkout had changes that were not committed, and which ones is not recorded. Such an
+outcome stands as long as today's code counts or computes the same ([how this is told](../claims.md#outcomes)).
+"""
+_MOST = 10
+"""Numbers of a claim that are listed outside the table."""
 SUMMARY = ["claim", "number", "effect [95 % interval]", "unit", "agrees", "n", "verdict"]
 CHECKED = ["what", "agrees", "found", "n", "verdict"]
 Pairs = Sequence[tuple[Claim, Outcome | None]]
@@ -56,7 +64,8 @@ def document(paper: str | None = None) -> str:
         for name, mine in by_paper.items()
     }
     lines = [[TITLES[name], *(own.count(one) for one in STATES)] for name, own in states.items()]
-    parts = [_HEAD, markdown(["paper", *STATES], lines)]
+    is_dirty = any(outcome and "dirty" in outcome.made_with for mine in by_paper.values() for _, outcome in mine)
+    parts = [_HEAD, *([_DIRTY] if is_dirty else []), markdown(["paper", *STATES], lines)]
     for name, mine in by_paper.items():
         parts += [f"## {TITLES[name]}\n", conclusion(mine, states[name])]
         if any(with_interval(*pair) for pair in mine):
@@ -67,7 +76,7 @@ def document(paper: str | None = None) -> str:
             )
         )
         told = zip(mine, states[name], whys[name], strict=True)
-        parts += [part for pair, own, why in told for part in _claim(*pair, own, why)]
+        parts += [part for pair, own, why in told for part in _claim(*pair, own, why, mine)]
     return "\n".join(parts)
 
 
@@ -78,38 +87,87 @@ def library_outcomes(paper: str | None = None) -> dict[str, list[tuple[Claim, Ou
 
 
 def conclusion(claims: Pairs, states: Sequence[State]) -> str:
-    """Return what can be said of a paper, written from the verdicts."""
-    said = {one: [pair for pair, own in zip(claims, states, strict=True) if own == one] for one in STATES}
-    sentences = [f"**What we can say.** {len(claims)} claims are registered."]
-    if said["supported"]:
-        sentences.append(f"Supported at our scale: {_named(said['supported'])}.")
-    if said["contradicted"]:
-        sentences.append(f"Contradicted at our scale: {_named(said['contradicted'])}.")
-    if said["inconclusive"]:
-        sentences.append(f"The seeds do not decide: {_named(said['inconclusive'])}.")
-    if said["void"]:
-        sentences.append(f"A control failed, so that nothing follows: {_named(said['void'])}.")
-    if said["stale"]:
-        sentences.append(f"To be run again, because the claim or its arms have changed: {_named(said['stale'])}.")
-    if said["not run"]:
-        hours = sum(claim.config.minutes for claim, _ in said["not run"]) / 60
-        n = len(said["not run"])
-        sentences.append(
-            f"Of {n} other{'s' * (n > 1)} we know nothing yet; they would take {hours:.1f} hours on two cores."
-        )
-    return " ".join(sentences) + "\n"
+    """Return what can be said of a paper, written from the verdicts: a line for every claim that was run."""
+    not_run = [claim for (claim, _), own in zip(claims, states, strict=True) if own == "not run"]
+    text = f"**What we can say.** {len(claims)} claims are registered, {len(claims) - len(not_run)} of them run."
+    if n := len(not_run):
+        hours = sum(claim.config.minutes for claim in not_run) / 60
+        text += f" Of {n} other{'s' * (n > 1)} we know nothing yet; they would take {hours:.1f} hours on two cores."
+    found = sorted(zip(claims, states, strict=True), key=lambda one: STATES.index(one[1]))
+    lines = [
+        f"- **{own}**: {_link(claim)}. {_paper_says(claim)} {_measured(claim, outcome, own, claims)}".rstrip()
+        for (claim, outcome), own in found
+        if outcome is not None
+    ]
+    return "\n".join([text, "", *lines]).rstrip() + "\n"
 
 
-def _named(claims: Pairs) -> str:
-    return "; ".join(
-        f"{_decapitalised(claim.config.statement)} ([{claim.config.name}](#{_anchor(claim)}))" for claim, _ in claims
-    )
+def _paper_says(claim: Claim) -> str:
+    text = " ".join(claim.config.statement.split())
+    return f"The paper ({claim.config.where}): {text}"
 
 
-def _decapitalised(sentence: str) -> str:
-    """Return a sentence to stand inside another."""
-    text = " ".join(sentence.split()).rstrip(".")
-    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
+def _measured(claim: Claim, outcome: Outcome, said: State, claims: Pairs) -> str:
+    """Return what was measured, and of what; nothing where that is no longer what the claim says.
+
+    Args:
+        claims: those of the paper, one of which may have a wider grid.
+    """
+    if said == "stale":
+        return ""
+    numbers = outcome.head["numbers"]
+    listed = []
+    for one, found in zip(claim.config.expect, numbers, strict=True):
+        own = "" if said in (found["verdict"], "void") else f"; {found['verdict']}"
+        listed.append(f"{one.what}: {_effect(found)} ({one.unit}; band: {band_text(one.band)}{own})")
+    if len(numbers) > _MOST:
+        listed = [f"{len(numbers)} numbers, which are in the table"]
+    return f"We {_setting(claim, outcome)}: {'; '.join(listed)}.{_grid_ends(claim, outcome, claims)}"
+
+
+def _setting(claim: Claim, outcome: Outcome) -> str:
+    """Return what was done: on which task, with models of which size, how often."""
+    if isinstance(claim.config.source, CountSource):
+        return "counted"
+    n = _span(str(len(one["by_seed"])) for one in outcome.head["numbers"])
+    if isinstance(claim.config.source, TimingSource):
+        return f"timed ({n} rounds)"
+    task = next(iter(claim_recipes(claim).values())).task
+    # What tells tasks of one kind apart.
+    kinds = [getattr(task, key) for key in ("operation", "corpus", "model_kind") if hasattr(task, key)]
+    trained = [row for row in outcome.rows if row["n_updates"] and "control" not in row] or outcome.rows
+    size = _span(f"{row['parameters'] / 1e6:.2g}" for row in trained)
+    length = _span(f"{row['n_updates']:,}" for row in trained)
+    return f"trained (task {', '.join([task.kind, *kinds])}, {size} M parameters, {length} updates, {n} seeds)"
+
+
+def _span(values: Iterable[str]) -> str:
+    """Return the one value that all are, or the smallest and the largest."""
+    found = sorted(set(values), key=lambda text: float(text.replace(",", "")))
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _grid_ends(claim: Claim, outcome: Outcome, claims: Pairs) -> str:
+    """Return which arms chose an end of their grid, and the claim that has a wider one; nothing where none did."""
+    tuning = None if claim.config.design is None else claim.config.design.tuning
+    if tuning is None:
+        return ""
+    chosen = {arm: one["chosen"] for arm, one in outcome.head["tuning"].items()}
+    at_ends = {arm: value for arm, value in chosen.items() if value in (tuning.values[0], tuning.values[-1])}
+    if not at_ends:
+        return ""
+    who = "Every arm" if at_ends.keys() == chosen.keys() else ", ".join(at_ends)
+    values = " or ".join(str(value) for value in dict.fromkeys(at_ends.values()))
+    text = f" {who} chose an end of the grid ({tuning.key} {values} of {', '.join(map(str, tuning.values))})"
+    text += ", so that a value beyond it may be better."
+    for wider, ran in claims:
+        if wider.config.name == f"{claim.config.name}-wide-grid":
+            text += f" {_link(wider)} has a wider grid: {'not run' if ran is None else ran.verdict}."
+    return text
+
+
+def _link(claim: Claim) -> str:
+    return f"[{claim.config.name}](#{_anchor(claim)})"
 
 
 def _anchor(claim: Claim) -> str:
@@ -119,7 +177,7 @@ def _anchor(claim: Claim) -> str:
 
 def _summary(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[list[str]]:
     """Yield a line for every number of a claim."""
-    name = f"[{claim.config.name}](#{_anchor(claim)})"
+    name = _link(claim)
     numbers = None if outcome is None or said == "stale" else outcome.head["numbers"]
     for place, one in enumerate(claim.config.expect):
         cells = [name if place == 0 else "", one.what]
@@ -131,17 +189,19 @@ def _summary(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[lis
             yield [*cells, _effect(found), one.unit, band_text(one.band), str(len(found["by_seed"])), verdict]
 
 
-def _claim(claim: Claim, outcome: Outcome | None, said: State, why: str | None) -> Iterator[str]:
+def _claim(claim: Claim, outcome: Outcome | None, said: State, why: str | None, claims: Pairs) -> Iterator[str]:
     config = claim.config
     then = "" if outcome is None or why is None else f" ({outcome.verdict}; {why})"
     # Not in the heading: its anchor, which others link to, must not change with the verdict.
     yield f"### {claim.name}\n"
-    yield f"**{said}**{then}. {config.statement} ({config.where})\n"
+    yield f"**{said}**{then}. {_paper_says(claim)}\n"
+    if outcome is not None and (measured := _measured(claim, outcome, said, claims)):
+        yield f"{measured}\n"
     if config.controls:
         lines = [[one.what, one.unit, band_text(one.band), ""] for one in config.controls]
         if outcome is not None and said != "stale":
             for line, found in zip(lines, outcome.head["controls"], strict=True):
-                line[3] = f"{found['value']:.4g}, {'as it must be' if found['is_so'] else 'void'}"
+                line[3] = f"{_figure(found['value'])}, {'as it must be' if found['is_so'] else 'void'}"
         yield markdown(["control", "unit", "must be", "found"], lines)
     design = config.design
     if design is not None:
@@ -173,13 +233,13 @@ def checks(found: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [one["what"], band_text(one["band"]), _effect(one), str(len(one["by_seed"])), _verdict(one)]
     for one in found["controls"]:
         said = "as it must be" if one["is_so"] else "void"
-        yield [f"control: {one['what']}", band_text(one["band"]), f"{one['value']:.4g}", "", said]
+        yield [f"control: {one['what']}", band_text(one["band"]), _figure(one["value"]), "", said]
 
 
 def _effect(found: Mapping[str, Any]) -> str:
     is_exact = found["low"] in (None, found["high"])
-    interval = "" if is_exact else f" [{found['low']:.4g}, {found['high']:.4g}]"
-    return f"{found['value']:.4g}{interval}"
+    interval = "" if is_exact else f" [{_figure(found['low'])}, {_figure(found['high'])}]"
+    return f"{_figure(found['value'])}{interval}"
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
@@ -191,7 +251,14 @@ def _verdict(found: Mapping[str, Any]) -> str:
 
 def band_text(band: Sequence[float | None]) -> str:
     """Return a band in words."""
-    low, high = band
+    low, high = (None if limit is None else _figure(limit, 6) for limit in band)
     if low is None:
-        return f"at most {high:g}"
-    return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+        return f"at most {high}"
+    return f"at least {low}" if high is None else f"{low} to {high}"
+
+
+def _figure(value: float, digits: int = 4) -> str:
+    """Return a number; large ones, parameters and multiply-accumulates, without a power of ten."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.{digits}g} M"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}g}"

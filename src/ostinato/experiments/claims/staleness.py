@@ -133,7 +133,7 @@ def content_of(claim: Claim) -> dict[str, Any]:
 
 def settings_hash(claim: Claim) -> str:
     """Return SHA-256 of the resolved settings of every arm that the claim names."""
-    content = {name: key_settings(recipe, first_names=True) for name, recipe in _recipes(claim).items()}
+    content = {name: key_settings(recipe, first_names=True) for name, recipe in claim_recipes(claim).items()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -157,7 +157,7 @@ def _stated(measure: BaseModel) -> dict[str, Any]:
 def arm_fingerprints(claim: Claim) -> dict[str, list[float]]:
     """Return the fingerprint of every arm that the claim names."""
     found = {}
-    for name, recipe in _recipes(claim).items():
+    for name, recipe in claim_recipes(claim).items():
         # What it reads and how it is scored has no part in it: another arm may have the same. `arm_scores` has.
         key = json.dumps([recipe.model.model_dump(mode="json"), recipe.training.model_dump(mode="json")])
         if key not in _fingerprints:
@@ -192,7 +192,7 @@ def _sweep(claim: Claim, source: SweepSource) -> SweepConfig:
     return named_part(source_sweep(source, None), source, named)[0]
 
 
-def _recipes(claim: Claim) -> dict[str, Recipe]:
+def claim_recipes(claim: Claim) -> dict[str, Recipe]:
     """Return the recipes that are trained, timed or counted, by arm; without inputs, and of one seed."""
     source = claim.config.source
     if not isinstance(source, SweepSource):
