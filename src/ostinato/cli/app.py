@@ -58,7 +58,7 @@ _COMMANDS = (
     (_LOOK, analyze, "ostinato analyze runs/x runs/x-seed-2 --only similarity --out analysis"),
     (_LOOK, tune_threshold, "ostinato tune-threshold runs/x --split dev --max-drop 0.002"),
     (_LOOK, view, "ostinato view runs/x runs/x-seed-2"),
-    (_LOOK, watch, "ostinato watch runs/x demo"),
+    (_LOOK, watch, "ostinato watch runs/x digits"),
     (_LOOK, lm_eval, "ostinato lm-eval runs/x --split test n_steps=8 halting_threshold=0.9"),
     (_COMPARE, compare, "ostinato compare runs/baseline runs/one-wide --split test"),
     (_COMPARE, table, "ostinato table runs/scan-* --jsonl docs/results/scan.jsonl"),
