@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -219,6 +220,29 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def test_the_streams_of_a_pack_have_few_files_open_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_units(monkeypatch, 40)
+    monkeypatch.setattr(shards, "_MOST_MAPS", 3)
+    rows = [json.dumps({"text": f"{'abcdefgh'[n % 8]} b c d", "set": f"s{n % 5}"}) for n in range(200)]
+    pack = make_pack(source_of(write_lines(tmp_path / "a.jsonl", rows), column="set"), JOINT, n_processes=1)
+    streams = [pack.stream(group, "target") for group in pack.groups]
+    assert len(streams) == 5
+    assert sum(len(stream.take(0, stream.n_tokens)) for stream in streams) == pack.n_tokens
+    assert pack._mapped.cache_info().currsize == 3
+
+
+@pytest.mark.parametrize("n_processes", [1, 2])
+def test_what_the_system_refuses_is_said_alike_by_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_processes: int
+) -> None:
+    small_units(monkeypatch, 200)
+    files = source_of(write_lines(tmp_path / "a.txt", [f"a {'b ' * 50}" for _ in range(40)]))
+    monkeypatch.setattr(make, "read_unit", lambda folder, *_: (folder / "000001-0.target.ids").mkdir(exist_ok=True))
+    with pytest.raises(OSError, match="directory") as caught:
+        make_pack(files, JOINT, n_processes=n_processes)
+    assert caught.value.errno in (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
+
+
 def test_processes_and_a_second_run_change_no_byte(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +435,7 @@ def test_a_stream_is_read_over_its_files_and_few_are_open(tmp_path: Path, monkey
     for start in range(0, len(whole), 7):
         for end in (start, start + 1, len(whole)):
             assert stream.take(start, end) == whole[start:end]
-    assert stream._map.cache_info().currsize == 3
+    assert pack._mapped.cache_info().currsize == 3
 
 
 def test_processes_that_tokenise_import_no_torch() -> None:

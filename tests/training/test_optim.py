@@ -178,3 +178,25 @@ def test_an_optimiser_state_of_another_model_is_refused_by_name() -> None:
         load_optimizer_tensors(model, optimizer, {"exp_avg/no_such": torch.zeros(2)})
     with pytest.raises(CheckpointError, match="exp_avg/target_weight"):
         load_optimizer_tensors(model, optimizer, {"exp_avg/target_weight": torch.zeros(2, 2)})
+
+
+def test_the_state_of_a_fused_optimiser_is_where_its_parameters_are() -> None:
+    # Its kernel reads the number of updates beside them; a checkpoint is read on the CPU.
+    model = _model()
+    optimizer = build_optimizer(model, OptimizerConfig())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    stored = optimizer_tensors(model, optimizer)
+    elsewhere = _model().to("meta")
+    for is_fused, device in ((True, "meta"), (False, "cpu")):
+        restored = build_optimizer(elsewhere, OptimizerConfig())
+        for group in restored.param_groups:
+            group["fused"] = is_fused
+        load_optimizer_tensors(elsewhere, restored, stored)
+        state = restored.state[next(elsewhere.parameters())]
+        assert {name: value.device.type for name, value in state.items()} == {
+            "step": device,
+            "exp_avg": "meta",
+            "exp_avg_sq": "meta",
+        }

@@ -19,6 +19,7 @@ from tiny_runs import last_checkpoint, weights
 from ostinato.training import train
 from ostinato.training.parallel import why_not_ddp
 from ostinato.training.processes import Processes
+from ostinato.training.sharding import Sharded
 
 WORKER = Path(__file__).parent / "parallel_worker.py"
 SHARDED = ("kept", "by use")
@@ -49,6 +50,16 @@ def test_gathered_sets_compute_what_whole_ones_do(tmp_path: Path, kind: str, nam
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_to_put_the_whole_model_together_draws_nothing(tmp_path: Path) -> None:
+    recipe, _ = shared_updates.CASES["recomputed"](tmp_path)
+    sharded = held_updates.hold("kept", Processes())(shared_updates.shared_model(recipe), recipe.training)
+    before = torch.get_rng_state()
+    assert isinstance(sharded, Sharded)
+    assert sharded.whole_model() is not None
+    assert torch.equal(torch.get_rng_state(), before), "an evaluation would else change the dropout of later updates"
 
 
 def _is_for_ddp(name: str, folder: Path) -> bool:
@@ -123,6 +134,26 @@ def test_a_process_that_is_killed_ends_all_with_one_message_and_the_run_goes_on(
     assert weights(tmp_path / "run") == weights(tmp_path / "undisturbed")
     for name in ("metrics.jsonl", "recipe.yaml"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+_ENDS_BEFORE_TRAINING = """
+import os
+from pathlib import Path
+from ostinato.cli import main
+device = "training.device=" + ("meta" if os.environ["RANK"] == "1" else "cpu")
+folder = Path(__file__).parent / "run"
+main(["train", "digits/transformer", "task.n_train=50", "task.n_eval=10", device, "--run-dir", str(folder)])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_before_the_training_leaves_no_other_waiting(tmp_path: Path) -> None:
+    script = tmp_path / "begin.py"
+    script.write_text(_ENDS_BEFORE_TRAINING)
+    (left, said), (ended, reason) = launched.launch(script)
+    assert (left, ended) == (1, 2)
+    assert "the other processes of this run cannot be reached" in said
+    assert "several processes need 'cuda' or 'cpu'" in reason
 
 
 @pytest.mark.slow

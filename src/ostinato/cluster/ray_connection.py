@@ -66,6 +66,12 @@ def connect(address: str | None, n_cpus: int) -> tuple[Any, Callable[[], None]]:
     return ray, disconnect
 
 
+def resources(n_cpus: float, n_gpus: float) -> dict[str, Any]:
+    """Return the options of a task or an actor. One without GPUs sees none: Ray would show it all of its node."""
+    hidden = {} if n_gpus else {"runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
+    return {"num_cpus": n_cpus, "num_gpus": n_gpus, **hidden}
+
+
 def check_fits(ray: Any, address: str | None, n_cpus: float, n_gpus: float) -> None:
     """Refuse what a Ray of this process' own will never have, which would wait for it without a word.
 

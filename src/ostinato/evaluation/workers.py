@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from ostinato.cluster.processes import end_with_parent
-from ostinato.cluster.ray_connection import check_fits, connect
+from ostinato.cluster.ray_connection import check_fits, connect, resources
 from ostinato.decoding import inference
 from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work
 from ostinato.errors import ConfigError, OstinatoError
@@ -155,10 +155,8 @@ def ray_actors(
     ray, disconnect = connect(address, n_jobs * source.n_threads)
     check_fits(ray, address, source.n_threads, n_gpus)
     kind = ray.remote(max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(BatchWorker)
-    if n_gpus:
-        source = replace(source, device="cuda")
-    options = {"num_cpus": source.n_threads, "num_gpus": n_gpus}
-    actors = [kind.options(**options).remote(source) for _ in range(n_jobs)]
+    source = replace(source, device="cuda" if n_gpus else "cpu")
+    actors = [kind.options(**resources(source.n_threads, n_gpus)).remote(source) for _ in range(n_jobs)]
     under_way = [0] * n_jobs
 
     def send(sent: bytes) -> Future[str]:

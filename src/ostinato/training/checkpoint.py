@@ -156,32 +156,25 @@ class Checkpoints:
         """Return the update of the last checkpoint, None where there is none yet."""
         return self._read_pointer("last")
 
-    def load(self, device: torch.device, execution: Execution | None = None) -> SavedState:
-        """Read the last checkpoint.
+    def load(self, device: torch.device, execution: Execution | None = None, update: int | None = None) -> SavedState:
+        """Read a checkpoint.
 
         Args:
             execution: how its model runs, see `ostinato.nn.execution`.
+            update: after which it was saved; None: the last.
 
         Raises:
             CheckpointError: there is none, or it is damaged or of another format version.
         """
-        directory = self.last_directory()
+        update = self.last_update() if update is None else update
+        if update is None:
+            raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
+        directory = self.directory(update)
         progress, randoms = read_state(directory)
         check_hashes(directory)
         model, optimizer = load_model(directory, device, execution), _read_optimizer(directory)
         trained = _strip_prefix(_TRAINED, _read_tensors(directory / _TENSORS, _TRAINED))
         return SavedState(model, progress, randoms, optimizer, trained)
-
-    def last_directory(self) -> Path:
-        """Return the folder of the last checkpoint.
-
-        Raises:
-            CheckpointError: there is none.
-        """
-        update = self.last_update()
-        if update is None:
-            raise CheckpointError(f"{self.root} holds no checkpoint to go on from")
-        return self.directory(update)
 
     def best_directory(self) -> Path:
         """Return the folder of the best checkpoint.

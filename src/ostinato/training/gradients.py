@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from ostinato.kernels import on_device
 from ostinato.training.processes import all_reduce
 
 _BUCKET_SIZE = 2**23
@@ -31,8 +32,8 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter], numbers_V: Tensor) 
         The sums of the numbers.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    has_gradient_P = torch.tensor([parameter.grad is not None for parameter in trained], dtype=numbers_V.dtype)
-    message = torch.cat([numbers_V, has_gradient_P.to(numbers_V.device)])
+    has_gradient_P = on_device([float(parameter.grad is not None) for parameter in trained], numbers_V.device)
+    message = torch.cat([numbers_V, has_gradient_P.to(numbers_V.dtype)])
     all_reduce(message)
     counts = message[len(numbers_V) :].tolist()
     for bucket in _buckets([parameter for parameter, count in zip(trained, counts, strict=True) if count]):

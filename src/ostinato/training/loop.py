@@ -65,7 +65,8 @@ def train(
         TrainingError: a loss or gradient that is not finite; other processes that have ended.
     """
     processes = Processes.from_environment()
-    check_loggers(recipe.training.loggers)
+    if processes.is_main:
+        check_loggers(recipe.training.loggers)
     reporter = reporter if reporter and processes.is_main else Reporter()
     reporter = with_loggers(reporter, recipe.training.loggers if processes.is_main else ())
     device = processes.device(recipe.training.device)

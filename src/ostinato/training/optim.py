@@ -151,6 +151,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
     for name in {key.partition("/")[2] for key in tensors}:
         if missing := [quantity for quantity in sorted(quantities) if f"{quantity}/{name}" not in tensors]:
             raise CheckpointError(f"the optimiser's state of {name} has no {' and no '.join(missing)}")
+    fused = {parameter for group in optimizer.param_groups if group.get("fused") for parameter in group["params"]}
     for key, tensor in tensors.items():
         quantity, _, name = key.partition("/")
         parameter = parameters.get(name)
@@ -158,6 +159,8 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
             raise CheckpointError(f"the optimiser's state {key!r} fits no parameter of the model")
         if not bool(own_part(tensor).isfinite().all()):
             raise CheckpointError(f"the optimiser's state {key!r} holds numbers that are not finite")
-        # The fused optimisers read state and parameter side by side as they lie in memory.
+        # The fused optimisers read state and parameter side by side as they lie in memory, and the number of updates
+        # where the parameter is; the others read that on the host.
         like = torch.empty_like(parameter, dtype=tensor.dtype) if tensor.ndim else torch.empty_like(tensor)
+        like = like.to(parameter.device) if parameter in fused else like
         optimizer.state[parameter][quantity] = like.copy_(tensor)

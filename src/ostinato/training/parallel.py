@@ -123,12 +123,13 @@ class Ddp(Parallel):
 
     def __init__(self, model: Model, processes: Processes, config: DdpConfig) -> None:
         super().__init__(model, processes)
-        self._replica = DistributedDataParallel(
-            Call(model=model),
-            init_sync=False,
-            static_graph=True,
-            bucket_cap_mb=config.bucket_mib,
-        )
+        with communicating(computes=True):
+            self._replica = DistributedDataParallel(
+                Call(model=model),
+                init_sync=False,
+                static_graph=True,
+                bucket_cap_mb=config.bucket_mib,
+            )
         # A lambda, because torch wants annotations of its own at a function.
         self._replica.register_comm_hook(None, lambda _, bucket: _summed(bucket.buffer()))
 

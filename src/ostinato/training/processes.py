@@ -62,7 +62,11 @@ class Processes:
             if os.environ.get("WORLD_SIZE", "1") == "1":
                 return cls()
             _init_process_group()
-        return cls(dist.get_rank(), dist.get_world_size())
+        found = cls(dist.get_rank(), dist.get_world_size())
+        if found.is_distributed:  # made now, so that from here on a process that ends is noticed by the others
+            with communicating():
+                _control_group(dist.group.WORLD)
+        return found
 
     @property
     def is_main(self) -> bool:

@@ -131,7 +131,8 @@ def round_problems(
             found.append(Problem(f"training.consistency.{name}", weight, reason))
     if (rounds.kind != "plan" or rounds.gradient_rounds is not None) and not rounds_of_stacks(model, 1):
         reason = "no stack of this model has rounds that share all weights"
-        found.append(Problem("training.rounds.kind", rounds.kind, reason))
+        key = "gradient_rounds" if rounds.kind == "plan" else "kind"
+        found.append(Problem(f"training.rounds.{key}", getattr(rounds, key), reason))
     if rounds.gradient_rounds is not None:
         # They are the last of those that are run at most: where all tokens stop before them, no weight has a gradient.
         for name, stack in model.stacks.items():

@@ -267,7 +267,8 @@ def _commit() -> str | None:
     here = Path(__file__).parents[1]
     command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
-        is_tracked = subprocess.run([*command[:3], "ls-files", "--error-unmatch", "__init__.py"], capture_output=True)
+        tracked = [*command[:3], "ls-files", "--error-unmatch", "__init__.py"]
+        is_tracked = subprocess.run(tracked, capture_output=True, timeout=10)
         if is_tracked.returncode:  # installed somewhere inside another project's repository
             return None
         found = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -88,10 +88,12 @@ class Session:
             checkpoints.recover()
         processes.barrier()
         seed_everything(prepared.recipe.seed)
-        if checkpoints.last_update() is None:
+        # Rank 0's: where files are shared over a network, another process may still see an earlier one.
+        last = processes.broadcast(checkpoints.last_update)
+        if last is None:
             self._start()
         else:
-            self._resume()
+            self._resume(last)
         self.updater = Updater(self.model, self.optimizer, self.config, processes, prepared.recipe.seed, self.parallel)
         if processes.is_main:
             records.cut(self.progress.metrics_bytes, self.progress.metrics_sha256)
@@ -127,10 +129,10 @@ class Session:
             self._hold(model)
         seed_rank(self.prepared.recipe.seed, self.processes.rank, 0)
 
-    def _resume(self) -> None:
-        """Load the last checkpoint: random states last, because building a model draws numbers."""
+    def _resume(self, update: int) -> None:
+        """Load the checkpoint of an update: random states last, because building a model draws numbers."""
         if (sharded := self._new_sharded()) is not None:
-            directory = self.checkpoints.last_directory()
+            directory = self.checkpoints.directory(update)
             self.progress, randoms = read_state(directory)
             if self.processes.is_main:
                 check_hashes(directory)
@@ -139,7 +141,7 @@ class Session:
             self._hold(sharded.model, sharded)
             sharded.load_optimizer(directory, self.optimizer)
         else:
-            saved = self.checkpoints.load(self.device, execution_of(self.config))
+            saved = self.checkpoints.load(self.device, execution_of(self.config), update)
             self.progress, randoms = saved.progress, saved.randoms
             self._hold(saved.model)
             self.average.resume(saved.trained)
@@ -208,7 +210,7 @@ class Session:
 
     def _end_interrupted(self) -> NoReturn:
         """Save and end; an evaluation that is due after this update is done when the run is resumed."""
-        if self.checkpoints.last_update() != self.progress.update:
+        if self.processes.broadcast(self.checkpoints.last_update) != self.progress.update:
             self._save()
         self.reporter.on_note(self.progress.update, "interrupted: a checkpoint is saved, --resume goes on from it")
         raise KeyboardInterrupt

@@ -30,6 +30,7 @@ from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.optim import OPTIMIZER, OPTIMIZER_PARTS, load_optimizer_tensors, optimizer_tensors
 from ostinato.training.parallel import Call, Computed, Parallel, run_through
 from ostinato.training.processes import Processes, all_reduce, communicating
+from ostinato.training.rng import preserved_randomness
 from ostinato.training.shards import join_parts, read_parts, stored_sizes, write_parts
 
 
@@ -89,17 +90,19 @@ class Sharded(Parallel):
         self, model: Model, processes: Processes, config: TrainingConfig, device: torch.device, *, keep_shared: bool
     ) -> None:
         super().__init__(model, processes)
-        self._mesh = init_device_mesh(device.type, (processes.world_size,))
+        with communicating(computes=True):
+            self._mesh = init_device_mesh(device.type, (processes.world_size,))
         self.device = device
         plans = (stack.plan for stack in model.stacks.values())
         uses = set_uses(plans, is_drawn=config.rounds.kind != "plan" or config.consistency.is_there)
         groups = {(kind, name): Call(parameter_set=getattr(model.banks, kind)[name]) for kind, name in uses}
         self._root = Call(sets=nn.ModuleList(groups.values()), model=model)
         whole = {p for p in model.parameters() if not p.ndim}
-        for group in groups.values():
-            self._shard(group, whole)
-        # What the groups have now are parts.
-        self._shard(self._root, whole.union(*(group.parameters() for group in groups.values())))
+        with communicating(computes=True):
+            for group in groups.values():
+                self._shard(group, whole)
+            # What the groups have now are parts.
+            self._shard(self._root, whole.union(*(group.parameters() for group in groups.values())))
 
         def around(sub_layer: SubLayer) -> Runnable:
             name = sub_layer.use.kind, sub_layer.use.weights
@@ -156,30 +159,31 @@ class Sharded(Parallel):
 
     def whole_model(self) -> Model | None:
         """Return in rank 0 a copy of the model with all weights; None in the others. All processes call this."""
-        copy = build_model(self.model.config, self.model.current_execution) if self.processes.is_main else None
+        with preserved_randomness():  # its initial weights are drawn, and replaced
+            copy = build_model(self.model.config, self.model.current_execution) if self.processes.is_main else None
         if copy is not None:
             copy.to(self.device)
         weights = dict(copy.named_parameters()) if copy is not None else {}
-        with torch.no_grad(), communicating():
+        with torch.no_grad(), communicating(computes=True):
             for name, parameter in self.model.named_parameters():
                 gathered = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
                 if copy is not None:
                     weights[name].copy_(gathered)
         return copy
 
-    @torch.no_grad()
     def scatter(self, model: Model | None) -> None:
         """Give every process its part of the weights of a model that rank 0 has; None in the others."""
         self._root.to_empty(device=self.device)
         weights = {} if model is None else dict(model.named_parameters())
-        for name, parameter in self.model.named_parameters():
-            whole = weights[name].to(self.device) if name in weights else self._like(parameter)
-            if isinstance(parameter, DTensor):
-                part = distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=0)
-                parameter.to_local().copy_(part.to_local())
-            else:
-                torch.distributed.broadcast(whole, src=0)
-                parameter.copy_(whole)
+        with torch.no_grad(), communicating(computes=True):
+            for name, parameter in self.model.named_parameters():
+                whole = weights[name].to(self.device) if name in weights else self._like(parameter)
+                if isinstance(parameter, DTensor):
+                    part = distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=0)
+                    parameter.to_local().copy_(part.to_local())
+                else:
+                    torch.distributed.broadcast(whole, src=0)
+                    parameter.copy_(whole)
 
     def _like(self, parameter: Tensor) -> Tensor:
         return torch.empty(parameter.shape, dtype=parameter.dtype, device=self.device)

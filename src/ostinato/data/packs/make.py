@@ -219,8 +219,11 @@ def _drive(
                     answer = answers.readline()
                     if not answer:
                         raise BrokenPipeError
-                    if (error := json.loads(answer).get("error")) is not None:
-                        raise DataError(error)
+                    failed = json.loads(answer)
+                    if "error" in failed:
+                        raise DataError(failed["error"])
+                    if failed:
+                        raise OSError(failed["errno"], failed["strerror"], failed["filename"])
                     meter.add(units[number].n_bytes)
         except BrokenPipeError as error:
             raise DataError(

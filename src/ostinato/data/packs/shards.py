@@ -15,7 +15,7 @@ stream, in the order of the units. All numbers are little-endian.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,8 +30,8 @@ from ostinato.errors import DataError
 PACK_FORMAT, PACK_VERSION = "ostinato-pack", 1
 PACK_FILE, TOKENIZERS = "pack.json", "tokenizers"
 LENGTHS = np.dtype("<u4")
-_MOST_MAPS = 64
-"""Files of one stream that are mapped at a time: each takes an open file."""
+_MOST_MAPS = 128
+"""Files of a pack that are mapped at a time: each takes an open file."""
 
 
 def dtype_of(vocab_size: int) -> np.dtype[Any]:
@@ -65,18 +65,12 @@ class Stream:
     """The ids of all texts of one data set and side, one after the other.
 
     Args:
-        folder: of the pack. shards: in their order. dtype: of the ids.
+        folder: of the pack. shards: in their order. mapped: gives the ids of one of them.
     """
 
-    def __init__(self, folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any]) -> None:
-        self._folder, self._shards, self._dtype = folder, [shard for shard in shards if shard.n_tokens], dtype
+    def __init__(self, folder: Path, shards: Sequence[Shard], mapped: Callable[[Shard], NDArray[Any]]) -> None:
+        self._folder, self._shards, self._mapped = folder, [shard for shard in shards if shard.n_tokens], mapped
         self._ends = np.cumsum([shard.n_tokens for shard in self._shards], dtype=np.int64)
-        # A map that is dropped no longer counts as memory of this process.
-        self._map = lru_cache(_MOST_MAPS)(self._open)
-
-    def _open(self, number: int) -> NDArray[Any]:
-        shard = self._shards[number]
-        return np.memmap(self._folder / f"{shard.name}.ids", self._dtype, mode="r", shape=(shard.n_tokens,))
 
     @property
     def n_tokens(self) -> int:
@@ -90,7 +84,7 @@ class Stream:
         while start < end:
             last = min(end, int(self._ends[number]))
             first = int(self._ends[number]) - self._shards[number].n_tokens
-            found += self._map(number)[start - first : last - first].tolist()
+            found += self._mapped(self._shards[number])[start - first : last - first].tolist()
             start, number = last, number + 1
         return found
 
@@ -121,6 +115,8 @@ class Pack:
             self.sha256, self.n_texts, self.n_tokens = content["sha256"], content["n_texts"], content["n_tokens"]
             self.column: str | None = content["settings"]["column"]
             self._dtype = np.dtype(content["dtype"])
+            # A map that is dropped no longer counts as memory of this process.
+            self._mapped = lru_cache(_MOST_MAPS)(self._map)
             self._shards: dict[str, dict[str, list[Shard]]] = {
                 group: {side: [Shard(**one) for one in shards] for side, shards in sides.items()}
                 for group, sides in content["groups"].items()
@@ -137,7 +133,10 @@ class Pack:
 
     def stream(self, group: str, side: str) -> Stream:
         """Return the ids of a data set's side: "source" or "target"."""
-        return Stream(self.folder, self._shards[group][side], self._dtype)
+        return Stream(self.folder, self._shards[group][side], self._mapped)
+
+    def _map(self, shard: Shard) -> NDArray[Any]:
+        return np.memmap(self.folder / f"{shard.name}.ids", self._dtype, mode="r", shape=(shard.n_tokens,))
 
     @property
     def has_sources(self) -> bool:

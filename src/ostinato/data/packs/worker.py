@@ -1,8 +1,8 @@
 """A process that tokenises units for `ostinato.data.packs.make`: ``python -m ostinato.data.packs.worker``.
 
 It reads JSON lines from its standard input, first what all units have in common, then a unit a line, and answers every
-unit with a line: {} or {"error": message}. It ends with its input, or with the process that started it. It imports no
-torch.
+unit with a line: {}, {"error": message}, or number, text and file of an error of the operating system. It ends with its
+input, or with the process that started it. It imports no torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ostinato.data.packs.unit import Work
 from ostinato.data.sources import Part
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import OstinatoError
+from ostinato.system_errors import system_error
 
 _LOOKS_EVERY = 0.2
 """Seconds between two looks at whether the other process is still there."""
@@ -35,11 +36,17 @@ def main() -> None:
     fields = [tuple(one) for one in common.pop("fields")]
     work = Work(folder, PackSource((), fields, **common), Tokenizers.load(folder / TOKENIZERS))
     for line in sys.stdin:
-        given, answer = json.loads(line), {}
+        given = json.loads(line)
+        answer: dict[str, Any] = {}
         try:
             work.do(given["number"], Unit(tuple(_part(one) for one in given["parts"]), 0))
         except OstinatoError as error:
             answer = {"error": str(error)}
+        except Exception as error:
+            if (found := system_error(error)) is None:
+                raise
+            # A full disk, say: the other process says so as if it had happened there.
+            answer = {"errno": found.errno, "strerror": found.strerror, "filename": str(found.filename or folder)}
         print(json.dumps(answer), flush=True)  # noqa: T201, the other process reads it
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ostinato.cluster.ray_connection import check_fits, connect
+from ostinato.cluster.ray_connection import check_fits, connect, resources
 from ostinato.experiments.sweep.cluster_executor import attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.version import __version__
@@ -36,7 +36,7 @@ class RayCluster:
         """
         n_cpus = job.recipe.training.n_threads or job.n_threads or 1
         check_fits(self._ray, self.address, n_cpus, self.n_gpus)
-        task = self._attempt.options(num_cpus=n_cpus, num_gpus=self.n_gpus, name=job.name)
+        task = self._attempt.options(name=job.name, **resources(n_cpus, self.n_gpus))
         return _RayTask(self._ray, task.remote(job, events, __version__, os.getcwd()))  # noqa: PTH109
 
     def stop(self) -> None:
