@@ -136,7 +136,7 @@ class ForcedPass(SentencesPass):
     """
 
     def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, depths_N: Tensor) -> None:
-        super().__init__(states_ND, rows, run, *torch.zeros(2, rows.n_sentences, dtype=torch.long))
+        super().__init__(states_ND, rows, run, *depths_N.new_zeros(2, rows.n_sentences))
         self._end_N = depths_N if self._keep_N is None else torch.where(self._keep_N, depths_N, 0)
         self._known = self._end_N.tolist()
 

@@ -184,7 +184,7 @@ def contestants(wanted: Sequence[str], trace: Trace, cell: Cell, device: torch.d
     def call(
         phase: str, prepare: Callable[[Stack, Tensor], Stack], compaction: Compaction = "auto"
     ) -> Callable[[], object]:
-        rounds = {name: forced(cell, trace, name, cell.phases[phase]) for name in STACKS}
+        rounds = {name: forced(cell, trace, name, cell.phases[phase]).to(device) for name in STACKS}
 
         def run() -> object:
             model.stacks.update({name: prepare(own[name], rounds[name]) for name in STACKS})

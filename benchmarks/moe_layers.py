@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ostinato.config.experts import ExpertFeedForwardConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.kernels import Activation, BackendChoice, memory
+from ostinato.kernels.devices import autocast_dtype
 from ostinato.models.parts import build_sub_layer
 from ostinato.nn.experts import ExpertFeedForward
 
@@ -178,8 +179,10 @@ class GroupedFeedForward(nn.Module):
         experts_M, order_M = experts_NK.flatten().sort(stable=True)
         rows_M = order_M // self.k
         ends_E = torch.bincount(experts_M, minlength=self.n_experts).cumsum(0).int()
-        hidden_MF = torch.relu(F.grouped_mm(x_ND[rows_M], self.up_EDF, offs=ends_E))
-        y_MD = F.grouped_mm(hidden_MF, self.down_EFD, offs=ends_E)
+        # Autocast leaves grouped products in the type they are given.
+        dtype = autocast_dtype(x_ND.device) or x_ND.dtype
+        x_MD, up_EDF, down_EFD = (x.to(dtype) for x in (x_ND[rows_M], self.up_EDF, self.down_EFD))
+        y_MD = F.grouped_mm(torch.relu(F.grouped_mm(x_MD, up_EDF, offs=ends_E)), down_EFD, offs=ends_E)
         weighted_MD = y_MD * gates_NK.flatten()[order_M, None]
         return torch.zeros_like(x_ND).index_add(0, rows_M, weighted_MD).view_as(x_BTD)
 

@@ -16,7 +16,8 @@ from recorded import record
 from architectures import any_architecture, draws, left_padded, random_model, sentences
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.halting import NoHaltingConfig
-from ostinato.data.batch import Batch
+from ostinato.config.model import LanguageModelConfig
+from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding import static_cache
 from ostinato.decoding.beams import Hypothesis
 from ostinato.decoding.search import inference, search_n_best
@@ -110,6 +111,29 @@ def test_a_step_that_was_recorded_is_that_of_all_later_tokens_and_nobody_waits_i
     _assert_same(found, expected)
     assert len(waits) >= 2  # recorded anew with new buffers
     assert not any(waits)
+
+
+def test_learned_positions_need_no_vectors_beyond_the_longest_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16}}
+    stack["positions"] = {"kind": "learned", "max_length": 12}
+    config = LanguageModelConfig.model_validate({"d_model": 8, "decoder": stack, "vocab_size": 9})
+    model, waits = build_model(config).eval(), list[int]()
+    pretend_model(model)
+
+    def counting(run: Any) -> Any:
+        before = len(device.waits)
+        replay = record(run)
+        waits.append(len(device.waits) - before)
+        return replay
+
+    monkeypatch.setattr(static_cache, "recorder", lambda _: counting)
+    prompt = Tokens(torch.tensor([[1, 4, 5, 6], [1, 5, 5, 7]]), torch.ones(2, 4, dtype=torch.bool))
+    given = DecodingConfig(max_length=8, min_length=8, static_cache=True, pack_weights=False)
+    with pretended_device() as device, inference(model, packs_weights=False):
+        moved = Tokens(prompt.ids_BT.to(DEVICE), prompt.keep_BT.to(DEVICE))
+        found = search_n_best(model, Batch(moved, moved.ids_BT, moved.keep_BT), given, moved)
+    assert [len(one.ids) + one.finished for (one,) in found] == [8, 8]
+    assert waits == [0]
 
 
 def test_a_replay_calls_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,11 +116,11 @@ class Sampling:
 
     def __init__(self, config: DecodingConfig, seeds: list[int], limits: list[int], device: torch.device) -> None:
         self.temperature, self.top_k = config.temperature, config.top_k
-        uniform_ST = torch.zeros(len(seeds), max(limits), dtype=float64(device))
+        uniform_ST = torch.zeros(len(seeds), max(limits), dtype=float64(device), device="cpu")
         generator = torch.Generator()
         for row, (seed, limit) in enumerate(zip(seeds, limits, strict=True)):
             generator.manual_seed(seed)
-            uniform_ST[row, :limit] = torch.rand(limit, dtype=torch.float64, generator=generator)
+            uniform_ST[row, :limit] = torch.rand(limit, dtype=torch.float64, generator=generator, device="cpu")
         self._uniform_ST = uniform_ST.to(device)
 
     def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:

@@ -173,8 +173,10 @@ def search_n_best(
     if (config.cached_rounds is not None or config.static_cache) and isinstance(model, HasExecution):
         execution = model.current_execution
         n_kept = execution.cached_rounds or config.cached_rounds  # what a call says comes first
-        wanted = execution.static_cache or config.static_cache
-        cache.execution = model.checked(replace(execution, cached_rounds=n_kept, static_cache=wanted))
+        changed = replace(execution, cached_rounds=n_kept, static_cache=execution.static_cache or config.static_cache)
+        if changed.static_cache and changed.expert_backend == "auto":
+            changed = replace(changed, expert_backend="dense")  # the others may read numbers, for which no step waits
+        cache.execution = model.checked(changed)
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
     K = config.beam
     if K > 1:
@@ -182,7 +184,8 @@ def search_n_best(
         logits_RV = logits_RV.repeat_interleave(K, dim=0)
     beams = Beams(lengths, config, special_ids.eos, device)
     is_static = cache.execution is not None and cache.execution.static_cache
-    step = StaticSteps(model.step, cache) if is_static else lambda ids_R1: model.step(ids_R1, cache)
+    n_steps_left = max(most for _, most in lengths) - 1  # nothing follows the last token
+    step = StaticSteps(model.step, cache, n_steps_left) if is_static else lambda ids_R1: model.step(ids_R1, cache)
     removed_at = 1.0 if is_static else _REMOVED_AT  # fewer rows would be another step
     outputs: list[Outputs] = []
     while True:

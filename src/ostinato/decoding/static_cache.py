@@ -98,10 +98,11 @@ class StaticSteps:
 
     Args:
         step: the model's. cache: after the first step, with all hypotheses, whose number must not change any more.
+        most: tokens that it will be called with, at most.
     """
 
-    def __init__(self, step: Callable[[Tensor, Cache], Tensor], cache: Cache) -> None:
-        self._step, self._cache = step, cache
+    def __init__(self, step: Callable[[Tensor, Cache], Tensor], cache: Cache, most: int) -> None:
+        self._step, self._cache, self._limit = step, cache, cache.length + most
         self._n_tokens, self._n_columns = cache.length, 0
         self._replay: Callable[[], Tensor] | None = None
 
@@ -132,7 +133,8 @@ class StaticSteps:
     def _make_room(self, ids_R1: Int[Tensor, "R 1"]) -> None:
         """Move what is cached to buffers with empty columns, and forget what was recorded."""
         cache, n = self._cache, self._n_tokens
-        self._n_columns = n + N_EMPTY + 1
+        # No more than the search can fill: learned positions may have no vector for further ones.
+        self._n_columns = min(n + N_EMPTY, self._limit) + 1
         self._replay = None
         self._ids_R1 = torch.empty_like(ids_R1)
         self._next_1 = torch.full((1,), n, device=ids_R1.device)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ostinato.kernels import float64
+from ostinato.kernels import float64, on_device
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, Visible, where_active
 from ostinato.nn.rows import Rows
@@ -76,7 +76,7 @@ class BySentence:
         """
         if len(self.rounds) != rows.n_sentences:
             raise ValueError(f"rounds are given for {len(self.rounds)} sentences, and there are {rows.n_sentences}")
-        rounds_B = torch.tensor(self.rounds, dtype=torch.long, device=states_ND.device)
+        rounds_B = on_device(self.rounds, states_ND.device)
         started = SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, int(n_rounds)))
         started.ends_early = False
         return started

@@ -80,7 +80,8 @@ class Execution:
             rounds left. 1: all rounds read the last one's (Ouro, at decoding). An approximation, unless it is as many
             as the loop has; the tokens of one step, such as a prompt, see each other as in a whole pass. None: all.
         static_cache: in cached decoding, tensors of every step but the first have the same sizes, and the step can be
-            recorded and replayed (`ostinato.decoding.static_cache`); of stacks in which no token halts.
+            recorded and replayed (`ostinato.decoding.static_cache`); of stacks in which no token halts. With it
+            "auto" experts are "dense" ones.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         as_graph: the pass is traced once for all data (torch.export): nothing is decided by what tensors hold, and
@@ -133,7 +134,7 @@ class Execution:
             reason = f"needs an exit: the criterion that decides, one of {', '.join(CRITERIA_AT_TEST)}"
             problems.append(Problem("exit_scope", self.exit_scope, reason))
         for name, path in self.paths.items():
-            if not path or min(path) <= 0 or abs(sum(path) - 1) > 1e-6:
+            if not (path and min(path) > 0 and abs(sum(path) - 1) <= 1e-6):
                 problems.append(Problem(f"paths.{name}", path, "must be positive numbers whose sum is 1"))
             if name in self.rounds and self.rounds[name] != len(path):
                 problems.append(Problem(f"rounds.{name}", self.rounds[name], f"paths.{name} has {len(path)} rounds"))

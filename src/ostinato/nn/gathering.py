@@ -43,7 +43,9 @@ def gather_active(
         return states_ND.index_select(0, kept_M), halted
     if run.cache is None and (sentences_U := halting.rows.sentences_U) is not None:
         # Of a sentence that is done no token looks any more; where there is a cache, later columns do.
-        looked_L = torch.isin(places_L.div(rows.n_columns, rounding_mode="floor"), sentences_U)
+        is_left_B = torch.zeros(rows.n_sentences, dtype=torch.bool, device=places_L.device)
+        is_left_B.index_fill_(0, sentences_U, True)  # `torch.isin` would sort, and read how many differ
+        looked_L = is_left_B.index_select(0, places_L.div(rows.n_columns, rounding_mode="floor"))
         left = halting.rows.counts()
         n_looked = sum(before - after for before, after in zip(rows.counts(), left, strict=True) if after)
         chosen_L = places_where(looked_L, n_looked)

@@ -155,8 +155,9 @@ class SelectPass(ChooserPass):
         found_BT = found_N.new_full((self.rows.n_tokens,), -torch.inf).index_copy(0, places, found_N)
         found_BT = found_BT.view(self.rows.n_sentences, self.rows.n_columns)
         ranks_BT = found_BT.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
-        n_real = found_BT.shape[1] if self._keep_BT is None else self._keep_BT.sum(1, keepdim=True)
-        n_chosen = torch.as_tensor(capacity * n_real + _NEARLY, device=found_BT.device).floor().clamp_min(1)
+        keep_BT = self._keep_BT
+        n_real = found_BT.new_full((1,), found_BT.shape[1]) if keep_BT is None else keep_BT.sum(1, keepdim=True)
+        n_chosen = (capacity * n_real + _NEARLY).floor().clamp_min(1)
         return self.rows.take((ranks_BT < n_chosen) & found_BT.isfinite())
 
     def leave(
