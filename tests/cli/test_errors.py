@@ -15,6 +15,8 @@ import torch
 from ostinato.budget import count_bytes
 from ostinato.cli import main
 from ostinato.cli.failures import describe_failure
+from ostinato.cli.options import split_settings
+from ostinato.cli.output import rank
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data import disk
@@ -335,3 +337,33 @@ def test_memory_that_training_lacks_names_the_settings_and_the_plan(run, monkeyp
     assert outcome.code == 1
     assert "data.tokens_per_batch" in outcome.err
     assert "ostinato plan scan/universal --batch-size N" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["solve", "digits/transformer", "d_model", "--target", "inf"], "inf is not a finite number"),
+        (["advise", "digits/transformer", "--hours", "inf"], "inf is not a finite number"),
+        (["plan", "digits/transformer", "--expected-depth", "encoder=nan"], "'encoder=nan' is not STACK=ROUNDS"),
+        (["family", "digits/transformer", "--depths", "1..1000000000"], "'1..1000000000' is no depth"),
+        (["claims", "--paper", "typo", "--check"], "'typo' must be one of depth, one-wide-ffn"),
+    ],
+)
+def test_values_that_would_pass_every_limit_are_refused(run, command: list[str], message: str) -> None:
+    outcome = run(*command)
+    assert outcome.code == 2
+    assert message in outcome.err
+
+
+def test_a_run_folder_whose_name_is_like_a_setting_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/lr=0.1").mkdir(parents=True)
+    assert split_settings(["runs/lr=0.1", "seed=1"]) == (["runs/lr=0.1"], ["seed=1"])
+
+
+def test_a_rank_that_is_no_number_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "abc")
+    assert rank() == 0
+    monkeypatch.setenv("RANK", "1")
+    assert rank() == 1

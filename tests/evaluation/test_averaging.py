@@ -170,6 +170,9 @@ def test_checkpoints_of_different_models_and_damaged_ones_are_refused(copy: Path
     (folders[1] / "model.json").write_text(json.dumps(other), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"update-000020 is another model than .*update-000010"):
         save_average(folders[:2], tmp_path)
+    (folders[1] / "model.json").write_text(json.dumps({"format_version": other["format_version"]}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"model\.json: not a model configuration: it has no 'config'"):
+        save_average(folders[:2], tmp_path)
     (folders[2] / "model.safetensors").write_bytes(b"0" * 20)
     with pytest.raises(CheckpointError, match=r"update-000030.model\.safetensors: not the file that was written"):
         save_average([folders[0], folders[2]], tmp_path)

@@ -46,6 +46,14 @@ def logits(model: Model) -> Tensor:
         return model(IDS).logits_BTV  # type: ignore[no-any-return]
 
 
+def test_a_stack_that_the_donor_lacks_is_refused() -> None:
+    stack = {"self_attention": {"n_heads": 4}, "ffn": {"d_ff": 40}, "n_steps": N_STEPS}
+    sizes = {"source_vocab_size": 30, "target_vocab_size": 30, "d_model": WIDTH}
+    model = build_model(Seq2SeqConfig.model_validate(sizes | {"encoder": stack, "decoder": stack}))
+    with pytest.raises(ConfigError, match=r"a model with the stack 'encoder'.* the donor's stacks are decoder"):
+        to_recursive(language_model(1, n_steps=N_STEPS), model)
+
+
 @pytest.mark.parametrize("shared", ["average", "first"])
 def test_full_rank_is_the_donor(shared: Any) -> None:
     donor, model = language_model(1, n_steps=N_STEPS), recursive(WIDTH)

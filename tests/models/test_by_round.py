@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -106,6 +107,7 @@ def test_equal_steps_are_what_is_taken_where_no_path_is_given() -> None:
         ({"decoder": (0.5, 0.4)}, "must be positive numbers whose sum is 1"),
         ({"decoder": (1.5, -0.5)}, "must be positive numbers whose sum is 1"),
         ({"decoder": ()}, "must be positive numbers whose sum is 1"),
+        ({"decoder": (math.nan,)}, "must be positive numbers whose sum is 1"),
         ({"encoder": (1.0,)}, "paths is 'encoder': this model has no such stack; its stacks are: decoder"),
     ],
 )

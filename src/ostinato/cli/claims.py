@@ -45,6 +45,8 @@ def claims(
     """
     from ostinato.experiments.claims.files import STATES, claims_directory, list_claims, read_outcome
 
+    if paper is not None and paper not in (papers := sorted({claim.config.paper for claim in list_claims()})):
+        raise typer.BadParameter(f"'{paper}' must be one of {', '.join(papers)}", param_hint="--paper")
     if markdown:
         from ostinato.experiments.claims.document import document
 

@@ -18,6 +18,7 @@ from ostinato.cli.options import (
     one_of,
 )
 from ostinato.cli.output import number, print_json, print_line, print_wide
+from ostinato.config.base import MOST
 
 if TYPE_CHECKING:
     from ostinato.budget.family import Family
@@ -91,7 +92,7 @@ def parse_depths(text: str) -> list[int]:
             low, high = 0, 0
         if dots and low > high >= 1:
             raise typer.BadParameter(f"the range '{part}' is empty: from low to high, 1..12", param_hint="--depths")
-        if low < 1:
+        if low < 1 or high > MOST:
             raise typer.BadParameter(f"'{part}' is no depth: 1..12, or 1,2,4", param_hint="--depths")
         depths |= dict.fromkeys(range(low, high + 1))
     return list(depths)

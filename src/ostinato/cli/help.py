@@ -5,14 +5,29 @@ Typer draws panels as boxes, with another library that takes as long to import a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose options stand in groups: each panel, then those that name none."""
+    """A command whose options stand in groups: each panel, then those that name none.
+
+    Numbers are finite: comparisons with others, and so limits, let them pass.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line."""
+        rest = super().parse_args(ctx, args)
+        parameters: Any = self.get_params(ctx)
+        for parameter in parameters:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=parameter)
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the groups of options."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,4 +98,6 @@ def _read(arguments: list[str]) -> dict[str, Any]:
         except ValueError as error:
             raise typer.BadParameter(f"'{text}': {value!r} is no {known[key].__name__}") from error
     limit = found.get("limit")
+    if limit is not None and not math.isfinite(limit):
+        raise typer.BadParameter(f"'limit={limit:g}': must be a number of examples, or a share of them")
     return found | ({"limit": int(limit)} if limit is not None and limit >= 1 else {})

@@ -319,8 +319,9 @@ def options_given(context: typer.Context, names: Iterable[str]) -> str:
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split words into names and settings (key=value)."""
-    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+    """Split words into names and settings (key=value); the name of a file or folder may hold a "=", too."""
+    settings = [word for word in words if "=" in word and not Path(word).exists()]
+    return [word for word in words if word not in settings], settings
 
 
 def one_of(option: str, value: str | None, *choices: str) -> Any:

@@ -49,7 +49,8 @@ def print_line(message: str = "") -> None:
 
 def rank() -> int:
     """Return the rank of this process among those that a launcher started; 0 for the first, or the only one."""
-    return int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdecimal() and os.environ.get("WORLD_SIZE", "1") != "1" else 0
 
 
 def print_stderr(message: str) -> None:

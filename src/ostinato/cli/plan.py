@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -313,6 +314,8 @@ def _depths(given: list[str]) -> dict[str, float]:
         stack, _, rounds = text.partition("=")
         try:
             found[stack.strip()] = float(rounds)
+            if not math.isfinite(found[stack.strip()]):
+                raise ValueError
         except ValueError:
             raise typer.BadParameter(f"'{text}' is not STACK=ROUNDS", param_hint="--expected-depth") from None
     return found

@@ -80,6 +80,8 @@ def view(
 
         # With as many threads as it was trained with: more are slower for small models, above all beside other work.
         with cpu_threads(loaded[chosen[0].name].recipe.training.n_threads):
-            serve(view_app(opened, limits, host), bound, started)
-        for run in opened.values():
-            run.close()
+            try:
+                serve(view_app(opened, limits, host), bound, started)
+            finally:
+                for run in opened.values():
+                    run.close()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Number, Positive, Probability, Size, inert
+from ostinato.config.base import MOST, Config, Count, Number, Positive, Probability, Size, inert
 from ostinato.config.sub_layers import Activation, AttentionConfig, SubLayerConfig
 from ostinato.errors import Inert, Problem
 
@@ -193,7 +193,7 @@ class HeadExpertAttentionConfig(AttentionConfig, RoutedConfig):
     """
 
     kind: Literal["head_experts"] = "head_experts"  # type: ignore[assignment]
-    n_experts: Annotated[int, Field(ge=2)] = 8
+    n_experts: Annotated[int, Field(ge=2, le=MOST)] = 8
     """E of every head, for values, and as many for outputs."""
     gate: GateConfig = GateConfig(kind="sigmoid")
     """How experts are chosen by their scores, and weighted."""

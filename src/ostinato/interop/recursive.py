@@ -50,6 +50,9 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
     for name, parameter in donor.named_parameters():
         if name in copied and copied[name].shape == parameter.shape:
             copied[name].copy_(parameter)
+    if missing := [name for name in model.stacks if name not in donor.stacks]:
+        reason = f"has no counterpart: the donor's stacks are {', '.join(donor.stacks) or 'none'}"
+        raise ConfigError([Problem("model.kind", f"a model with the stack {missing[0]!r}", reason)])
     for name, stack in model.stacks.items():
         pairs = list(_pairs(donor.stacks[name].plan, stack.plan))
         norms: dict[str, list[Tensor]] = {}

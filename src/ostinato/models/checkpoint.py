@@ -80,7 +80,7 @@ def load_model(
     description = _read_description(directory / _DESCRIPTION)
     try:
         config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])
-    except (ValidationError, KeyError) as error:
+    except ValidationError as error:
         raise CheckpointError(
             f"{directory / _DESCRIPTION}: not a model configuration: {' '.join(str(error).split())}"
         ) from error
@@ -176,8 +176,9 @@ def _read_description(path: Path) -> dict[str, Any]:
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
-    if "config" in description:
-        description["config"] = with_new_names({"model": description["config"]}, Recipe)["model"]
+    if "config" not in description:
+        raise CheckpointError(f"{path}: not a model configuration: it has no 'config'")
+    description["config"] = with_new_names({"model": description["config"]}, Recipe)["model"]
     return description
 
 

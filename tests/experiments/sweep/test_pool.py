@@ -81,6 +81,7 @@ def test_a_pool_waits_for_longer_than_the_system_waits_at_once(tmp_path: Path) -
 def test_the_end_of_a_process_is_put_into_words() -> None:
     assert death_text(3) == "its process ended with exit code 3"
     assert death_text(-11) == "its process was killed by SIGSEGV"
+    assert death_text(-35) == "its process was killed by signal 35"
 
 
 def test_the_lock_of_a_run_is_held_by_one_and_given_back(tmp_path: Path) -> None:
