@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import shutil
@@ -23,6 +24,7 @@ from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import StoredRows
 from ostinato.data.packs import make, source
+from ostinato.data.packs.make import OnProgress, Progress
 from ostinato.data.packs.source import PackSource
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
@@ -252,9 +254,9 @@ def test_runs_that_begin_at_the_same_time_train_the_tokenizers_of_a_pack_once(
     trained: list[int] = []
     own = packing._train
 
-    def counted(source: PackSource, data: DataConfig) -> Tokenizers:
+    def counted(source: PackSource, data: DataConfig, on_progress: OnProgress | None) -> Tokenizers:
         trained.append(1)
-        return own(source, data)
+        return own(source, data, on_progress)
 
     monkeypatch.setattr(packing, "_train", counted)
     with ThreadPoolExecutor(4) as pool:
@@ -274,3 +276,29 @@ def test_a_bad_line_is_an_error_before_there_is_a_run(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     _half_a_run(Path(sys.argv[1]))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "words"])
+def test_how_far_texts_are_read_for_a_tokenizer_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    write_texts(tmp_path)
+    recipe = recipe_of(tmp_path, data={"tokenizer": {"kind": kind, "vocab_size": 280}}, n_updates=1)
+    files = packing.pack_source(recipe, build_task(recipe.task, recipe.data))
+    assert files is not None
+    monkeypatch.setattr(packing, "_TOLD_EVERY", files.n_bytes // 4)
+    told: list[Progress] = []
+    packing.tokenizers_of(files, recipe.data, told.append)
+    assert 2 <= len(told) <= 4
+    assert [one.done for one in told] == sorted(one.done for one in told)
+    assert {one.total for one in told} == {files.n_bytes}
+    assert str(told[0]).startswith("read for the tokenizer ")
+
+
+def test_compressed_files_count_as_what_they_hold(tmp_path: Path) -> None:
+    lines = "".join(f"a line of text, number {n}\n" for n in range(1000)).encode()
+    (tmp_path / "plain.txt").write_bytes(lines)
+    (tmp_path / "small.txt.gz").write_bytes(gzip.compress(lines))
+    plain, small = (PackSource(((path.name, path),), []) for path in sorted(tmp_path.iterdir()))
+    assert plain.n_bytes_of_text == plain.n_bytes == len(lines)
+    assert small.n_bytes_of_text == 4 * small.n_bytes

@@ -103,7 +103,7 @@ def pack(
     resolved = load_recipe(recipe, overrides or [])
     reporter = make_reporter(None if json else console())
     data = packed_data(resolved, build_task(resolved.task, resolved.data, access))
-    made = data.pack(data.tokenizers(resolved), reporter.on_packing, n_processes=processes)
+    made = data.pack(data.tokenizers(resolved, reporter.on_packing), reporter.on_packing, n_processes=processes)
     if json:
         print_json(made.describe() | {"n_tokens": made.n_tokens, "folder": str(made.folder)})
         return

@@ -13,14 +13,16 @@ from filelock import FileLock
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
-from ostinato.data.packs.make import hash_of, made_of, packs_folder
+from ostinato.data.packs.make import Meter, OnProgress, hash_of, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
 from ostinato.data.tokenizers import Tokenizers, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.tasks.base import Task
 
 AUTO_BYTES = 1 << 26
-"""Of the files of a training split, above which `data.packed: auto` reads a pack."""
+"""Of the texts of a training split, above which `data.packed: auto` reads a pack."""
+_TOLD_EVERY = 1 << 23
+"""Characters read for a tokenizer between two lines about it."""
 
 
 def pack_source(recipe: Recipe, task: Task, *, always: bool | None = None) -> PackSource | None:
@@ -39,7 +41,7 @@ def pack_source(recipe: Recipe, task: Task, *, always: bool | None = None) -> Pa
     reason = _why_none(recipe, source)
     if wanted == "always" and reason is not None:
         raise ConfigError([Problem("data.packed", "always", reason)])
-    if source is None or reason is not None or (wanted == "auto" and source.n_bytes <= AUTO_BYTES):
+    if source is None or reason is not None or (wanted == "auto" and source.n_bytes_of_text <= AUTO_BYTES):
         return None
     return source
 
@@ -54,15 +56,18 @@ def _why_none(recipe: Recipe, source: PackSource | None) -> str | None:
     return None
 
 
-def tokenizers_of(source: PackSource, data: DataConfig) -> Tokenizers:
+def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress | None = None) -> Tokenizers:
     """Return the tokenizers of a split, trained now or before.
+
+    Args:
+        on_progress: is told how far the texts are read that they are trained on.
 
     Raises:
         DataError: there are no texts, or some cannot be read.
     """
     configs = [config for config in (data.tokenizer, data.target_tokenizer) if config is not None]
     if all(config.path is not None for config in configs):
-        return _train(source, data)
+        return _train(source, data, on_progress)
     what = {"tokenizers": [config.model_dump(mode="json") for config in configs], "sample": SAMPLE_BYTES}
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
     make_folder(folder.parent)
@@ -72,24 +77,31 @@ def tokenizers_of(source: PackSource, data: DataConfig) -> Tokenizers:
                 return Tokenizers.load(folder)
             except (CheckpointError, OSError):  # damaged: it is made again
                 pass
-        tokenizers = _train(source, data)
+        tokenizers = _train(source, data, on_progress)
         with new_folder(folder) as inside:
             tokenizers.save(inside)
     return tokenizers
 
 
-def _train(source: PackSource, data: DataConfig) -> Tokenizers:
+def _train(source: PackSource, data: DataConfig, on_progress: OnProgress | None) -> Tokenizers:
+    def texts(config: TokenizerConfig, sides: tuple[str, ...]) -> Iterator[str]:
+        is_sample = config.kind in ("bpe", "unigram")
+        n_bytes, n_read = (min(source.n_bytes, SAMPLE_BYTES) if is_sample else source.n_bytes), 0
+        meter = Meter(n_bytes, on_progress, "read for the tokenizer")
+        for example in sample(source) if is_sample else all_examples(source):
+            for side in sides:
+                if (text := getattr(example, side)) is not None:
+                    n_read += len(text)
+                    yield text
+            if n_read > _TOLD_EVERY:
+                meter.add(n_read)
+                n_read = 0
+
     if data.target_tokenizer is None:
-        joint = train_tokenizer(data.tokenizer, _texts(source, data.tokenizer, ("source", "target")))
+        joint = train_tokenizer(data.tokenizer, texts(data.tokenizer, ("source", "target")))
         return Tokenizers(joint, joint)
     if len(source.fields) == 1:
         reason = "the examples have no source, so there is one side only: remove it and use data.tokenizer"
         raise ConfigError([Problem("data.target_tokenizer", data.target_tokenizer.kind, reason)])
     sides = ((data.tokenizer, "source"), (data.target_tokenizer, "target"))
-    return Tokenizers(*(train_tokenizer(config, _texts(source, config, (side,))) for config, side in sides))
-
-
-def _texts(source: PackSource, config: TokenizerConfig, sides: tuple[str, ...]) -> Iterator[str]:
-    examples = sample(source) if config.kind in ("bpe", "unigram") else all_examples(source)
-    for example in examples:
-        yield from (text for side in sides if (text := getattr(example, side)) is not None)
+    return Tokenizers(*(train_tokenizer(config, texts(config, (side,))) for config, side in sides))

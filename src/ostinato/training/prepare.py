@@ -72,7 +72,7 @@ def prepare(
     Every split that the run will need is read once, so that a missing or broken test file is an error before training.
 
     Args:
-        on_progress: is told how far a large training split is tokenised, where it has not been before.
+        on_progress: is told how far a large training split is read for tokenizers and tokenised, if it was not before.
 
     Raises:
         ConfigError: settings that do not fit the task, all of them. DataError: data that cannot be used.
@@ -102,7 +102,7 @@ def prepare(
                 run.check_data(split, str(described["sha256"]))
     else:
         data = training_data(recipe, task)
-        tokenizers = data.tokenizers(recipe)
+        tokenizers = data.tokenizers(recipe, on_progress)
         recipe = _with_vocabulary(recipe, tokenizers)
     rows = data.rows(recipe, tokenizers, on_progress)
     objective = objective_of(recipe.model, recipe.data, tokenizers)

@@ -27,7 +27,7 @@ class HeldData:
     def __init__(self, split: str, examples: Iterable[Example]) -> None:
         self._split, self._examples = split, list(examples)
 
-    def tokenizers(self, recipe: Recipe) -> Tokenizers:
+    def tokenizers(self, recipe: Recipe, on_progress: OnProgress | None = None) -> Tokenizers:
         """Train tokenizers, or take those of the run to start from."""
         origin, reads, examples = recipe.training.init_from, recipe.model.reads, self._examples
         if origin is None:
@@ -59,11 +59,11 @@ class PackedData:
         self._split, self._source = split, source
         self._pack: Pack | None = None
 
-    def tokenizers(self, recipe: Recipe) -> Tokenizers:
+    def tokenizers(self, recipe: Recipe, on_progress: OnProgress | None = None) -> Tokenizers:
         """Train tokenizers, or take those of the run to start from."""
         origin = recipe.training.init_from
         if origin is None:
-            return tokenizers_of(self._source, recipe.data)
+            return tokenizers_of(self._source, recipe.data, on_progress)
         tokenizers = load_tokenizers(origin)
         return tokenizers if recipe.model.generates else tokenizers.with_labels((), recipe.model.reads)
 

@@ -39,16 +39,17 @@ from ostinato.folders import cache_folder
 
 
 class Progress(NamedTuple):
-    """Bytes of files that are tokenised, and of all; seconds left by the speed of this packing."""
+    """Bytes of files that are done, and of all; seconds left by the speed so far; what is done to them."""
 
     done: int
     total: int
     seconds_left: float
+    what: str = "tokenised"
 
     def __str__(self) -> str:
         minutes, seconds = divmod(round(self.seconds_left), 60)
         percent = 100 * self.done // max(self.total, 1)
-        return f"tokenised {percent} % of {self.total / 1e6:,.0f} MB, {minutes}:{seconds:02} left"
+        return f"{self.what} {percent} % of {self.total / 1e6:,.0f} MB, {minutes}:{seconds:02} left"
 
 
 OnProgress = Callable[[Progress], None]
@@ -144,7 +145,7 @@ def n_usable() -> int:
 def _do(work: Work, units: Sequence[Unit], n_processes: int | None, on_progress: OnProgress | None) -> None:
     """Do the units that are not done, in this process or in several."""
     todo = [number for number in range(len(units)) if read_unit(work.folder, number, work.dtype) is None]
-    meter = _Meter(sum(unit.n_bytes for unit in units), on_progress)
+    meter = Meter(sum(unit.n_bytes for unit in units), on_progress)
     meter.skip(meter.total - sum(units[number].n_bytes for number in todo))
     n_processes = min(n_usable() if n_processes is None else n_processes, len(todo))
     if n_processes <= 1:
@@ -170,11 +171,11 @@ def _do(work: Work, units: Sequence[Unit], n_processes: int | None, on_progress:
             raise
 
 
-class _Meter:
-    """Tells how far a packing is; called by several threads."""
+class Meter:
+    """Tells how far a packing, or a reading before it, is; called by several threads."""
 
-    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
-        self.total, self._on_progress = total, on_progress
+    def __init__(self, total: int, on_progress: OnProgress | None, what: str = "tokenised") -> None:
+        self.total, self._on_progress, self._what = total, on_progress, what
         self._done = self._skipped = 0
         self._began, self._lock = time.monotonic(), threading.Lock()
 
@@ -183,19 +184,19 @@ class _Meter:
         self._done = self._skipped = n_bytes
 
     def add(self, n_bytes: int) -> None:
-        """Count a unit that is done, and tell."""
+        """Count what is done, and tell."""
         with self._lock:
-            self._done += n_bytes
+            self._done = min(self.total, self._done + n_bytes)
             seconds = (time.monotonic() - self._began) / max(self._done - self._skipped, 1)
             if self._on_progress is not None:
-                self._on_progress(Progress(self._done, self.total, seconds * (self.total - self._done)))
+                self._on_progress(Progress(self._done, self.total, seconds * (self.total - self._done), self._what))
 
 
 def _drive(
     work: Work,
     units: Sequence[Unit],
     left: queue.SimpleQueue[int],
-    meter: _Meter,
+    meter: Meter,
     workers: list[subprocess.Popen[str]],
 ) -> None:
     """Have a process of its own do one unit after the other; see `ostinato.data.packs.worker`."""

@@ -23,6 +23,7 @@ UNIT_BYTES = 1 << 25
 SAMPLE_BYTES = 1 << 26
 """Of text that subwords are trained on, spread evenly over the units."""
 _MOST_UNITS = 256
+_COMPRESSED, _TIMES_COMPRESSED = (".gz", ".zst", ".parquet"), 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,12 @@ class PackSource:
     def n_bytes(self) -> int:
         """Of all files, as they are on disk."""
         return sum(path.stat().st_size for _, path in self.files)
+
+    @property
+    def n_bytes_of_text(self) -> int:
+        """About how many bytes of text the files hold: of what is compressed, some times what they take."""
+        sizes = ((path.stat().st_size, path.suffix in _COMPRESSED) for _, path in self.files)
+        return sum(size * _TIMES_COMPRESSED if is_compressed else size for size, is_compressed in sizes)
 
     def settings(self) -> dict[str, Any]:
         """Return everything but the files, as JSON."""
