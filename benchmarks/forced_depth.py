@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ostinato.nn.by_length import SentencesPass
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import Visible, where_active
+from ostinato.nn.halting import HaltingRule, Visible, where_active
 from ostinato.nn.rows import Rows
 
 Pattern = Literal["half", "uniform", "early", "none", "trace"]
@@ -95,15 +94,12 @@ def _counts(rounds: Any) -> Tensor:
     return torch.from_numpy(np.bincount(rounds.astype(np.int64))[1:].astype(np.float64))
 
 
-class ForcedDepths:
+class ForcedDepths(HaltingRule):
     """A halting rule that lets every token run as many rounds as it is told, and leaves it as it then stands.
 
     Args:
         depths_BT: see `prescribe`.
     """
-
-    threshold = math.inf
-    freezes = True
 
     def __init__(self, depths_BT: Tensor) -> None:
         self.prescribe(depths_BT)
@@ -116,10 +112,6 @@ class ForcedDepths:
         `packing()`, prescribe others to the same rule.
         """
         self._depths_BT, self._column = depths_BT, 0
-
-    def at(self, threshold: float) -> ForcedDepths:
-        """Return this rule: it has no threshold."""
-        return self
 
     def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> ForcedPass:
         """Begin a pass."""

@@ -52,7 +52,7 @@ def without_training(draws: bool = False) -> Iterator[Formula]:
     trainer = Formula(loss)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ostinato.advise.advise.SweepTrainer", lambda *_, **__: trainer)
-        patch.setattr("ostinato.advise.advise.LATENCY_EFFORT", Effort(rounds=1, least=1, warmup=0, repeats=0))
+        patch.setattr("ostinato.advise.latency.LATENCY_EFFORT", Effort(rounds=1, least=1, warmup=0, repeats=0))
         patch.setattr("ostinato.advise.advise.MOST_SEEDS", 3)
         if not draws:
             patch.setattr("ostinato.advise.report.can_draw", lambda: False)
@@ -204,7 +204,7 @@ def test_a_latency_that_was_not_asked_for_ends_no_answer(tmp_path: Path, monkeyp
         raise ConfigError("the longest source is 8 tokens")
 
     with without_training():
-        monkeypatch.setattr("ostinato.advise.advise.Timer.measure", refuse)
+        monkeypatch.setattr("ostinato.advise.latency.Timer.measure", refuse)
         found = advise(question(tmp_path))
     assert "latency" not in found.answer.best.figures
 

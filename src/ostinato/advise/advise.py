@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.advise.answer import LATENCY, Answer, decisive, is_too_slow, make_answer
-from ostinato.advise.candidates import BASE, Candidate, Candidates, make_candidates
+from ostinato.advise.candidates import BASE, Candidates, make_candidates
 from ostinato.advise.checks import NoAdviceError, baseline, check_data, why_not
 from ostinato.advise.comparison import adjusted_means, compare, scores_by_seed
 from ostinato.advise.halving import Found, Halving, search
 from ostinato.advise.journal import Journal
+from ostinato.advise.latency import Latencies
 from ostinato.advise.limits import Limits
 from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
@@ -29,15 +30,11 @@ from ostinato.config.space import SpaceConfig
 from ostinato.data.disk import make_folder, write_text
 from ostinato.data.output_files import check_output
 from ostinato.data.registry import DataAccess
-from ostinato.errors import ConfigError, OstinatoError, Problem
-from ostinato.evaluation.timing import Effort
+from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.claims.inference import ALPHA
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.watch import Watcher
-from ostinato.experiments.timing.latency import Timer
-from ostinato.experiments.timing.workloads import Candidate as Timed
-from ostinato.experiments.timing.workloads import Workload
 from ostinato.tasks.recipes import check_derived, load_recipe, write_derived
 
 RECIPE, TRIALS, ANSWER = "recommended.yaml", "trials.jsonl", "answer.json"
@@ -46,7 +43,6 @@ MOST_SEEDS = 5
 _RESERVE = 0.03
 """Share of the time that is kept for the answer, between the two limits below in seconds."""
 _LEAST_RESERVE, _MOST_RESERVE = 15.0, 120.0
-LATENCY_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
 _ENDS = 1.5
 """The end takes at most so many times what reading the question did, besides."""
 Say = Callable[[str], None]
@@ -158,50 +154,11 @@ def advise(
     costs = {one.name: one.figures["macs"] for one in task.candidates.found}
     pace = Pace(journal, costs, halving, question.n_workers, deadline, halving.length)
     device = task.recipe.training.device
-    clock = _Latency(journal, task.candidates.found, task.limits, question.n_threads, device)
+    clock = Latencies(journal, task.candidates.found, task.limits, question.n_threads, device)
     found, n_tried = _searched(trainer, halving, pace, clock, say)
     make_folder(question.out)
     write_text(question.out / TRIALS, "".join(json.dumps(_row_of(one)) + "\n" for one in found.outcomes))
-    ranked = decisive(found, task.mode)
-    last = ranked.stages[-1] if ranked.stages else []
-    judged = (task.metric, task.mode, task.n_examples, task.without)
-    if (reason := why_not(last, *judged, is_complete=ranked.is_complete)) is not None:
-        raise NoAdviceError(f"no advice: {reason}")
-    if ranked.is_complete:
-        _measure_latencies(clock, last, task.limits, deadline, say)
-
-    def answer_so_far() -> Answer:
-        return make_answer(
-            ranked,
-            task.candidates.found,
-            question.space,
-            task.metric,
-            task.mode,
-            task.limits,
-            latencies=clock.known(),
-            length=halving.length,
-            most_seeds=halving.most_seeds,
-            trainings_an_hour={
-                one.trial.candidate: 3600 * question.n_workers / pace.seconds_of(one.trial)
-                for one in last
-                if one.score is not None
-            },
-            n_untried=len(task.candidates.found) - n_tried,
-            without=task.without,
-        )
-
-    answer = answer_so_far()
-    # Whoever asks for a latency is advised nothing that was not measured: the best one that was not, until one is met.
-    while task.limits.latency is not None and LATENCY not in answer.best.figures:
-        if clock.known() and time.monotonic() >= deadline:
-            raise NoAdviceError("no advice: of those that were measured in the time none is as fast as asked")
-        clock.seconds_of(answer.best.name)
-        answer = answer_so_far()
-    if is_too_slow(answer.best, task.limits):
-        fastest, seconds = min(clock.known().items(), key=lambda named: named[1])
-        raise NoAdviceError(
-            f"no advice: none is as fast as asked: {fastest}, the fastest, takes {1000 * seconds:.3g} ms"
-        )
+    answer = _answered(question, task, decisive(found, task.mode), halving, pace, clock, n_tried=n_tried, say=say)
     path = _write_recipe(question, task, answer)
     report = write_report(question.out, answer, task.candidates, found, question.space, str(path))
     advice = Advice(answer, task.candidates, found.outcomes, path, report)
@@ -261,7 +218,7 @@ def _read(question: Question, access: DataAccess | None) -> _Task:
     return _Task(base, overrides, recipe, metric, mode, n_examples, data, without, candidates)
 
 
-def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: _Latency, say: Say) -> tuple[Found, int]:
+def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: Latencies, say: Say) -> tuple[Found, int]:
     """Return what the search found, and how many candidates were tried."""
     try:
         pace.probe(trainer)
@@ -294,19 +251,6 @@ def _row_of(outcome: Outcome) -> dict[str, Any]:
     return asdict(outcome) | {"loss": outcome.loss if math.isfinite(outcome.loss) else None}
 
 
-def _measure_latencies(clock: _Latency, last: Sequence[Outcome], limits: Limits, deadline: float, say: Say) -> None:
-    """Measure the candidates of the last stage, while there is time."""
-    for name in dict.fromkeys(one.trial.candidate for one in last):
-        if time.monotonic() >= deadline:
-            return
-        try:
-            clock.seconds_of(name)
-        except OstinatoError as error:
-            if limits.latency is not None:
-                raise
-            say(f"{name}: no latency: {error}")  # it was not asked for, and the answer is there
-
-
 def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
     """Return whether a candidate of the last stage is told apart from the best one, by the seeds so far."""
     sign = 1.0 if mode == "min" else -1.0
@@ -315,6 +259,64 @@ def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
     best = min(means, key=lambda key: sign * means[key])
     compared = compare(scores, best, mode)
     return name in compared and compared[name].p <= ALPHA
+
+
+def _answered(
+    question: Question,
+    task: _Task,
+    ranked: Found,
+    halving: Halving,
+    pace: Pace,
+    clock: Latencies,
+    *,
+    n_tried: int,
+    say: Say,
+) -> Answer:
+    """Return what the outcomes say.
+
+    Raises:
+        NoAdviceError: nothing that could be advised.
+    """
+    last = ranked.stages[-1] if ranked.stages else []
+    judged = (task.metric, task.mode, task.n_examples, task.without)
+    if (reason := why_not(last, *judged, is_complete=ranked.is_complete)) is not None:
+        raise NoAdviceError(f"no advice: {reason}")
+    if ranked.is_complete:
+        clock.measure(dict.fromkeys(one.trial.candidate for one in last), pace.deadline, say)
+
+    def answer_so_far() -> Answer:
+        return make_answer(
+            ranked,
+            task.candidates.found,
+            question.space,
+            task.metric,
+            task.mode,
+            task.limits,
+            latencies=clock.known(),
+            length=halving.length,
+            most_seeds=halving.most_seeds,
+            trainings_an_hour={
+                one.trial.candidate: 3600 * question.n_workers / pace.seconds_of(one.trial)
+                for one in last
+                if one.score is not None
+            },
+            n_untried=len(task.candidates.found) - n_tried,
+            without=task.without,
+        )
+
+    answer = answer_so_far()
+    # Whoever asks for a latency is advised nothing that was not measured: the best one that was not, until one is met.
+    while task.limits.latency is not None and LATENCY not in answer.best.figures:
+        if clock.known() and time.monotonic() >= pace.deadline:
+            raise NoAdviceError("no advice: of those that were measured in the time none is as fast as asked")
+        clock.seconds_of(answer.best.name)
+        answer = answer_so_far()
+    if is_too_slow(answer.best, task.limits):
+        fastest, seconds = min(clock.known().items(), key=lambda named: named[1])
+        raise NoAdviceError(
+            f"no advice: none is as fast as asked: {fastest}, the fastest, takes {1000 * seconds:.3g} ms"
+        )
+    return answer
 
 
 def _write_recipe(question: Question, task: _Task, answer: Answer) -> Path:
@@ -331,39 +333,3 @@ def _write_recipe(question: Question, task: _Task, answer: Answer) -> Path:
         description=f"Advised among {len(answer.standings)} candidates of {answer.limits}: {best.name}",
         command=question.command or f"ostinato advise {shlex.quote(question.source)} ...",
     )
-
-
-class _Latency:
-    """Measured latency, of candidates that are asked for; measured once, and kept."""
-
-    def __init__(
-        self, journal: Journal, candidates: Sequence[Candidate], limits: Limits, n_threads: int, device: str
-    ) -> None:
-        self._journal, self._limits, self._n_threads, self._device = journal, limits, n_threads, device
-        self._models = {one.name: one.model for one in candidates}
-
-    def known(self) -> dict[str, float]:
-        """Return the seconds of those that were measured."""
-        found = {name: self._journal.kept(_place(name)) for name in self._models}
-        return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
-
-    def seconds_of(self, name: str) -> float:
-        """Return the seconds of one candidate."""
-        return float(self._journal.decide(_place(name), lambda: self._measure(name)))
-
-    def is_met(self, name: str) -> bool:
-        """Return whether a candidate is as fast as the budget asks; True where it asks nothing."""
-        return self._limits.latency is None or self.seconds_of(name) <= self._limits.latency.seconds
-
-    def _measure(self, name: str) -> float:
-        model, limits = self._models[name], self._limits
-        batch_size = limits.latency.batch_size if limits.latency else 1
-        kind = "decoding" if model.generates else "forward"
-        workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
-        (measured,) = Timer(self._device, self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
-        return measured.median_s
-
-
-def _place(name: str) -> str:
-    """Return under which name a candidate's latency is kept."""
-    return f"latency of {name}"

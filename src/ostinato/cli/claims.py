@@ -43,7 +43,7 @@ def claims(
     not tell. void: a control is not as it must be. stale: the claim, or the code that it measures, has changed since it
     was run; what was found then stands behind it.
     """
-    from ostinato.experiments.claims.files import STATES, claims_directory, list_claims, read_outcome
+    from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
 
     if paper is not None and paper not in (papers := sorted({claim.config.paper for claim in list_claims()})):
         raise typer.BadParameter(f"'{paper}' must be one of {', '.join(papers)}", param_hint="--paper")
@@ -51,41 +51,57 @@ def claims(
         from ostinato.experiments.claims.document import document
 
         print_line(document(paper).rstrip())
-        return
-    if plots is not None:
-        from ostinato.experiments.claims.document import library_outcomes
-        from ostinato.experiments.claims.forest import draw_forest
-
-        for name, mine in library_outcomes(paper).items():
-            if path := draw_forest(mine, plots / f"claims-{name}.svg"):
-                print_line(str(path))
-        return
-    if check:
-        from ostinato.experiments.claims.registration import check_outcomes
-
-        problems = check_outcomes(claims_directory(), paper)
+    elif plots is not None:
+        _draw(paper, plots)
+    elif check:
+        _check(paper, json)
+    elif record_scores:
+        _record_scores(paper, outcomes)
+    else:
+        folders = [outcomes, claims_directory()]
+        wanted = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
+        found = [_described(claim, read_outcome(claim, folders)) for claim in wanted]
         if json:
-            print_json([{"claim": name, "problem": reason} for name, reason in problems.items() if reason])
+            print_json(found)
         else:
-            print_table(["claim", "registered before its runs"], [[k, v or "yes"] for k, v in problems.items()])
-        if any(problems.values()):
-            raise typer.Exit(1)
-        return
-    if record_scores:
-        from ostinato.experiments.claims.files import write_outcome
-        from ostinato.experiments.claims.staleness import with_scores
+            _print(found)
 
-        for claim in list_claims():
-            old = read_outcome(claim, [outcomes]) if paper in (None, claim.config.paper) else None
-            if old is not None and (new := with_scores(claim, old)) is not old:
-                print_line(str(write_outcome(claim, new, outcomes)))
-        return
-    folders = [outcomes, claims_directory()]
-    wanted = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
-    found = [_described(claim, read_outcome(claim, folders)) for claim in wanted]
+
+def _draw(paper: str | None, folder: Path) -> None:
+    from ostinato.experiments.claims.document import library_outcomes
+    from ostinato.experiments.claims.forest import draw_forest
+
+    for name, mine in library_outcomes(paper).items():
+        if path := draw_forest(mine, folder / f"claims-{name}.svg"):
+            print_line(str(path))
+
+
+def _check(paper: str | None, json: bool) -> None:
+    from ostinato.experiments.claims.files import claims_directory
+    from ostinato.experiments.claims.registration import check_outcomes
+
+    problems = check_outcomes(claims_directory(), paper)
     if json:
-        print_json(found)
-        return
+        print_json([{"claim": name, "problem": reason} for name, reason in problems.items() if reason])
+    else:
+        print_table(["claim", "registered before its runs"], [[k, v or "yes"] for k, v in problems.items()])
+    if any(problems.values()):
+        raise typer.Exit(1)
+
+
+def _record_scores(paper: str | None, outcomes: Path) -> None:
+    from ostinato.experiments.claims.files import list_claims, read_outcome, write_outcome
+    from ostinato.experiments.claims.staleness import with_scores
+
+    for claim in list_claims():
+        old = read_outcome(claim, [outcomes]) if paper in (None, claim.config.paper) else None
+        if old is not None and (new := with_scores(claim, old)) is not old:
+            print_line(str(write_outcome(claim, new, outcomes)))
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    from ostinato.experiments.claims.files import STATES
+
     columns = ["claim", "outcome", "date", "made with", "minutes", "what the paper says"]
     rows = []
     for one in found:

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ostinato.config.halting import ActConfig, ExitConfig, SelectConfig, StickBreakingConfig
 from ostinato.data.disk import write_json
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.models import Model
@@ -116,25 +115,9 @@ def _read(path: Path, build: Callable[[dict[str, Any]], _T], again: str) -> _T |
         raise CheckpointError(f"{path}: cannot be read: {error!r}; {advice}") from error
 
 
-def trained_thresholds(model: Model) -> dict[str, float]:
-    """Return the thresholds of a model's configuration, by stack in which tokens halt."""
-    found: dict[str, float] = {}
-    for name, stack in model.config.stacks().items():
-        match stack.halting:
-            case (
-                StickBreakingConfig(threshold=threshold)
-                | ExitConfig(threshold=threshold)
-                | SelectConfig(threshold=threshold)
-            ):
-                found[name] = threshold
-            case ActConfig(epsilon=epsilon):
-                found[name] = 1.0 - epsilon
-    return found
-
-
 def threshold_origin(model: Model, tuned: TunedThreshold | None) -> str:
     """Say where the thresholds in force come from: trained, tuned, or given (by an option, or by a program)."""
-    present, execution, trained = model.halting_thresholds(), model.current_execution, trained_thresholds(model)
+    present, execution, trained = model.halting_thresholds(), model.current_execution, model.trained_thresholds()
     # Up to rounding: ACT stores 1 - threshold.
     if execution.exit is None and all(math.isclose(present[name], trained[name], abs_tol=1e-12) for name in present):
         return TRAINED

@@ -195,7 +195,7 @@ class TokenModel(Embeddings, ABC):
         if execution.exit is not None and not any(stack.exits(execution) for stack in self.stacks.values()):
             why_not = self._why_no_exit(execution)
             raise ConfigError([replace(why_not, reason=why_not.reason + see("halting"))])
-        if execution.halting_threshold is not None and execution.exit is None and not self._halting_rules():
+        if execution.halting_threshold is not None and execution.exit is None and not self.trained_thresholds():
             stacks = self.config.stacks().items()
             kinds = (f"model.{name}.halting.kind is {stack.halting.kind}" for name, stack in stacks)
             why = " and ".join(kinds) or "it has no rounds"
@@ -238,9 +238,14 @@ class TokenModel(Embeddings, ABC):
         } | {name: len(path) for name, path in self._execution.paths.items()}
         return {name: given.get(name) or stack.plan.n_rounds for name, stack in self.stacks.items()}
 
+    def trained_thresholds(self) -> dict[str, float]:
+        """Return the thresholds of the model's own halting rules, by stack in which tokens halt by one."""
+        rules = {name: stack.halting for name, stack in self.stacks.items()}
+        return {name: rule.threshold for name, rule in rules.items() if rule.threshold < math.inf}
+
     def halting_thresholds(self) -> dict[str, float]:
         """Return the threshold in force of every stack in which tokens halt."""
-        execution, own = self._execution, self._halting_rules()
+        execution, own = self._execution, self.trained_thresholds()
         if (given := execution.halting_threshold) is None:
             return own
         if execution.exit is None:
@@ -272,10 +277,6 @@ class TokenModel(Embeddings, ABC):
         if any(stack.readout is not None for stack in self.stacks.values()):
             reason = f"the stack that predicts tokens is causal; valid here with exit_scope sequence: {of_states}"
         return Problem("exit", execution.exit, reason)
-
-    def _halting_rules(self) -> dict[str, float]:
-        rules = {name: stack.halting for name, stack in self.stacks.items()}
-        return {name: rule.threshold for name, rule in rules.items() if rule.threshold < math.inf}
 
     def routed(self) -> Iterator[Routed]:
         """Yield the parameter sets that have experts, each once."""

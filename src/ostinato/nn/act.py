@@ -12,7 +12,6 @@ what others see of it; without (the listing as printed) it goes on being transfo
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Literal
 
 import torch
@@ -21,7 +20,7 @@ from torch import nn
 from ostinato.kernels import without_autocast
 from ostinato.nn.context import Pass
 from ostinato.nn.graph import is_first
-from ostinato.nn.halting import HaltingPass, Visible, where_active
+from ostinato.nn.halting import HaltingPass, HaltingRule, Visible, where_active
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
@@ -45,7 +44,7 @@ class ActUnit(nn.Module):
             return torch.sigmoid(self.map(at_least_float32(states_BTD))).squeeze(-1)
 
 
-class Act:
+class Act(HaltingRule):
     """The rule of one stack.
 
     Args:
@@ -55,19 +54,11 @@ class Act:
         is_global: one probability a sentence, the mean of its tokens': they all halt together.
     """
 
-    chooses_tokens = False
-
     def __init__(
         self, unit: ActUnit, threshold: float, *, mix: Mix, freezes: bool, forces_remainder: bool, is_global: bool
     ) -> None:
         self.unit, self.threshold, self.mix = unit, threshold, mix
         self.freezes, self.forces_remainder, self.is_global = freezes, forces_remainder, is_global
-
-    def at(self, threshold: float) -> Act:
-        """Return the same rule at another threshold."""
-        found = copy(self)
-        found.threshold = threshold
-        return found
 
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> ActPass:
         """Begin a pass."""

@@ -14,35 +14,26 @@ of a pass, through which a gradient goes, are the last k of every sentence, or a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from ostinato.kernels import float64, on_device
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import HaltingPass, Visible, where_active
+from ostinato.nn.halting import HaltingPass, HaltingRule, Visible, where_active
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
 
-class ByLength:
+class ByLength(HaltingRule):
     """The rule of one stack.
 
     Args:
         per_token, extra: a and b.
     """
 
-    threshold = math.inf
-    freezes = True
-    chooses_tokens = False
-
     def __init__(self, per_token: float, extra: float) -> None:
         self.per_token, self.extra = per_token, extra
-
-    def at(self, threshold: float) -> ByLength:
-        """Return this rule: it has no threshold."""
-        return self
 
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
         """Begin a pass."""
@@ -51,22 +42,16 @@ class ByLength:
         return SentencesPass(states_ND, rows, run, torch.zeros_like(rounds_B), rounds_B)
 
 
-class BySentence:
+class BySentence(HaltingRule):
     """The rule of one stack whose sentences have the rounds that are given, at least 1.
 
     All rows are computed in every round: what was gathered away while it waited would not come back.
     """
 
-    threshold = math.inf
     freezes = False
-    chooses_tokens = False
 
     def __init__(self, rounds: Sequence[int]) -> None:
         self.rounds = rounds
-
-    def at(self, threshold: float) -> BySentence:
-        """Return this rule: it has no threshold."""
-        return self
 
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
         """Begin a pass.
@@ -118,15 +103,6 @@ class SentencesPass(HaltingPass):
         active_N = self._runs_N() if self._is_alike else self.active_N
         with torch.set_grad_enabled(self._learns):
             return where_active(active_N, left_ND, states_ND)
-
-    def aux_loss(self) -> None:
-        """Depth costs nothing: there is nothing to learn."""
-
-    def _final(self, states_ND: Tensor) -> Tensor:
-        return states_ND
-
-    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
-        return states_ND, states_ND
 
     def _keep_rows(self, kept_M: Tensor) -> None:
         self._first_N, self._end_N = self._first_N[kept_M], self._end_N[kept_M]

@@ -5,7 +5,7 @@ Attention of a round is among the tokens that take part in it: the pass says who
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from copy import copy
 from typing import Self
 
@@ -42,7 +42,7 @@ class Routers(nn.Module):
             return F.linear(at_least_float32(states_ND), self.weight_RD)
 
 
-class Chooser(ABC):
+class Chooser(HaltingRule):
     """A rule of one stack by which routers choose the tokens of rounds; those of a round see each other only.
 
     Args:
@@ -52,9 +52,7 @@ class Chooser(ABC):
     """
 
     leaves_out = True
-    freezes = True
     chooses_tokens = True
-    threshold: float
 
     def __init__(self, routers: Routers, z: float) -> None:
         self.routers, self.z = routers, z
@@ -66,16 +64,8 @@ class Chooser(ABC):
         return found
 
     @abstractmethod
-    def at(self, threshold: float) -> Chooser:
-        """Return the same rule at another threshold."""
-
-    @abstractmethod
     def rounds_that_leave_out(self, n_rounds: int) -> list[int]:
         """Return the rounds, of so many, in which some tokens may not be seen."""
-
-    @abstractmethod
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> ChooserPass:
-        """Begin a pass."""
 
 
 def whole(rule: HaltingRule) -> HaltingRule:
@@ -126,9 +116,3 @@ class ChooserPass(HaltingPass):
         n = executed_BTR.shape[-1]  # a router may have been asked about a round that then ran for nobody
         probs_BTR, left_BTR = torch.stack(self._probs[:n], -1), torch.stack(self._left, -1)
         return HaltingTrace(probs_BTR, left_BTR, executed_BTR, weights_BTR)
-
-    def _final(self, states_ND: Tensor) -> Tensor:
-        return states_ND
-
-    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
-        return states_ND, states_ND

@@ -17,7 +17,6 @@ from ostinato.nn.links import are_plain, is_changed
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Tensor
 from ostinato.nn.stick_breaking import LEAST_MASS, StickBreaking, StickBreakingPass, StickBreakingUnit
-from ostinato.nn.types import HaltingTrace
 
 
 def compiled_rule(rule: HaltingRule) -> HaltingRule:
@@ -53,10 +52,6 @@ class _Unrecorded(HaltingPass):
 
     def _record(self, values: list[Tensor], value_N: Tensor) -> None:
         pass
-
-    def trace(self) -> HaltingTrace | None:
-        """Nothing is recorded."""
-        return None
 
 
 class _CompiledAct(Act):

@@ -93,6 +93,10 @@ class Pass:
         """Hypotheses that share a sentence's memory."""
         return 1 if self.cache is None else self.cache.n_beams
 
+    def apart(self) -> Pass:
+        """Return this pass for rounds that are run beside it: it knows the keys so far, and nothing of it is kept."""
+        return replace(self, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(self.keys))
+
     def keep_N(self) -> Bool[Tensor, "N"] | None:
         """Return real tokens among the rows of all new columns; None where all are."""
         # With one new column, the mask is a view with gaps, and kernels read rows side by side.

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from copy import copy
 from typing import Literal, get_args
 
 import torch
@@ -39,7 +38,7 @@ import torch
 from ostinato.nn.act import ActUnit
 from ostinato.nn.context import Pass
 from ostinato.nn.graph import is_first
-from ostinato.nn.halting import HaltingPass, Visible, where_active
+from ostinato.nn.halting import HaltingPass, HaltingRule, Visible, where_active
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
@@ -50,7 +49,7 @@ OF_STATES = ("gate", "change", "cosine")
 _TINY = 1e-30
 
 
-class Exit:
+class Exit(HaltingRule):
     """The rule of one stack.
 
     Args:
@@ -58,8 +57,6 @@ class Exit:
         unit: the gate, for that criterion only. freezes: see the module.
         is_sequence: the mean confidence of a sentence's real tokens decides for all of them.
     """
-
-    chooses_tokens = False
 
     def __init__(
         self,
@@ -72,12 +69,6 @@ class Exit:
     ) -> None:
         self.criterion, self.threshold, self.unit = criterion, threshold, unit
         self.freezes, self.is_sequence = freezes, is_sequence
-
-    def at(self, threshold: float) -> Exit:
-        """Return the same rule at another threshold."""
-        found = copy(self)
-        found.threshold = threshold
-        return found
 
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> ExitPass:
         """Begin a pass."""
@@ -207,9 +198,6 @@ class ExitPass(HaltingPass):
 
     def _final(self, states_ND: Tensor) -> Tensor:
         return states_ND if self._rule.freezes else self._chosen_ND
-
-    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
-        return states_ND, states_ND
 
     def _keep_rows(self, kept_M: Tensor) -> None:
         self._total_N, self._unchanged_N = self._total_N[kept_M], self._unchanged_N[kept_M]

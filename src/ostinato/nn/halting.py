@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Protocol, runtime_checkable
+from typing import Self
 
 import torch
 
@@ -28,39 +28,31 @@ Visible = Callable[[Tensor], Tensor] | None
 all rows show their present states."""
 
 
-@runtime_checkable
-class HaltingRule(Protocol):
+class HaltingRule(ABC):
     """A halting rule of one stack.
 
     Args:
-        threshold: of a token's mass: once so much of it is given out, the token halts.
+        threshold: of a token's mass: once so much of it is given out, the token halts. Infinite: there is none.
         freezes: a halted token stays as it was; only then is there nothing left to compute for it.
         chooses_tokens: routers choose the tokens of every round, which see each other only, and weigh what it adds:
             another rule would be another model.
     """
 
-    @property
-    def threshold(self) -> float:
-        """See above."""
-        ...
+    threshold: float = math.inf
+    freezes: bool = True
+    chooses_tokens: bool = False
 
-    @property
-    def freezes(self) -> bool:
-        """See above."""
-        ...
+    def at(self, threshold: float) -> Self:
+        """Return the same rule, with the same unit, at another threshold; itself where it has none."""
+        if math.isinf(self.threshold):
+            return self
+        found = copy(self)
+        found.threshold = threshold
+        return found
 
-    @property
-    def chooses_tokens(self) -> bool:
-        """See above."""
-        ...
-
-    def at(self, threshold: float) -> HaltingRule:
-        """Return the same rule, with the same unit, at another threshold."""
-        ...
-
+    @abstractmethod
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> HaltingPass:
         """Begin a pass of at most `n_rounds` rounds over the embedded states of all tokens."""
-        ...
 
 
 class HaltingPass(ABC):
@@ -184,21 +176,20 @@ class HaltingPass(ABC):
         stacked = (torch.stack(values, -1) for values in (self._probs, self._left, self._executed, self._weights))
         return HaltingTrace(*stacked)
 
-    @abstractmethod
     def aux_loss(self) -> Tensor | None:
         """Return the mean cost of depth over real tokens; None where there is none."""
+        return None
 
-    @abstractmethod
     def _final(self, states_ND: Tensor) -> Tensor:
         """Return the output of all rows, once no round is to come."""
+        return states_ND
 
-    @abstractmethod
     def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output of rows that have halted, and what they look like, before a round starts; of other rows
         anything."""
+        return states_ND, states_ND
 
-    @abstractmethod
-    def _keep_rows(self, kept_M: Tensor) -> None:
+    def _keep_rows(self, kept_M: Tensor) -> None:  # noqa: B027, a rule that holds nothing of rows keeps nothing
         """Keep what is held of these rows only."""
 
     def _set_active(self, active_N: Tensor | None, n_active: int | None = None) -> None:
@@ -243,16 +234,8 @@ def where_active(active_N: Tensor | None, values: Tensor, otherwise: Tensor | fl
     return torch.where(active_N.view(-1, *(1 for _ in values.shape[1:])), values, otherwise)
 
 
-class NoHalting:
+class NoHalting(HaltingRule):
     """Every real token takes part in every round."""
-
-    threshold = math.inf
-    freezes = True
-    chooses_tokens = False
-
-    def at(self, threshold: float) -> NoHalting:
-        """Return this rule: it has no threshold."""
-        return self
 
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> WholePass:
         """Begin a pass."""
@@ -272,20 +255,3 @@ class WholePass(HaltingPass):
     def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[None, None]:
         """Every token runs whole, and shows its present state."""
         return None, None
-
-    def trace(self) -> HaltingTrace | None:
-        """No token can halt."""
-        return None
-
-    def aux_loss(self) -> Tensor | None:
-        """Depth costs nothing."""
-        return None
-
-    def _final(self, states_ND: Tensor) -> Tensor:
-        return states_ND
-
-    def _halted(self, states_ND: Tensor) -> tuple[Tensor, Tensor]:
-        return states_ND, states_ND
-
-    def _keep_rows(self, kept_M: Tensor) -> None:
-        pass

@@ -21,16 +21,20 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 
 
 class LoopProgram(NamedTuple):
-    """What one segment runs: sub-layers, who takes part in their rounds, whether those tick, and what else it has
+    """What one segment runs: sub-layers, who takes part in their rounds, and what else it has
     (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them.
     `n_rounds`: of a graph, how often the loop runs: the first of two rounds once, then the second again and again."""
 
     rounds: Rounds
     rule: HaltingRule
-    ticks: bool = True
-    segment: Segment = Segment(())
-    path: Sequence[float] = ()
+    segment: Segment
+    path: Sequence[float]
     n_rounds: Tensor | None = None
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether its rounds are the stack's: tokens halt in them, and signals tell them apart."""
+        return self.segment.is_loop
 
     @property
     def acts_between_rounds(self) -> bool:
@@ -41,7 +45,7 @@ class LoopProgram(NamedTuple):
 
 
 Program = Sequence[LoopProgram]
-"""What a stack runs: its segments. The rounds of one of them tick."""
+"""What a stack runs: its segments. One of them is the loop."""
 
 
 @dataclass(frozen=True, slots=True)

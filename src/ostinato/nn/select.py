@@ -29,7 +29,6 @@ anew, they are gathered away for a round, and come back behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Literal
 
 import torch
@@ -72,12 +71,6 @@ class Select(Chooser):
         super().__init__(routers, z)
         self.threshold, self.capacities = threshold, capacities
         self.gate, self.mix, self.scale, self.freezes = gate, mix, scale, freezes
-
-    def at(self, threshold: float) -> Select:
-        """Return the same rule at another threshold."""
-        found = copy(self)
-        found.threshold = threshold
-        return found
 
     def capacities_of(self, n_rounds: int) -> list[float | None]:
         """Return the capacities of so many rounds."""

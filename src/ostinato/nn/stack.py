@@ -217,7 +217,7 @@ class Stack:
         if self.has_embedding_map:
             mapped_BTD: Tensor = self.banks.embedding[self.plan.stack](states_BTD)
             states_BTD = at_least_float32(mapped_BTD)
-        loop = next(number for number, segment in enumerate(program) if segment.ticks)
+        loop = next(number for number, segment in enumerate(program) if segment.is_loop)
         for segment in program[:loop]:
             states_BTD, _ = self._run(segment, states_BTD, run, signal)
         if isinstance(program[loop].rule, Exit) and self.readout is not None:
@@ -251,7 +251,7 @@ class Stack:
         """
         states_BTD = self._end(program[0].segment, left_BTE)
         # Steps behind the loop may read each other's keys, of which those that are there first stay.
-        own = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
+        own = run.apart()
         with nullcontext() if run.cache is None else run.cache.trial():
             for segment in program[1:]:
                 states_BTD, _ = self._run(segment, states_BTD, own, signal)
@@ -267,7 +267,7 @@ class Stack:
         left_BTE: Float[Tensor, "B T E"],
     ) -> Float[Tensor, "B T E"]:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
-        alone = replace(run, captures={}, routings=[], rounds=[], request=(), halted_keys={}, keys=dict(run.keys))
+        alone = run.apart()
         until = segment._replace(rounds=segment.rounds[: index + 1], rule=whole(segment.rule))
         left_BTE, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTE)
         return left_BTE
@@ -300,7 +300,7 @@ class Stack:
         Args:
             first: the round to begin with, from the states `left_BTE` that left the one before it.
         """
-        rounds, rule, ticks, own, path, n_rounds = segment
+        rounds, rule, own, path, n_rounds = segment
         banks = self.banks
         times: list[Tensor | None] = [None] * len(rounds)
         if own.time is not None:
@@ -314,14 +314,14 @@ class Stack:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
-        n_free = len(rounds) - (run.execution.gradient_rounds or len(rounds)) if ticks else 0
+        n_free = len(rounds) - (run.execution.gradient_rounds or len(rounds)) if own.is_loop else 0
         # Where early rounds have no gradient, rows that never run have none: no padding decides which weights do.
         shown_ND = states_ND.detach() if n_free > 0 else states_ND
         halting = rule.start(shown_ND, Rows.all(B, T), run, n_rounds if n_rounds is not None else len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
         halted: tuple[HaltedRows, ...] = ()
         any_process, with_gradient = run.execution.any_process, nullcontext()
-        if n_free > 0 or (ticks and run.execution.gradient_repeats is not None):
+        if n_free > 0 or (own.is_loop and run.execution.gradient_repeats is not None):
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         if n_rounds is not None:
@@ -346,7 +346,7 @@ class Stack:
             with torch.no_grad() if index < n_free else with_gradient:
                 round_of = index, steps, times[index]
                 states_ND = self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal, halted)
-            if ticks and "rounds" in run.request:
+            if own.is_loop and "rounds" in run.request:
                 run.rounds.append(halting.output(states_ND))
         return halting.output(states_ND), halting
 
@@ -396,7 +396,7 @@ class Stack:
         entered_ND = states_ND if torch.is_grad_enabled() else states_ND.detach()  # a round may do nothing to them
         if own.inject is not None:
             entered_ND = banks.injection[own.inject](entered_ND, halting.rows.take(injected_BTD))
-        if (tick := self.signal.at_round(signal, index) if segment.ticks else None) is not None:
+        if (tick := self.signal.at_round(signal, index) if segment.is_loop else None) is not None:
             entered_ND = entered_ND + halting.rows.take(tick)
         if own.vectors is not None:
             entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
@@ -495,8 +495,8 @@ class Stack:
             reason = f"a path of {len(path)} steps was given for the {self.plan.stack}"
             raise ConfigError([Problem("n_steps", n_rounds, reason)])
         return tuple(
-            LoopProgram(own, rule, True, segment, path, repeats)
+            LoopProgram(own, rule, segment, path, repeats)
             if segment.is_loop
-            else LoopProgram(own, NoHalting(), False, segment, (1 / segment.n_fixed,) * segment.n_fixed)
+            else LoopProgram(own, NoHalting(), segment, (1 / segment.n_fixed,) * segment.n_fixed)
             for segment, own in zip(plan.segments, rounds, strict=True)
         )

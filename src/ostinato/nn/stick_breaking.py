@@ -10,7 +10,6 @@ is seen as s_r from then on. So the weights of a token's rounds add up to one, w
 
 from __future__ import annotations
 
-from copy import copy
 from functools import partial
 
 import torch
@@ -20,7 +19,7 @@ from torch import nn
 from ostinato.kernels import without_autocast
 from ostinato.nn.context import Pass
 from ostinato.nn.graph import is_first
-from ostinato.nn.halting import HaltingPass, Visible, where_active
+from ostinato.nn.halting import HaltingPass, HaltingRule, Visible, where_active
 from ostinato.nn.layers import Linear, at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
@@ -60,7 +59,7 @@ class StickBreakingUnit(nn.Module):
             return logs[..., 0], logs[..., 1]
 
 
-class StickBreaking:
+class StickBreaking(HaltingRule):
     """The rule of one stack.
 
     Args:
@@ -68,17 +67,8 @@ class StickBreaking:
         detaches_weight: routers do not pass the gradient of what is left of a token on to the gate.
     """
 
-    freezes = True
-    chooses_tokens = False
-
     def __init__(self, unit: StickBreakingUnit, threshold: float, *, detaches_weight: bool) -> None:
         self.unit, self.threshold, self.detaches_weight = unit, threshold, detaches_weight
-
-    def at(self, threshold: float) -> StickBreaking:
-        """Return the same rule at another threshold."""
-        found = copy(self)
-        found.threshold = threshold
-        return found
 
     def start(
         self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor

@@ -19,8 +19,6 @@ all sentences of a batch, by which a sentence's gradient depends on its neighbou
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from ostinato.nn.choosing import Chooser, ChooserPass, Routers
@@ -37,15 +35,9 @@ class TokenChoice(Chooser):
         routers: one vector for every round. scale: of the gate. z: weight of the squared log sums in the cost.
     """
 
-    threshold = math.inf
-
     def __init__(self, routers: Routers, *, scale: float = 1.0, z: float = 0.0) -> None:
         super().__init__(routers, z)
         self.scale = scale
-
-    def at(self, threshold: float) -> TokenChoice:
-        """Return this rule: it has no threshold."""
-        return self
 
     def rounds_that_leave_out(self, n_rounds: int) -> list[int]:
         """Return all but the first one."""

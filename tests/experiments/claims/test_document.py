@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.config.claim import ExpectationConfig
 from ostinato.experiments.claims import forest
-from ostinato.experiments.claims.document import conclusion
+from ostinato.experiments.claims.document import conclusion, document
 from ostinato.experiments.claims.files import Outcome, claims_directory, load_claim, read_outcome
 from ostinato.experiments.claims.forest import agreeing, draw_forest, drawn, scaled
 from ostinato.experiments.claims.reproduce import Resources, reproduce
@@ -142,8 +142,7 @@ def test_large_counts_are_read_by_the_million():
 def test_arms_that_chose_an_end_of_their_grid_are_named_with_the_claim_of_a_wider_one():
     text = ran("universal-transformer/copy-length", "universal-transformer/copy-length-wide-grid")
     assert "Every arm chose an end of the grid (training.optimizer.lr 0.009 of 0.001, 0.003, 0.009), so that" in text
-    wider = "[copy-length-wide-grid](#universal-transformercopy-length-wide-grid)"
-    assert text.endswith(f"{wider} has a wider grid: not run.\n")
+    assert text.endswith(" copy-length-wide-grid has a wider grid: not run.\n")
     # There every arm chose the middle of three.
     assert "grid" not in ran("one-wide-ffn/dropping-order")
     claim = load_claim("universal-transformer/copy-length")
@@ -156,3 +155,11 @@ def test_arms_that_chose_an_end_of_their_grid_are_named_with_the_claim_of_a_wide
 def test_a_claim_that_counts_says_the_same_when_it_is_run_again(tmp_path: Path):
     claim = load_claim(COUNTED)
     assert reproduce(claim, Resources(tmp_path)).verdict == "supported"
+
+
+def test_claims_that_were_not_run_are_in_the_tables_and_have_no_section():
+    text = document("universal-transformer")
+    assert "\n| [copy-length](#universal-transformercopy-length) |" in text
+    assert "\n### universal-transformer/copy-length\n" in text
+    assert "\n| copy-length-wide-grid |" in text
+    assert "### universal-transformer/copy-length-wide-grid" not in text

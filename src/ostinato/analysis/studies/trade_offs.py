@@ -13,7 +13,7 @@ from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.oracle import why_no_oracle, with_oracle
-from ostinato.evaluation.threshold import CURVE, Point, Tuning, choose, read_curve, sweep, trained_thresholds
+from ostinato.evaluation.threshold import CURVE, Point, Tuning, choose, read_curve, sweep
 from ostinato.models.build import Model
 from ostinato.nn.execution import ExitScope
 from ostinato.tasks.registry import build_task
@@ -91,7 +91,7 @@ THRESHOLDS = Study(
 
 
 def _wanted(model: Model) -> list[float]:
-    own = set(trained_thresholds(model).values())
+    own = set(model.trained_thresholds().values())
     return [threshold for threshold in _THRESHOLDS if own != {threshold}]
 
 

@@ -39,6 +39,9 @@ how many would is said; `void`: a control is not as it must be; `not run`: nobod
 claim, or what its arms compute, has changed since. Every claim stays, whatever came of it. After "The paper" stands
 what it says, in our words and with its own numbers; after "We" what was measured here, and a verdict is about that
 alone. All runs are small: what a claim's scale cannot show is said beside it.
+
+Claims that were not run are in the tables only; `ostinato claims` lists what the papers say, and
+`ostinato reproduce PAPER/CLAIM` runs one.
 """
 _DIRTY = """\
 `-dirty` behind a commit: the checkout had changes that were not committed, and which ones is not recorded. Such an
@@ -75,8 +78,9 @@ def document(paper: str | None = None) -> str:
                 SUMMARY, [line for pair, own in zip(mine, states[name], strict=True) for line in _summary(*pair, own)]
             )
         )
-        told = zip(mine, states[name], whys[name], strict=True)
-        parts += [part for pair, own, why in told for part in _claim(*pair, own, why, mine)]
+        for (claim, outcome), own, why in zip(mine, states[name], whys[name], strict=True):
+            if outcome is not None:
+                parts += _claim(claim, outcome, own, why, mine)
     return "\n".join(parts)
 
 
@@ -95,7 +99,7 @@ def conclusion(claims: Pairs, states: Sequence[State]) -> str:
         text += f" Of {n} other{'s' * (n > 1)} we know nothing yet; they would take {hours:.1f} hours on two cores."
     found = sorted(zip(claims, states, strict=True), key=lambda one: STATES.index(one[1]))
     lines = [
-        f"- **{own}**: {_link(claim)}. {_paper_says(claim)} {_measured(claim, outcome, own, claims)}".rstrip()
+        f"- **{own}**: {_link(claim, outcome)}. {_paper_says(claim)} {_measured(claim, outcome, own, claims)}".rstrip()
         for (claim, outcome), own in found
         if outcome is not None
     ]
@@ -162,12 +166,13 @@ def _grid_ends(claim: Claim, outcome: Outcome, claims: Pairs) -> str:
     text += ", so that a value beyond it may be better."
     for wider, ran in claims:
         if wider.config.name == f"{claim.config.name}-wide-grid":
-            text += f" {_link(wider)} has a wider grid: {'not run' if ran is None else ran.verdict}."
+            text += f" {_link(wider, ran)} has a wider grid: {'not run' if ran is None else ran.verdict}."
     return text
 
 
-def _link(claim: Claim) -> str:
-    return f"[{claim.config.name}](#{_anchor(claim)})"
+def _link(claim: Claim, outcome: Outcome | None) -> str:
+    """Return the name of a claim, with a link to its section, which one that was run has."""
+    return claim.config.name if outcome is None else f"[{claim.config.name}](#{_anchor(claim)})"
 
 
 def _anchor(claim: Claim) -> str:
@@ -177,7 +182,7 @@ def _anchor(claim: Claim) -> str:
 
 def _summary(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[list[str]]:
     """Yield a line for every number of a claim."""
-    name = _link(claim)
+    name = _link(claim, outcome)
     numbers = None if outcome is None or said == "stale" else outcome.head["numbers"]
     for place, one in enumerate(claim.config.expect):
         cells = [name if place == 0 else "", one.what]
@@ -189,17 +194,17 @@ def _summary(claim: Claim, outcome: Outcome | None, said: State) -> Iterator[lis
             yield [*cells, _effect(found), one.unit, band_text(one.band), str(len(found["by_seed"])), verdict]
 
 
-def _claim(claim: Claim, outcome: Outcome | None, said: State, why: str | None, claims: Pairs) -> Iterator[str]:
+def _claim(claim: Claim, outcome: Outcome, said: State, why: str | None, claims: Pairs) -> Iterator[str]:
     config = claim.config
-    then = "" if outcome is None or why is None else f" ({outcome.verdict}; {why})"
+    then = "" if why is None else f" ({outcome.verdict}; {why})"
     # Not in the heading: its anchor, which others link to, must not change with the verdict.
     yield f"### {claim.name}\n"
     yield f"**{said}**{then}. {_paper_says(claim)}\n"
-    if outcome is not None and (measured := _measured(claim, outcome, said, claims)):
+    if measured := _measured(claim, outcome, said, claims):
         yield f"{measured}\n"
     if config.controls:
         lines = [[one.what, one.unit, band_text(one.band), ""] for one in config.controls]
-        if outcome is not None and said != "stale":
+        if said != "stale":
             for line, found in zip(lines, outcome.head["controls"], strict=True):
                 line[3] = f"{_figure(found['value'])}, {'as it must be' if found['is_so'] else 'void'}"
         yield markdown(["control", "unit", "must be", "found"], lines)
@@ -214,15 +219,15 @@ def _claim(claim: Claim, outcome: Outcome | None, said: State, why: str | None, 
             f"seeds {', '.join(map(str, tuning.seeds))}"
         )
         yield f"Arms differ in {', '.join(design.differ_in)}{equal}{grid}.\n"
-    if outcome is not None and said != "stale" and design is not None and design.tuning is not None:
+    if said != "stale" and design is not None and design.tuning is not None:
         ends = {str(design.tuning.values[0]), str(design.tuning.values[-1])}
         chosen = {arm: str(one["chosen"]) for arm, one in outcome.head["tuning"].items()}
         words = [f"{arm} {value}{' (an end of the grid)' if value in ends else ''}" for arm, value in chosen.items()]
         yield f"Chosen: {', '.join(words)}.\n"
     if config.limits:
         yield f"{config.limits}\n"
-    ran = f"Run on {outcome.head['date']} with ostinato {outcome.made_with}. " if outcome else ""
-    if outcome is not None and (scores := scores_said(claim, outcome)) is not None:
+    ran = f"Run on {outcome.head['date']} with ostinato {outcome.made_with}. "
+    if (scores := scores_said(claim, outcome)) is not None:
         ran += f"Scores of tiny versions: {scores}. "
     yield f"{ran}About {config.minutes:g} minutes on two cores: `{command(claim)}`\n"
 

@@ -22,7 +22,6 @@ from ostinato.evaluation.threshold import (
     Tuning,
     choose,
     sweep,
-    trained_thresholds,
     write_tuned,
 )
 from ostinato.metrics import METRICS
@@ -100,7 +99,7 @@ def tune_threshold(
 
 def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float, exit: str | None) -> list[float]:
     """Return the thresholds to be measured beside the trained ones, from high to low, each once."""
-    trained = trained_thresholds(run.model)
+    trained = run.model.trained_thresholds()
     if not trained and exit is None:
         stack = next(iter(run.model.stacks), None)
         reason = f"no token of {run.directory} can halt, so that there is no threshold to choose"

@@ -1,0 +1,69 @@
+"""How long a candidate takes for a search, or a pass, on this machine: measured for the few that are left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ostinato.advise.candidates import Candidate
+from ostinato.advise.journal import Journal
+from ostinato.advise.limits import Limits
+from ostinato.errors import OstinatoError
+from ostinato.evaluation.timing import Effort
+from ostinato.experiments.timing.latency import Timer
+from ostinato.experiments.timing.workloads import Candidate as Timed
+from ostinato.experiments.timing.workloads import Workload
+
+LATENCY_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
+
+
+class Latencies:
+    """Measured latencies of candidates that are asked for; each is measured once, and kept.
+
+    Args:
+        journal: keeps them. limits: of the budget, its sentence's lengths among them. n_threads, device: of the search.
+    """
+
+    def __init__(
+        self, journal: Journal, candidates: Sequence[Candidate], limits: Limits, n_threads: int, device: str
+    ) -> None:
+        self._journal, self._limits, self._n_threads, self._device = journal, limits, n_threads, device
+        self._models = {one.name: one.model for one in candidates}
+
+    def known(self) -> dict[str, float]:
+        """Return the seconds of those that were measured."""
+        found = {name: self._journal.kept(_place(name)) for name in self._models}
+        return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
+
+    def seconds_of(self, name: str) -> float:
+        """Return the seconds of one candidate."""
+        return float(self._journal.decide(_place(name), lambda: self._measure(name)))
+
+    def is_met(self, name: str) -> bool:
+        """Return whether a candidate is as fast as the budget asks; True where it asks nothing."""
+        return self._limits.latency is None or self.seconds_of(name) <= self._limits.latency.seconds
+
+    def measure(self, names: Iterable[str], deadline: float, say: Callable[[str], None]) -> None:
+        """Measure candidates while there is time; what was not asked for may fail."""
+        for name in names:
+            if time.monotonic() >= deadline:
+                return
+            try:
+                self.seconds_of(name)
+            except OstinatoError as error:
+                if self._limits.latency is not None:
+                    raise
+                say(f"{name}: no latency: {error}")
+
+    def _measure(self, name: str) -> float:
+        model, limits = self._models[name], self._limits
+        batch_size = limits.latency.batch_size if limits.latency else 1
+        kind = "decoding" if model.generates else "forward"
+        workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
+        (measured,) = Timer(self._device, self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
+        return measured.median_s
+
+
+def _place(name: str) -> str:
+    """Return under which name a candidate's latency is kept."""
+    return f"latency of {name}"
