@@ -6,7 +6,7 @@
     update       forward, backward, clipping and AdamW in bfloat16: the matrix products alone, ours, ours compiled,
                  Hugging Face's Bart, Marian and T5, torch.nn, x-transformers; and the most memory each holds
     experts      a feed-forward of experts, forward and backward in bfloat16: dense of equal active work, ours, torch's
-                 grouped_mm used plainly, the products alone; 8 experts and 64, two a token
+                 grouped_mm used plainly; 8 experts and 64, two a token
     decoding     a Llama of equal sizes, tokens forced: ours, plain and recorded as CUDA graphs, Hugging Face's
                  generate, vLLM
     halting      a loop of twelve rounds, half of the tokens halted at half depth: ours, nobody halted, and ideal

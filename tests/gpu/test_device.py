@@ -7,6 +7,7 @@ that the host runs ahead of is compared with what is chosen for a CPU.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from devices import IS_PRETENDED, NAME, assert_close, device, on_the_device, rea
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from plans import HALTING, PLANS, model_of, ragged_batch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from architectures import any_architecture, draws, left_padded, random_model, right_padded, sentences
@@ -24,6 +26,8 @@ from ostinato.decoding.search import inference, search_n_best
 from ostinato.kernels import ExpertWeights, choose_backend, dispatch, expert_feed_forward, routed_linear
 from ostinato.kernels.feedforward import try_feed_forward
 from ostinato.models import Model
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import Reporter, train
 
 pytestmark = pytest.mark.gpu
 
@@ -171,3 +175,31 @@ def test_bfloat16_stays_near_float32(name: str) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=lowered):
             losses.append(float(there.loss(batch).detach()))
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+class _Stopped(Exception):
+    pass
+
+
+class _StopAt(Reporter):
+    def on_update(self, record: dict[str, Any]) -> None:
+        if record["update"] == 6:
+            raise _Stopped
+
+
+@pytest.mark.skipif(IS_PRETENDED, reason="a run needs a device that torch knows")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_that_goes_on_is_the_undisturbed_one(tmp_path: Path, precision: str) -> None:
+    small = ["model.d_model=16", "model.encoder.ffn.d_ff=32", "model.decoder.ffn.d_ff=32", "model.dropout=0.1"]
+    every = [f"training.{key}_every={n}" for key, n in (("log", 1), ("save", 4), ("evaluate", 4))]
+    length = ["task.n_train=200", "task.n_eval=20", "training.n_updates=8", "training.schedule.warmup=4"]
+    where = [f"training.device={NAME}", f"training.precision={precision}"]
+    recipe = load_recipe("digits/transformer", [*small, *every, *length, *where])
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(_Stopped):
+        train(recipe, tmp_path / "run", reporter=_StopAt())
+    train(recipe, tmp_path / "run", resume=True)
+    last = Path("checkpoints") / "update-000008" / "model.safetensors"
+    whole, run = (load_file(tmp_path / name / last) for name in ("whole", "run"))
+    for name, expected in whole.items():
+        assert_close(run[name], expected, name)

@@ -145,8 +145,8 @@ HaltingThresholdOption = Annotated[
         parser=_halting_threshold,
         metavar="X|trained",
         help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon; with --exit: once their confidence "
-        "reaches X); trained: as in training. Default: what "
-        "tune-threshold chose for the checkpoint, if it did, else trained.",
+        "reaches X); trained: as in training. Default: what tune-threshold chose for the checkpoint, if it did, "
+        "else trained.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from torch import Tensor
-
 from ostinato.data.batch import Batch, Tokens
 
 Item = TypeVar("Item")
@@ -79,14 +77,12 @@ def in_order(runner: BatchRunner, work: Work[Item, Result], items: Iterable[Item
 def batch_key(batch: Batch, prefix: Tokens | None = None) -> str:
     """Return a hash of all that a model reads of a batch, and of the places of its examples."""
     digest = hashlib.sha256(repr(batch.indices).encode("ascii"))
+    tensors = [batch.labels_BT, batch.loss_mask_BT, batch.places_BL, batch.prefix_lengths_B]
     for tokens in (batch.source, batch.target, prefix):
-        for tensor in () if tokens is None else (tokens.ids_BT, tokens.keep_BT):
-            _add(digest, tensor)
-    _add(digest, batch.labels_BT)
-    _add(digest, batch.loss_mask_BT)
+        if tokens is not None:
+            tensors += [tokens.ids_BT, tokens.keep_BT, tokens.positions_BT, tokens.texts_BT]
+    for place, tensor in enumerate(tensors):
+        if tensor is not None:
+            digest.update(repr((place, tuple(tensor.shape))).encode("ascii"))
+            digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _add(digest: Any, tensor: Tensor) -> None:
-    digest.update(repr(tuple(tensor.shape)).encode("ascii"))
-    digest.update(tensor.contiguous().numpy().tobytes())

@@ -148,9 +148,7 @@ def build_sub_layer(
             init_separable_conv(conv, init, n_steps)
             return conv
         case ExpertFeedForwardConfig() as c:
-            router = _router(
-                c, d_model, init, n_steps
-            )  # drawn before the experts: a seed's weights stay what they were
+            router = _router(c, d_model, init, n_steps)  # before the experts: a seed's weights stay what they were
             return ExpertFeedForward(router, _gate(c), _maps(c, d_model, init, n_steps), sum_bias=c.sum_bias)
         case SparseLayerConfig() as c:
             layers = [_maps(c, d_model, init, n_steps) for _ in range(c.n_layers)]

@@ -121,8 +121,10 @@ def no_reduction(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class JoinedRoutings:
-    """The rows of all routings of one router; `total` is the sum of their weights, `all_reduce` adds up over processes.
-    The sentences of one stack after those of another have the numbers `sentences_N`.
+    """The rows of all routings of one router.
+
+    `total` is the sum of their weights, `all_reduce` adds up over processes. `sentences_N`: the sentence of every row;
+    those of a second stack are numbered on after those of the first.
 
     A loss is a function of sums over all rows. No part of a sum may depend on another sum: its gradient would be needed
     from the rows of all processes, and each has its own alone.

@@ -1,10 +1,10 @@
 """Banks: the parameter sets a plan refers to by name, owned by the model.
 
-One bank per kind of sub-layer, one for norms, one for tables of relative positions, one for tables of
-values; by stack one for halting units, for
-tables of learned positions, and for maps from embeddings to states; by stack and segment one each for what loops have
-beside their steps, and one each for what rounds have of their own (`ostinato.nn.by_round`). A set may serve many steps
-and more than one stack; it is one object, so it is counted, optimised and stored once.
+There is one bank for every kind of sub-layer, one for norms, one for tables of relative positions, and one for tables
+of values; by stack one for halting units, for tables of learned positions, and for maps from embeddings to states; by
+stack and segment one each for what loops have beside their steps, and one each for what rounds have of their own
+(`ostinato.nn.by_round`). A set may serve many steps and more than one stack; it is one object, so it is counted,
+optimised and stored once.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class LowRank(nn.Module):
         if last - first == 1 == len(self.ends) - 1:
             return F.linear(mapped, self.b_FR)
         blocks = zip(mapped.split(self.rank, -1), pairwise(self.ends[first : last + 1]), strict=True)
-        return torch.cat([F.linear(part, self.b_FR[start:end]) for part, (start, end) in blocks], -1)
+        return torch.cat([F.linear(part, self.b_FR[low:high]) for part, (low, high) in blocks], -1)
 
     def raised(self, mapped_NR: Float[Tensor, "N R"]) -> Float[Tensor, "N F"]:
         """Return B of what A gave: of a sum of rows, where experts give one. There is one block."""

@@ -17,11 +17,11 @@ U(-1 / fan_in, 1 / fan_in) and their biases from U(-1 / sqrt(fan_out), 1 / sqrt(
 have their own initialisation. Depth-wise convolutions, whose outputs have one input a tap, take fan_in = fan_out =
 kernel; under "normal" their deviation is 1 / sqrt(kernel), since 0.02 is made for hundreds of inputs and would all but
 silence three or five.
+
 Biases are zero except under "torch", and 1 in an LSTM's forget gates. Norms start at one and zero, tables of relative
-positions at zero. What rounds have of
-their own is such that a new model is the one that shares all, but for gates made of times. Packed
-projections are initialised block by block, as if they stood apart. A parameter set shared by many steps is
-initialised once.
+positions at zero. What rounds have of their own is such that a new model is the one that shares all, but for gates
+made of times. Packed projections are initialised block by block, as if they stood apart. A parameter set shared by many
+steps is initialised once.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Progress:
         n_waiting: evaluations since the best one.
         stopped: why the run ended before its last update; None where it did not.
         window: sums of the next record.
-        metrics_bytes, metrics_sha256: length and SHA-256 of metrics.jsonl; None in runs of earlier versions.
+        metrics_bytes, metrics_sha256: length and SHA-256 of metrics.jsonl; 0 and None in runs of earlier versions.
         seconds: time spent so far, over all sessions.
     """
 

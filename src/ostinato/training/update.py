@@ -157,16 +157,16 @@ class Updater:
         if depth is not None:
             numbers_V = torch.cat([numbers_V, depth.values_V])
         numbers_V = self.parallel.add_up(numbers_V)
-        norm = self.parallel.norm()
-        tensors = [norm[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
+        norm_scalar = self.parallel.norm()
+        tensors = [norm_scalar[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
         # All numbers come to the host in one copy: the only time in an update that a process waits for its device.
         values = iter(torch.cat(tensors).tolist())
-        total, losses, nlls = next(values), list(islice(values, n)), list(islice(values, n))
+        norm, losses, nlls = next(values), list(islice(values, n)), list(islice(values, n))
         depths, routed = (
             None if observation is None else observation.record(list(islice(values, len(observation.values_V))))
             for observation in observations
         )
-        return Gradient(norm, total, losses, nlls, n_labels, routed, depths)
+        return Gradient(norm_scalar, norm, losses, nlls, n_labels, routed, depths)
 
     def _rounds_by_sentence(self, of_batch: Sequence[int]) -> RoundsBySentence | None:
         """Return the rounds of this process's sentences of a batch; a hidden row has one."""

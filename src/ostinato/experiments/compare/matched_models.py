@@ -24,9 +24,9 @@ class Wanted:
             search on random weights.
         source_length, target_length: tokens of the sentence that MACs, bytes and latency are for.
         rounding: of counts, see `ostinato.budget.solver`.
-        batch_size, beam: of bytes, and of the search. cached_rounds: of a loop, whose keys and values that keeps; None:
-            all. device, threads: where it is timed; threads None: torch's own
-            choice.
+        batch_size, beam: of bytes, and of the search.
+        cached_rounds: rounds of a loop whose keys and values are kept; None: all.
+        device, threads: where it is timed; threads None: torch's own choice.
         tolerance: relative, of latency.
     """
 

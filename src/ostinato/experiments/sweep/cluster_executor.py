@@ -47,7 +47,7 @@ class Task(Protocol):
 
 
 class Cluster(Protocol):
-    """Does `attempt_on_node(job, events, version)` on some node."""
+    """Does jobs on its nodes, by `attempt_on_node`."""
 
     def start(self, job: Job, events: Path) -> Task:
         """Take a job; return at once."""
