@@ -56,6 +56,11 @@ def test_too_long_pairs_are_cut_at_the_longer_text() -> None:
         classification_row(Example("a\tb\tc", "yes"), LABELS, DATA, 0)
 
 
+def test_a_pair_that_leaves_no_room_for_its_end_symbols_is_refused() -> None:
+    with pytest.raises(DataError, match="max_source_length = 2 leaves no room for the end symbols"):
+        classification_row(Example("a\tb", "yes"), LABELS, DataConfig(max_source_length=2, over_length="truncate"), 0)
+
+
 def test_labels_are_a_closed_list_by_frequency() -> None:
     labels = LabelTokenizer.count("classification", ["b c", "a", "b c", "a", "z"])
     assert labels.labels == ["a", "b c", "z"]
@@ -90,6 +95,9 @@ def test_words_have_their_label_at_their_first_piece() -> None:
     some = tagging_row(Example("a b c", f"{NO_LABEL} X {NO_LABEL}"), TAGS, DATA, 0)
     assert some is not None
     assert (some.ids, some.places, some.labels) == (row.ids, [2], [1])
+    none = tagging_row(Example("a b", f"{NO_LABEL} {NO_LABEL}"), TAGS, DATA, 0)
+    assert none is not None
+    assert collate([none]).loss_mask_BT.tolist() == [[False]]
     cut = tagging_row(Example("a b c", "O X O"), TAGS, DataConfig(max_source_length=4, over_length="truncate"), 0)
     assert cut is not None
     assert (cut.ids, cut.places, cut.labels) == ([BOS_ID, A, B, EOS_ID], [1, 2], [0, 1])
@@ -129,6 +137,12 @@ def test_an_answer_is_found_where_it_is_said_to_be() -> None:
     assert passage.answer(5, 6) == "d c"
     with pytest.raises(DataError, match="does not hold the answer 'x'"):
         span_row(Example("a\tc d", "x"), JOINT, DATA, 0)
+    for place in ("4", 4.0):  # what tables make of a column with gaps
+        same = span_row(Example(example.source, "c d", {"answer_start": place}), JOINT, DATA, 0)
+        assert same is not None
+        assert same.labels == [6, 7]
+    with pytest.raises(DataError, match=r"answer_start is '4\.5', which is no whole number"):
+        span_row(Example(example.source, "c d", {"answer_start": "4.5"}), JOINT, DATA, 0)
     cut = span_row(example, JOINT, DataConfig(max_source_length=7, over_length="truncate"), 0)
     assert cut is not None
     assert (cut.ids[-2:], cut.labels) == ([D, EOS_ID], [-1, -1])

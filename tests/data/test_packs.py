@@ -416,6 +416,13 @@ def test_whole_files_tables_and_origins_are_packed(tmp_path: Path, monkeypatch: 
     assert [found[i] for i in range(len(found))] == list(expected)
 
 
+def test_whole_files_of_any_kinds_are_packed_together(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / name).write_text("a b", encoding="utf-8")
+    files = PackSource(tuple((path.stem, path) for path in sorted(tmp_path.glob("*.*"))), [], is_whole=True)
+    assert make_pack(files, JOINT, n_processes=1).n_texts == 2
+
+
 def test_large_vocabularies_have_wide_ids(tmp_path: Path) -> None:
     many = SymbolTokenizer("words", [f"w{n}" for n in range(70_000)])
     path = write_lines(tmp_path / "a.txt", ["w69999 w0"])

@@ -70,3 +70,10 @@ def test_answers_are_compared_after_the_normalisation_of_squad() -> None:
 
 def test_the_best_reference_counts_for_an_answer() -> None:
     assert _score(AnswerF1(), [("big red dog", "red\tbig dog\tx")]) == pytest.approx(2 * 2 / (3 + 2))
+
+
+def test_words_without_a_label_are_in_no_span() -> None:
+    assert SpanF1().counts("O <no-label> O", "B-PER <no-label> O") == [0, 0, 1]
+    assert SpanF1().counts("B-PER I-PER O", "B-PER <no-label> O") == [1, 1, 1]
+    unlabelled = ["<no-label>"] * 49
+    assert _score(SpanF1(), [(" ".join([*unlabelled, "B-PER"]), " ".join([*unlabelled, "O"]))]) == 0.0

@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, DataError
 from ostinato.tasks.registry import build_task
 
 
@@ -106,3 +106,14 @@ def test_zero_shot_transfer_keeps_all_languages_in_every_named_split(tmp_path: P
     data = DataConfig(train=str(path), dev=str(path), test={"far": str(path)})
     task = build_task(TaskRef.model_validate(ref), data)
     assert [sum(1 for _ in task.examples(split)) for split in task.splits()] == [1, 1, 2]
+
+
+def test_two_data_sets_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("wiki.en.txt", "wiki.de.txt"):
+        (tmp_path / name).write_text("a b\n")
+    ref = TaskRef.model_validate({"kind": "files", "model_kind": "language_model", "origin_column": "set"})
+    paths = [str(tmp_path / name) for name in ("wiki.en.txt", "wiki.de.txt")]
+    task = build_task(ref, DataConfig(train=paths))
+    with pytest.raises(DataError, match=r"wiki\.en\.txt and .*wiki\.de\.txt are both named 'wiki'"):
+        list(task.examples("train"))
+    assert len(list(build_task(ref, DataConfig(train=paths[:1])).examples("train"))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -126,6 +127,38 @@ def test_columns_become_words_and_tags(tmp_path: Path) -> None:
     bad = _task("tagging", DataConfig(train=str(tmp_path / "bad.conll")), format="columns", tag_column=7)
     with pytest.raises(DataError, match=r"line 1: 4 columns, but columns 0 and 7"):
         list(bad.examples("train"))
+
+
+def test_blanks_in_columns_with_tabs_are_parts_of_words(tmp_path: Path) -> None:
+    lines = ["#newpar", "# text = ...", "1\thọc sinh\tNOUN", "2\t10\u00a0000\tNUM", "3\t#\tSYM", "", "1\ta\tX", ""]
+    (tmp_path / "a.conll").write_text("\n".join(lines), encoding="utf-8")
+    data = DataConfig(train=str(tmp_path / "*.conll"))
+    task = _task("tagging", data, format="columns", word_column=1, tag_column=2)
+    assert list(task.examples("train")) == [Example("học_sinh 10_000 #", "NOUN NUM SYM", {}), Example("a", "X", {})]
+
+
+def test_a_word_that_is_a_hash_is_no_comment_inside_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("a DT B-NP\n# # I-NP\n2.6 CD I-NP\n", encoding="utf-8")
+    task = _task("tagging", DataConfig(train=str(tmp_path)), format="columns", tag_column=2)
+    assert list(task.examples("train")) == [Example("a # 2.6", "B-NP I-NP I-NP", {})]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_files_in_squads_form_may_be_compressed_have_a_mark_and_stand_in_a_folder(tmp_path: Path, name: str) -> None:
+    question = {"question": "q", "answers": [{"text": "c", "answer_start": 2}]}
+    content = json.dumps({"data": [{"paragraphs": [{"context": "b c", "qas": [question]}]}]}).encode("utf-8-sig")
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    task = _task("span_extraction", DataConfig(train=str(tmp_path)), format="squad")
+    assert list(task.examples("train")) == [Example("q\tb c", "c", {"answer_start": 2})]
+
+
+def test_a_question_with_an_empty_answer_is_no_traceback(tmp_path: Path) -> None:
+    question = {"question": "q", "answers": [{"text": None, "answer_start": 2}]}
+    content = {"data": [{"paragraphs": [{"context": "b c", "qas": [question]}]}]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    task = _task("span_extraction", DataConfig(train=str(tmp_path / "a.json")), format="squad")
+    with pytest.raises(DataError, match="not a file in SQuAD's form"):
+        list(task.examples("train"))
 
 
 def test_numbers_of_conll_u_that_are_no_words_are_left_out(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfi
     if sum(map(len, texts)) > room:
         if _is_dropped(sum(map(len, texts)) + 1 + len(texts), data):
             return None
+        if room < 0:
+            raise DataError(f"data.max_source_length = {data.max_source_length} leaves no room for the end symbols")
         while sum(map(len, texts)) > room:
             max(texts, key=len).pop()
     special = tokenizers.source.special_ids
@@ -105,6 +107,8 @@ def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, inde
         places = [place for place in places if place <= room]
     special = tokenizers.source.special_ids
     framed = [special.bos, *ids, special.eos]
+    if not places:  # none counts; a row has one place at least
+        return LabelledRow(framed, [IGNORED_LABEL], [0], columns=example.columns, index=index)
     return LabelledRow(framed, labels[: len(places)], places, columns=example.columns, index=index)
 
 
@@ -166,7 +170,7 @@ def _answer_columns(example: Example, passage: Passage) -> list[int]:
     """Return the columns of the first and the last token that have characters of the answer."""
     answer = example.target.split(_TAB)[0]
     given = example.columns.get("answer_start")
-    start = given if isinstance(given, int) else passage.text.find(answer)
+    start = passage.text.find(answer) if given is None else _whole(given)
     end = start + len(answer)
     if start < 0 or passage.text[start:end] != answer:
         raise DataError(f"the passage does not hold the answer {answer!r}{'' if given is None else f' at {given}'}")
@@ -174,6 +178,17 @@ def _answer_columns(example: Example, passage: Passage) -> list[int]:
     if not touched:
         raise DataError(f"no token of the passage stands for the answer {answer!r}")
     return [passage.n_before + touched[0], passage.n_before + touched[-1]]
+
+
+def _whole(given: object) -> int:
+    """Return a place in a passage, also where a table made a text or a fraction of it."""
+    try:
+        number = float(given)  # type: ignore[arg-type]
+        if number.is_integer():
+            return int(number)
+    except (TypeError, ValueError):
+        pass
+    raise DataError(f"answer_start is {given!r}, which is no whole number")
 
 
 def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow:
@@ -189,7 +204,10 @@ def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig,
     whole = f"{source}{'' if source[-1:].isspace() else ' '}{example.target}"
     ids = tokenizers.target.encode(whole, unknown=data.unknown)
     n_source = len(whole) - len(example.target)
-    first = next(n for n, (_, end) in enumerate(tokenizers.target.spans(whole)) if end > n_source)
+    spans = enumerate(tokenizers.target.spans(whole))
+    first = next((n for n, (_, end) in spans if end > n_source), None)
+    if first is None:
+        raise DataError(f"the tokenizer leaves nothing of {example.target!r}")
     if len(ids) > data.max_target_length:
         raise DataError(
             f"{len(ids)} tokens, but data.max_target_length is {data.max_target_length}: raise it (what comes before "

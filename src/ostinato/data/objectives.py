@@ -71,7 +71,7 @@ def mask_tokens(
     labels = ids[chosen].tolist()
     # One uniform number a span decides for all its tokens: kept, masked, or replaced by random tokens.
     uniform = np.repeat(generator.random(len(spans)), [len(span) for span in spans])
-    ordinary = np.setdiff1d(np.arange(n_ids), special_ids)
+    ordinary = np.setdiff1d(np.arange(n_ids), special_ids, assume_unique=True)  # else it hashes all ids, every time
     drawn = ordinary[generator.integers(len(ordinary), size=len(chosen))]
     kept, random = uniform < masking.keep, uniform >= 1.0 - masking.random
     ids[chosen] = np.where(kept, ids[chosen], np.where(random, drawn, n_ids if mask_id is None else mask_id))

@@ -87,7 +87,13 @@ class SpanF1(Metric):
 
     def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return the spans in both, in the prediction, and in the reference."""
-        written, wanted = (set(spans_of_tags(text.split())) for text in (prediction, reference))
+        tags = prediction.split(), reference.split()
+        # Words without a label are in no span of either.
+        outside = [place for place, tag in enumerate(tags[1]) if tag == NO_LABEL]
+        for own in tags:
+            for place in outside:
+                own[place : place + 1] = ["O"]
+        written, wanted = (set(spans_of_tags(own)) for own in tags)
         return [len(written & wanted), len(written), len(wanted)]
 
     def score(self, totals: Sequence[float]) -> float:

@@ -166,10 +166,23 @@ class FilesTask(OwnFilesTask):
         if column is None:
             yield from self._read(paths)
             return
-        for path in paths:
-            name = name_of(path)
+        for name, path in self._named(paths):
             for example in self._read([path]):
                 yield replace(example, columns=example.columns | {column: name})
+
+    def _named(self, paths: list[str]) -> list[tuple[str, str]]:
+        """Return files, folders and patterns with the names that `origin_column` gives their examples.
+
+        Raises:
+            DataError: two have one name.
+        """
+        named: dict[str, str] = {}
+        for path in paths:
+            name = name_of(path)
+            if self.config.origin_column is not None and name in named:
+                raise DataError(f"{named[name]} and {path} are both named {name!r} by task.origin_column: rename one")
+            named[name] = path
+        return [(name_of(path), path) for path in paths]
 
     def pack_source(self, split: str) -> PackSource | None:
         """Return the files of a split; None for parallel text and for a data set of Hugging Face."""
@@ -177,7 +190,8 @@ class FilesTask(OwnFilesTask):
 
         if data_set_of(self.data, split) is not None:
             return None
-        files = tuple((name_of(path), file) for path in paths_of(self.data, split) for file in find_files(path))
+        named = self._named(paths_of(self.data, split))
+        files = tuple((name, file) for name, path in named for file in find_files(path))
         if self.config.has_sources and any(kind_of_file(file) == "text" for _, file in files):
             return None
         return PackSource(

@@ -7,12 +7,14 @@ bounded sample (`ostinato.data.packs.source`); words and characters are counted 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from filelock import FileLock
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
+from ostinato.data.file_hashes import file_hash
 from ostinato.data.packs.make import Meter, OnProgress, hash_of, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
 from ostinato.data.tokenizers import Tokenizers, train_tokenizer
@@ -68,7 +70,12 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     configs = [config for config in (data.tokenizer, data.target_tokenizer) if config is not None]
     if all(config.path is not None for config in configs):
         return _train(source, data, on_progress)
-    what = {"tokenizers": [config.model_dump(mode="json") for config in configs], "sample": SAMPLE_BYTES}
+    given = [_file_of(config) for config in configs if config.path is not None]
+    what = {
+        "tokenizers": [config.model_dump(mode="json", exclude={"path"}) for config in configs],
+        "files": [file_hash(path) for path in given if path.is_file()],  # others may have their names later
+        "sample": SAMPLE_BYTES,
+    }
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
     make_folder(folder.parent)
     with FileLock(folder.with_name(f"{folder.name}.lock")):  # a second run of the same data waits, and finds them
@@ -81,6 +88,11 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
         with new_folder(folder) as inside:
             tokenizers.save(inside)
     return tokenizers
+
+
+def _file_of(config: TokenizerConfig) -> Path:
+    path = Path(str(config.path))
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def _train(source: PackSource, data: DataConfig, on_progress: OnProgress | None) -> Tokenizers:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ostinato.data.example import NOT_IN_PASSAGE, Example
+from ostinato.data.lines import read_lines
+from ostinato.data.paths import find_files
 from ostinato.errors import DataError
 from ostinato.tasks.base import Only
 from ostinato.tasks.files import LanguagesConfig, LanguagesTask, check_no_data_set, paths_of, read_split
@@ -60,8 +62,8 @@ class SpanExtractionTask(LanguagesTask):
             examples = self._read_lines(split)
         else:
             check_no_data_set(self.data, split, "task.format=lines reads data sets")
-            paths = paths_of(self.data, split)
-            examples = (example for path in paths for example in self._read_squad(Path(path)))
+            paths = find_files(paths_of(self.data, split))
+            examples = (example for path in paths for example in self._read_squad(path))
         yield from self.config.select(examples, split)
 
     def _read_lines(self, split: str) -> Iterator[Example]:
@@ -76,12 +78,12 @@ class SpanExtractionTask(LanguagesTask):
     def _read_squad(self, path: Path) -> Iterator[Example]:
         columns = self.config.language_column((self.config.languages or {}).get(path.name))
         try:
-            articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+            articles = json.loads("\n".join(line for _, line in read_lines(path)))["data"]
             for article in articles:
                 for paragraph in article["paragraphs"]:
                     for question in paragraph["qas"]:
                         yield _example(paragraph["context"], question, columns)
-        except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
+        except (AttributeError, OSError, RecursionError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: not a file in SQuAD's form: {error!r}") from error
         except DataError as error:
             raise DataError(f"{path}: {error}") from error

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line, read_lines
+from ostinato.data.paths import find_files
 from ostinato.errors import DataError
 from ostinato.tasks.base import Only
 from ostinato.tasks.files import LanguagesConfig, LanguagesTask, check_no_data_set, paths_of, read_split
@@ -61,8 +62,8 @@ class TaggingTask(LanguagesTask):
             examples = read_split(self.data, split)
         else:
             check_no_data_set(self.data, split, "task.format=sentences reads data sets")
-            paths = paths_of(self.data, split)
-            examples = (example for path in paths for example in self._read_columns(Path(path)))
+            paths = find_files(paths_of(self.data, split))
+            examples = (example for path in paths for example in self._read_columns(path))
         for number, example in enumerate(self.config.select(examples, split), 1):
             n_words, n_tags = len((example.source or "").split()), len(example.target.split())
             if n_words != n_tags:
@@ -74,12 +75,14 @@ class TaggingTask(LanguagesTask):
         words: list[str] = []
         tags: list[str] = []
         for number, line in read_lines(path):
-            cells = line.split()
-            if not cells and words:
+            # Where there are tabs, blanks are parts of words, in a sentence whose words stand apart: they become "_".
+            cells = ["_".join(cell.split()) for cell in line.split("\t")] if "\t" in line else line.split()
+            if not line.strip() and words:
                 yield Example(" ".join(words), " ".join(tags), columns)
                 words, tags = [], []
-            # A comment begins with "# ", a word `#` with "#" and a tab.
-            if not cells or cells[0] == _DOCUMENT or line.startswith("# "):
+            # Comments stand before a sentence; the word `#` has columns beside it.
+            is_comment = not words and line.startswith("#") and "\t" not in line
+            if not line.strip() or cells[0] == _DOCUMENT or is_comment:
                 continue
             # CoNLL-U has ten columns; 3-4 numbers a contraction whose words follow, 5.1 a word that is not in the text.
             is_number_or_range = cells[0].replace("-", "").replace(".", "").isdecimal()

@@ -92,7 +92,7 @@ def units_of(source: PackSource) -> list[Unit]:
     together: dict[str, list[Path]] = {}
     for name, path in source.files:  # what has a name of its own is read by itself
         together.setdefault(name if source.origin_column else "", []).append(path)
-    for paths in together.values():
+    for paths in () if source.is_whole else together.values():
         kind_of_files(paths)
     size = max(UNIT_BYTES, -(-source.n_bytes // _MOST_UNITS))
     units: list[Unit] = []
