@@ -97,6 +97,24 @@ def test_a_run_has_the_tokenizer_as_it_is_and_writes_what_transformers_does(llam
     assert found == run.tokenizers.target.decode(written)
 
 
+def test_names_of_the_first_files_of_bert_and_t5_are_read(tmp_path: Path) -> None:
+    theirs = tiny.save("bert", tmp_path / "bert")
+    file = tmp_path / "bert" / "model.safetensors"
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    weights = load_file(file)
+    for now, then in old.items():
+        weights = {name.replace(now, then): x for name, x in weights.items()}
+    assert any("gamma" in name for name in weights)
+    save_file(weights, file, metadata={"format": "pt"})
+    found = read_pretrained(tmp_path / "bert")
+    torch.testing.assert_close(tiny.our_logits(found.model, IDS), their_logits(theirs.eval(), IDS), rtol=0, atol=1e-4)
+    tiny.save("t5", tmp_path / "t5")
+    file = tmp_path / "t5" / "model.safetensors"
+    more = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.zeros(32, 4)}
+    save_file(load_file(file) | more, file, metadata={"format": "pt"})
+    read_pretrained(tmp_path / "t5")
+
+
 def test_an_imported_run_is_evaluated_and_fine_tuned(tmp_path: Path) -> None:
     tiny.save("bert", tmp_path / "bert")
     import_run(str(tmp_path / "bert"), tmp_path / "run")

@@ -159,6 +159,20 @@ def looped(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, Path]:
 
 
 @pytest.mark.slow
+def test_weights_of_more_than_a_file_holds_lie_beside_it(
+    looped: tuple[LoadedRun, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = pytest.importorskip("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(module, "_LARGE_MODEL_THRESHOLD", 1000)
+    run, _ = looped
+    assert code_of("export", "onnx", str(run.directory), str(tmp_path / "out.onnx")) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
+    onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    (tmp_path / "out.onnx").unlink()
+    assert code_of("export", "onnx", str(run.directory), str(tmp_path / "out.onnx")) == 2
+
+
+@pytest.mark.slow
 def test_the_example_writes_what_the_run_writes(looped: tuple[LoadedRun, Path]) -> None:
     run, file = looped
     prompt = [1, 7, 9]

@@ -11,6 +11,7 @@ from tiny_runs import tiny_recipe
 import ostinato
 from ostinato.cli import main
 from ostinato.config.load import check_recipe
+from ostinato.experiments.sweep.run_key import key_of_run
 from ostinato.training import train
 from ostinato.training.converted import convert_run
 
@@ -83,3 +84,12 @@ def test_the_command_writes_it_once(dense: Path, tmp_path: Path, capsys: pytest.
     assert end.value.code == 2
     assert "its donor has 3 steps" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_what_is_converted_otherwise_is_another_run(dense: Path, tmp_path: Path) -> None:
+    run = ostinato.load(dense)
+    ways = ("first", "last", "first")
+    for number, shared in enumerate(ways):
+        convert_run(run, WAYS["shared"], tmp_path / str(number), shared)
+    first, last, again = (key_of_run(tmp_path / str(number)) for number in range(len(ways)))
+    assert first == again != last

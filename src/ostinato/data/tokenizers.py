@@ -135,6 +135,11 @@ _ROLES = {"pad": ("pad",), "bos": ("cls", "bos", "eos"), "eos": ("sep", "eos"), 
 """By our special symbol the names that tokenizer_config.json may have for it, the first that is there."""
 
 
+def tokenizer_file(path: Path) -> Path:
+    """Return the file behind what `data.tokenizer.path` names: a file, or a folder with a tokenizer.json."""
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
 def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: int | None = None) -> Tokenizer:
     """Read a tokenizer.json, or that of a folder, as a tokenizer that keeps its ids.
 
@@ -146,7 +151,7 @@ def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: in
     Raises:
         DataError: there is no such file, or it names no end symbol.
     """
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = tokenizer_file(path)
     if not file.is_file():
         raise DataError(
             f"{path}: holds no tokenizer.json: a tokenizer that transformers can convert is written so by "

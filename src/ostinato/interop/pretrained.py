@@ -35,7 +35,12 @@ _FUSED = {
     ".mlp.gate_up_proj.weight": [f".mlp.{part}_proj.weight" for part in ("gate", "up")],
 }
 """Maps that files hold as one (HrmText), by what they are in the tables."""
-_RENAMED = {".block_sparse_moe.gate.": ".mlp.gate.", ".attn.o_proj.": ".self_attn.o_proj."}
+_RENAMED = {
+    ".block_sparse_moe.gate.": ".mlp.gate.",
+    ".attn.o_proj.": ".self_attn.o_proj.",
+    "LayerNorm.gamma": "LayerNorm.weight",  # as TensorFlow's checkpoints, and the first files made of them, had it
+    "LayerNorm.beta": "LayerNorm.bias",
+}
 
 
 @dataclass(frozen=True, slots=True)

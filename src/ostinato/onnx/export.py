@@ -84,7 +84,7 @@ def _files(file: Path, ending: str, graphs: Sequence[Graph]) -> list[Path]:
     if file.suffix != ending:
         raise CheckpointError(f"{file}: the file's name must end in {ending}")
     files = [file] if len(graphs) == 1 else [file.with_suffix(f".{graph.name}{ending}") for graph in graphs]
-    for one in files:
+    for one in (*files, *(Path(f"{file}.data") for file in files)):
         if one.exists():
             raise CheckpointError(f"{one} is there: nothing is overwritten; delete it, or choose another name")
     return files
@@ -98,7 +98,10 @@ def _new_files(files: Sequence[Path]) -> Iterator[list[Path]]:
     with naming(parent), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=parent) as partial:
         written = [Path(partial) / file.name for file in files]
         yield written
-        for path, file in zip(written, files, strict=True):
+        # Beside a graph of more than a file can hold lie its weights, which it knows by their file's name.
+        beside = [(Path(f"{path}.data"), Path(f"{file}.data")) for path, file in zip(written, files, strict=True)]
+        given = [(path, file) for path, file in beside if path.exists()]
+        for path, file in [*given, *zip(written, files, strict=True)]:
             give_mode(path, parent)
             sync(path)
             path.replace(file)

@@ -17,7 +17,7 @@ from ostinato.data.disk import make_folder, new_folder
 from ostinato.data.file_hashes import file_hash
 from ostinato.data.packs.make import Meter, OnProgress, hash_of, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
-from ostinato.data.tokenizers import Tokenizers, train_tokenizer
+from ostinato.data.tokenizers import Tokenizers, tokenizer_file, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.tasks.base import Task
 
@@ -70,7 +70,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     configs = [config for config in (data.tokenizer, data.target_tokenizer) if config is not None]
     if all(config.path is not None for config in configs):
         return _train(source, data, on_progress)
-    given = [_file_of(config) for config in configs if config.path is not None]
+    given = [tokenizer_file(Path(config.path)) for config in configs if config.path is not None]
     what = {
         "tokenizers": [config.model_dump(mode="json", exclude={"path"}) for config in configs],
         "files": [file_hash(path) for path in given if path.is_file()],  # others may have their names later
@@ -88,11 +88,6 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
         with new_folder(folder) as inside:
             tokenizers.save(inside)
     return tokenizers
-
-
-def _file_of(config: TokenizerConfig) -> Path:
-    path = Path(str(config.path))
-    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def _train(source: PackSource, data: DataConfig, on_progress: OnProgress | None) -> Tokenizers:

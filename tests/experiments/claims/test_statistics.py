@@ -273,3 +273,9 @@ def test_the_best_of_several_is_corrected_for_their_number():
     of_one = number({"kind": "best_at", "along": along[::2], "at": at[::2]}, (1, 1), rows=rows)
     of_two = number({"kind": "best_at", "along": along, "at": at}, (1, 2), rows=rows)
     assert of_two.p_supported == pytest.approx(2 * of_one.p_supported)
+
+
+def test_equal_numbers_show_no_spread_also_where_they_are_rounded():
+    judged = judge([0.3 - 0.2, 0.4 - 0.3, 0.9 - 0.8], (0.0, None))
+    assert (judged.low, judged.high, judged.p_supported) == (None, None, 1.0)
+    assert judge([0.1, 0.1, 0.1 + 1e-6], (0.0, None)).low is not None

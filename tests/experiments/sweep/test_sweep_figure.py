@@ -60,3 +60,9 @@ def test_a_figure_is_not_drawn_over_another_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"plot\.svg: is a link"):
         draw_sweep(ROWS, tmp_path / "plot", overwrite=True)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_arm_without_the_first_measure_is_named(tmp_path: Path) -> None:
+    rows = [row | {"values": {"size": 1.0}} if row["arm"] == "beta" else row for row in ROWS]
+    text = draw_sweep(rows, tmp_path / "plot", x="parameters")[0].read_text()
+    assert "<!-- beta (n 2) -->" in text

@@ -92,7 +92,7 @@ _COLUMNS = ("stack", "round", "trained for", "norm", "change", "cosine", "loss, 
 
 def _rounds(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return norms, changes, collapse, losses and radii of every loop by round."""
-    trained = {name: subject.model.stacks[name].plan.n_rounds for name in variable_stacks(subject.model)}
+    trained = {name: subject.model.stacks[name].plan.n_rounds for name in _loops(subject.model)}
     found = {name: _of_stack(subject, name, n, on_progress) for name, n in trained.items()}
     rows: list[list[object]] = [
         [name, one.round, trained[name], one.norm, one.change, one.cosine, one.loss, one.radius]
@@ -111,8 +111,14 @@ def _rounds(subject: Subject, on_progress: OnProgress) -> Finding:
     return Finding(_COLUMNS, rows, {"stacks": data}, lambda narrow: _draw(found, trained, narrow), note=note)
 
 
+def _loops(model: Any) -> list[str]:
+    """Return the stacks whose rounds can be another number than the plan's: routers know no more than they have."""
+    return [name for name in variable_stacks(model) if not model.stacks[name].halting.chooses_tokens]
+
+
 def _no_loop(model: object) -> str | None:
-    return None if variable_stacks(model) else "no stack of its model has several rounds that share all weights"  # type: ignore[arg-type]
+    reason = "no stack of its model has several rounds that share all weights and are as many as a call asks for"
+    return None if _loops(model) else reason
 
 
 ROUNDS = Study(
@@ -126,7 +132,7 @@ ROUNDS = Study(
     ),
     columns=_COLUMNS,
     why_not_model=_no_loop,
-    extra_examples=lambda subjects: sum(len(variable_stacks(s.model)) * len(_few(s)) for s in subjects),
+    extra_examples=lambda subjects: sum(len(_loops(s.model)) * len(_few(s)) for s in subjects),
     of_run=_rounds,
 )
 

@@ -15,7 +15,7 @@ from ostinato.analysis.curves import METRICS, learning_curves
 from ostinato.analysis.drawing import common_legend, finish, heat, line, name_axes, panels, ticks, whole_numbers
 from ostinato.analysis.routing_measures import inter_run_consistency, load_correlations, routing_fluctuation
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_router, untrained
-from ostinato.models.checkpoint import load_model
+from ostinato.models.checkpoint import checkpoint_folders, load_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +26,8 @@ _MOST = 10
 
 
 def checkpoints(subject: Subject) -> list[Path]:
-    """Return the checkpoints of a run in the order they were written, ten at most, spread evenly, the last one too."""
-    found = sorted(path.parent for path in (subject.run.directory / "checkpoints").glob("update-*/model.json"))
+    """Return the checkpoints of a run in the order of their updates, ten at most, spread evenly, the last one too."""
+    found = list(checkpoint_folders(subject.run.directory / "checkpoints").values())
     n = min(len(found), _MOST)
     return [found[len(found) - 1 - k * len(found) // n] for k in reversed(range(n))]
 

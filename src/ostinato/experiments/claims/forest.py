@@ -114,7 +114,7 @@ def scaled(value: float, expectation: ExpectationConfig) -> float:
         value = math.log(value)
         low, high = (None if limit is None else math.log(limit) for limit in (low, high))
     if low is not None and high is not None:
-        return (value - (low + high) / 2) / ((high - low) / 2)
+        return (value - (low + high) / 2) / ((high - low) / 2 or 1.0)  # a band may be one number
     limit = low if low is not None else high
     assert limit is not None  # a band has one
     return value / limit if limit else value

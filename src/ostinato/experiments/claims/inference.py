@@ -62,13 +62,18 @@ def judge(sample: Sequence[float], band: Limits, sampling: Sampling = "seeds") -
         p_supported = 0.0 if is_inside(value, band) else 1.0
         return Judged(value, value, value, p_supported, 1 - p_supported)
     # One seed, or seeds at a floor or a ceiling, which all give the same number, show no spread to judge by.
-    if len(x) < 2 or np.ptp(x) == 0:
+    if _shows_no_spread(x):
         return Judged(value, None, None, 1.0, 1.0)
     p_above, p_below, low, high = (_sign_test if sampling == "rounds" else _t_test)(x)
     # Inside is above the lower limit and below the upper one.
     inside = [test(limit) for test, limit in zip((p_above, p_below), band, strict=True) if limit is not None]
     outside = [test(limit) for test, limit in zip((p_below, p_above), band, strict=True) if limit is not None]
     return Judged(value, low, high, max(inside), min(1.0, len(outside) * min(outside)))
+
+
+def _shows_no_spread(x: Sample) -> bool:
+    """Return whether all numbers are the same, but for the rounding of their difference."""
+    return len(x) < 2 or bool(np.ptp(x) <= 1e-9 * np.abs(x).max())
 
 
 def _t_test(x: Sample) -> _Tests:
@@ -129,7 +134,7 @@ def seeds_needed(sample: Sequence[float], band: Limits, n_tests: int = 1) -> int
     from scipy import stats
 
     x = np.asarray(sample, dtype=np.float64)
-    if len(x) < 2 or np.ptp(x) == 0:
+    if _shows_no_spread(x):
         return None
     distances = sorted(abs(float(x.mean()) - limit) for limit in band if limit is not None)
     if not is_inside(float(x.mean()), band):

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ostinato.analysis.drawing import COLOURS, in_units, new_figure, save_figure
+from ostinato.analysis.drawing import COLOURS, common_legend, in_units, new_figure, save_figure
 from ostinato.errors import ConfigError, Problem
 
 Row = Mapping[str, Any]
@@ -63,7 +63,7 @@ def draw_sweep(
             # The seeds as points, their mean as a bar across them, or as a larger point where x is a number.
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
             xs, ys = zip(*found, strict=True)
-            label = f"{arm} (n {len(ys)})"
+            label = f"{arm} (n {sum(row['arm'] == arm for row in rows)})"
             axes.plot(xs, ys, marker, color=colour, markersize=4.5, alpha=0.6, linestyle="none", label=label)
             if x is None:
                 axes.plot([place - 0.25, place + 0.25], [mean(ys)] * 2, color=colour, linewidth=2.5)
@@ -83,8 +83,7 @@ def draw_sweep(
         axes.set_visible(False)
     if title:
         figure.suptitle(title, fontsize=11)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), fontsize=8, frameon=False)
+    common_legend(figure, list(panels))
     return save_figure(figure, path, overwrite=overwrite)
 
 

@@ -25,14 +25,17 @@ from pydantic import BaseModel
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.config.schema import slots_of
-from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
+from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, sha256_of, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
 from ostinato.data.packs.source import PackSource
 from ostinato.data.paths import find_files
 from ostinato.data.registry import DataAccess
+from ostinato.data.tokenizers import tokenizer_file
 from ostinato.errors import CheckpointError, DataError
+from ostinato.evaluation.loading import find_checkpoint
 from ostinato.experiments.sweep.locks import write_lock
+from ostinato.models.checkpoint import WEIGHTS
 from ostinato.tasks.base import Task
 from ostinato.tasks.files import data_set_of, given_splits, paths_of
 from ostinato.tasks.packing import pack_source
@@ -78,8 +81,7 @@ def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool 
     found = {key: value for key, value in kept.items() if key not in left_out and not is_free(key)}
     for key in _TOKENIZER_FILES:
         if path := stated.get(key):
-            with Path(path).open("rb") as file:
-                found[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[key] = sha256_of(tokenizer_file(Path(path)))
     return found if start is None else found | {_START: start}
 
 
@@ -110,7 +112,9 @@ def key_of_run(directory: Path) -> str:
     if recipe.training.init_from is not None:
         start = key_of_run(Path(recipe.training.init_from))
     version = run_versions(directory)["ostinato"]
-    return run_key(recipe, run.data_hashes(), start=start, version=version, changes=run.recorded_changes())
+    # An imported or converted run has read no data: what it is, its weights say.
+    hashes = run.data_hashes() or {"weights": sha256_of(find_checkpoint(directory, "last") / WEIGHTS)}
+    return run_key(recipe, hashes, start=start, version=version, changes=run.recorded_changes())
 
 
 def run_versions(directory: Path) -> dict[str, Any]:

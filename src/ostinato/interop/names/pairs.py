@@ -29,9 +29,11 @@ def t5(config: Seq2SeqConfig) -> Table:
         rules.append(Rule(f"banks.relative.{name}.table_RH", f"{first}.SelfAttention.relative_attention_bias.weight"))
         rules += weights(f"banks.norm.final_{name}", f"{name}.final_layer_norm")
     tied = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight")
+    # Of the first files: a table that no T5 reads.
+    ignored = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
     if config.tie_embeddings == "all":
-        return Table(rules, tied=tied | {"lm_head.weight": "shared.weight"})
-    return Table([*rules, Rule("output_weight", "lm_head.weight")], tied=tied)
+        return Table(rules, tied=tied | {"lm_head.weight": "shared.weight"}, ignored=ignored)
+    return Table([*rules, Rule("output_weight", "lm_head.weight")], tied=tied, ignored=ignored)
 
 
 def bart(config: Seq2SeqConfig) -> Table:
