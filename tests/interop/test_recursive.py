@@ -199,3 +199,34 @@ def test_a_wider_feed_forward_has_no_delta_of_the_donors() -> None:
     ffn = {"d_ff": 120, "activation": "swiglu", "bias": False, "share": "all"}
     with pytest.raises(ConfigError, match=r"model\.decoder\.ffn is 'decoder_0': cannot be made of the donor's"):
         to_recursive(language_model(1, n_steps=3), language_model(2, n_steps=1, segments=[loop], ffn=ffn))
+
+
+def test_an_output_of_its_own_begins_as_the_tied_one() -> None:
+    donor = language_model(1, n_steps=N_STEPS)
+    config = donor.config.model_copy(update={"tie_embeddings": "none"})
+    model = build_model(config).double().eval()
+    to_recursive(donor, model)
+    torch.testing.assert_close(logits(model), logits(donor), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 40}, r"target_weight.* would be drawn at random: the donor has in the shape \(30, 24\) it"),
+        ({"positions": {"kind": "learned", "max_length": 16}}, r"banks\.positions\..* the donor lacks it"),
+    ],
+)
+def test_what_would_be_random_is_refused(change: dict[str, Any], message: str) -> None:
+    donor = language_model(1, n_steps=N_STEPS)
+    stack = {key: value for key, value in change.items() if key != "vocab_size"}
+    model = language_model(2, n_steps=N_STEPS, **stack)
+    if "vocab_size" in change:
+        model = build_model(donor.config.model_copy(update=change)).double()
+    with pytest.raises(ConfigError, match=message):
+        to_recursive(donor, model)
+
+
+def test_norms_of_another_kind_are_refused() -> None:
+    donor = language_model(1, n_steps=N_STEPS, norm={"kind": "layer", "placement": "pre"})
+    with pytest.raises(ConfigError, match="has other parts than the donor's norms"):
+        to_recursive(donor, language_model(2, n_steps=N_STEPS))

@@ -43,16 +43,24 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
         noise: of copies of a feed-forward as experts, in standard deviations of each of its tensors. seed: of it.
 
     Raises:
-        ConfigError: stacks of different depth, a sub-layer that the donor does not have, or one of another shape.
+        ConfigError: stacks of different depth, a sub-layer or table that the donor does not have, or one of another
+            shape.
     """
     generator = torch.Generator().manual_seed(seed)
-    copied = dict(model.named_parameters())
-    for name, parameter in donor.named_parameters():
-        if name in copied and copied[name].shape == parameter.shape:
-            copied[name].copy_(parameter)
     if missing := [name for name in model.stacks if name not in donor.stacks]:
         reason = f"has no counterpart: the donor's stacks are {', '.join(donor.stacks) or 'none'}"
         raise ConfigError([Problem("model.kind", f"a model with the stack {missing[0]!r}", reason)])
+    donors = dict(donor.named_parameters())
+    if "target_weight" in donors:  # what a tied donor's output is made of
+        donors.setdefault("output_weight", donors["target_weight"])
+    for name, parameter in model.named_parameters():
+        given = donors.get(name)
+        if given is not None and given.shape == parameter.shape:
+            parameter.copy_(given)
+        elif _is_of_the_text(name):
+            has = "lacks" if given is None else f"has in the shape {tuple(given.shape)}"
+            reason = f"of the shape {tuple(parameter.shape)} would be drawn at random: the donor {has} it"
+            raise ConfigError([Problem("model", name, reason)])
     for name, stack in model.stacks.items():
         pairs = list(_pairs(donor.stacks[name].plan, stack.plan))
         norms: dict[str, list[Tensor]] = {}
@@ -86,7 +94,18 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
                 reason = f"cannot be made of the donor's: {str(error).splitlines()[0]}"
                 raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)]) from error
         for path, found in norms.items():
-            model.banks.norm.get_parameter(path).copy_(torch.stack(found).mean(0))
+            try:
+                model.banks.norm.get_parameter(path).copy_(torch.stack(found).mean(0))
+            except AttributeError as error:
+                reason = "has other parts than the donor's norms"
+                raise ConfigError([Problem(f"model.{name}.norm.kind", path, reason)]) from error
+
+
+def _is_of_the_text(name: str) -> bool:
+    """Return whether a parameter stands for symbols or their places: nothing else can do what it does."""
+    return not name.endswith("bias") and (
+        not name.startswith("banks.") or name.startswith(("banks.positions.", "banks.embedding."))
+    )
 
 
 def _pairs(donor: Plan, plan: Plan) -> Iterator[tuple[Use, Use]]:

@@ -9,9 +9,16 @@ function ticks(low, high, n = 5) {
   const span = high - low || 1;
   const size = 10 ** Math.floor(Math.log10(span / n));
   const step = [1, 2, 5, 10].map((k) => k * size).find((s) => span / s <= n);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(at);
-  return found;
+  // Counted: to add a step to a number that is far larger may not change it.
+  const first = Math.ceil(low / step);
+  return Array.from({ length: n + 2 }, (_, k) => (first + k) * step).filter((at) => at <= high + step / 1e6);
+}
+
+// The least and the largest of any number of values, with room where they are one.
+function range(values) {
+  const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  const room = low === high ? Math.max(1, Math.abs(low) / 1e6) : 0;
+  return [low - room, high + room];
 }
 
 const shown = (value) => (Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-4)
@@ -25,10 +32,8 @@ export function chart(label, xName, yName, series, { points = false, legend = fa
     .filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
   const made = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label, width, height: HEIGHT });
   if (!all.length) return made;
-  let [x0, x1] = [Math.min(...all.map((p) => p[0])), Math.max(...all.map((p) => p[0]))];
-  let [y0, y1] = [Math.min(...all.map((p) => p[1])), Math.max(...all.map((p) => p[1]))];
-  if (x0 === x1) [x0, x1] = [x0 - 1, x1 + 1];
-  if (y0 === y1) [y0, y1] = [y0 - 1, y1 + 1];
+  let [x0, x1] = range(all.map((p) => p[0]));
+  let [y0, y1] = range(all.map((p) => p[1]));
   const [px, py] = [(x1 - x0) * 0.03, (y1 - y0) * 0.06];
   [x0, x1, y0, y1] = [x0 - px, x1 + px, y0 - py, y1 + py];
   const at = (x, y) => [

@@ -331,6 +331,12 @@ function listen() {
   $("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  // The address holds what is shown: a jump inside the page must not change it.
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    $("output").tabIndex = -1;
+    $("output").focus();
+  });
   addEventListener("hashchange", () => location.reload());
 }
 
