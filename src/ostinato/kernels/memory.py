@@ -15,6 +15,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from threading import Lock
 
 import torch
@@ -51,7 +52,8 @@ class _Block:
         self.size = size
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self.memory.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a system may have none
+                self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.view: Callable[[], memoryview | None] = lambda: None
 
 

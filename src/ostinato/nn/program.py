@@ -48,6 +48,10 @@ Program = Sequence[LoopProgram]
 """What a stack runs: its segments. One of them is the loop."""
 
 
+def _itself(sub_layer: SubLayer) -> Runnable:
+    return sub_layer
+
+
 @dataclass(frozen=True, slots=True)
 class SubLayers:
     """Makes the sub-layers of a plan: what runs at every step, with its weights.
@@ -63,7 +67,7 @@ class SubLayers:
     looks_back_only: bool
     sees_some: bool
     dropout: float
-    around: Callable[[SubLayer], Runnable] = lambda sub_layer: sub_layer
+    around: Callable[[SubLayer], Runnable] = _itself
 
     def of_plan(self, plan: Plan) -> Sequence[Rounds]:
         """Return those of every segment."""

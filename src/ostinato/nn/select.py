@@ -130,7 +130,7 @@ class SelectPass(ChooserPass):
         if capacity < 1.0:
             if rule.leaves_out:
                 chosen_N = self._chosen(scores_N, prob_N, capacity)
-            cost_N = F.softplus(scores_N if chosen_N is None else torch.where(chosen_N, -scores_N, scores_N))
+            cost_N = F.softplus(-scores_N if chosen_N is None else torch.where(chosen_N, -scores_N, scores_N))
             self._cost_BT = self._cost_BT + self.rows.grid(where_active(candidates_N, cost_N, 0.0))
         self._set_active(chosen_N)
         if rule.freezes:

@@ -341,7 +341,9 @@ class Stack:
             if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D = states_ND.chunk(own.n_states, dim=-1)[0] if own.phases else states_ND
-                    fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, halted)
+                    fill_caches(
+                        rounds[index:], times[index:], index, run, one_0D, halting.rows, () if own.phases else halted
+                    )
                 break
             with torch.no_grad() if index < n_free else with_gradient:
                 round_of = index, steps, times[index]

@@ -23,6 +23,7 @@ from ostinato.nn.halting import HaltingPass, HaltingRule, Visible, where_active
 from ostinato.nn.layers import Linear, at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.types import HaltingTrace
 
 LEAST_MASS = 1e-8
 """A token with less left stops even at threshold 1: products of such masses become denormal numbers, on which a CPU is
@@ -133,16 +134,21 @@ class StickBreakingPass(HaltingPass):
         """Halted tokens keep their states."""
         return where_active(self.active_N, left_ND, states_ND)
 
-    def output(self, states_ND: Float[Tensor, "N D"]) -> Float[Tensor, "B T D"]:
-        """Return s of the last round."""
+    def _close(self) -> None:
+        """Record what the last round has, once no round is to come: the mass that is left."""
         # Where the loop ended because nobody was active, the last weights were given out by `active`.
         if len(self._weights) < len(self._executed):
             self._record(self._weights, self._left_N)
             self._record(self._probs, self._runs_N().to(self._left_N.dtype))
-        return super().output(states_ND)
+
+    def trace(self) -> HaltingTrace | None:
+        """Return what every token did."""
+        self._close()
+        return super().trace()
 
     def aux_loss(self) -> Tensor:
         """Return the expected depth sum_r w_r r, rounds counted from 1, as the mean over real tokens."""
+        self._close()
         weights_BTR = torch.stack(self._weights, -1)
         rounds_R = torch.arange(1, weights_BTR.shape[-1] + 1, device=weights_BTR.device, dtype=weights_BTR.dtype)
         return self._mean((weights_BTR * rounds_R).sum(-1))
