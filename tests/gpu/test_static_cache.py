@@ -75,12 +75,9 @@ def test_any_architecture_whose_tokens_do_not_halt_decodes_the_same(data: st.Dat
     _assert_same(_found(model, batch, settings, static=True), _found(model, batch, settings, static=False), rel=1e-6)
 
 
-def _recorded(
-    name: str, settings: dict[str, Any], n_empty: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[list[Hypothesis]], PretendedDevice, list[int]]:
-    """Return what a search on the pretended device finds whose steps are recorded, and how many waits are recorded."""
-    model, waits = _far_from_ties(name), list[int]()
-    pretend_model(model)
+def _recorded_waits(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record steps from now on; the list returned gets the waits of every step that is recorded."""
+    waits: list[int] = []
 
     def counting(run: Any) -> Any:
         before = len(device.waits)
@@ -88,9 +85,19 @@ def _recorded(
         waits.append(len(device.waits) - before)
         return replay
 
-    monkeypatch.setattr(static_cache, "N_EMPTY", n_empty)
     monkeypatch.setattr(static_cache, "recorder", lambda _: counting)
+    return waits
+
+
+def _recorded(
+    name: str, settings: dict[str, Any], n_empty: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[list[Hypothesis]], PretendedDevice, list[int]]:
+    """Return what a search on the pretended device finds whose steps are recorded, and how many waits are recorded."""
+    model = _far_from_ties(name)
+    pretend_model(model)
+    monkeypatch.setattr(static_cache, "N_EMPTY", n_empty)
     with pretended_device() as device:
+        waits = _recorded_waits(device, monkeypatch)
         return _found(model, ragged_batch(4).to(DEVICE), settings, static=True), device, waits
 
 
@@ -117,19 +124,12 @@ def test_learned_positions_need_no_vectors_beyond_the_longest_search(monkeypatch
     stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16}}
     stack["positions"] = {"kind": "learned", "max_length": 12}
     config = LanguageModelConfig.model_validate({"d_model": 8, "decoder": stack, "vocab_size": 9})
-    model, waits = build_model(config).eval(), list[int]()
+    model = build_model(config).eval()
     pretend_model(model)
-
-    def counting(run: Any) -> Any:
-        before = len(device.waits)
-        replay = record(run)
-        waits.append(len(device.waits) - before)
-        return replay
-
-    monkeypatch.setattr(static_cache, "recorder", lambda _: counting)
     prompt = Tokens(torch.tensor([[1, 4, 5, 6], [1, 5, 5, 7]]), torch.ones(2, 4, dtype=torch.bool))
     given = DecodingConfig(max_length=8, min_length=8, static_cache=True, pack_weights=False)
     with pretended_device() as device, inference(model, packs_weights=False):
+        waits = _recorded_waits(device, monkeypatch)
         moved = Tokens(prompt.ids_BT.to(DEVICE), prompt.keep_BT.to(DEVICE))
         found = search_n_best(model, Batch(moved, moved.ids_BT, moved.keep_BT), given, moved)
     assert [len(one.ids) + one.finished for (one,) in found] == [8, 8]

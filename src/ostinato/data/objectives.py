@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -71,11 +71,17 @@ def mask_tokens(
     labels = ids[chosen].tolist()
     # One uniform number a span decides for all its tokens: kept, masked, or replaced by random tokens.
     uniform = np.repeat(generator.random(len(spans)), [len(span) for span in spans])
-    ordinary = np.setdiff1d(np.arange(n_ids), special_ids, assume_unique=True)  # else it hashes all ids, every time
+    ordinary = _ordinary(n_ids, tuple(sorted(special)))
     drawn = ordinary[generator.integers(len(ordinary), size=len(chosen))]
     kept, random = uniform < masking.keep, uniform >= 1.0 - masking.random
     ids[chosen] = np.where(kept, ids[chosen], np.where(random, drawn, n_ids if mask_id is None else mask_id))
     return replace(row, ids=ids.tolist(), labels=labels, places=chosen.tolist())
+
+
+@lru_cache(maxsize=4)
+def _ordinary(n_ids: int, special: tuple[int, ...]) -> np.ndarray:
+    """Return all other ids, in order: once for all rows, of which a large vocabulary would take most of the time."""
+    return np.setdiff1d(np.arange(n_ids), special, assume_unique=True)
 
 
 def _draw_spans(n: int, wanted: int, mean: float, generator: np.random.Generator) -> list[np.ndarray]:

@@ -340,10 +340,10 @@ class Stack:
                 is_over = halting.ends_early and not any_process(not is_over)
             if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
-                    one_0D = states_ND.chunk(own.n_states, dim=-1)[0] if own.phases else states_ND
-                    fill_caches(
-                        rounds[index:], times[index:], index, run, one_0D, halting.rows, () if own.phases else halted
-                    )
+                    one_0D, away = states_ND, halted
+                    if own.phases:  # of several states whole sentences end, at whose keys nobody looks any more
+                        one_0D, away = states_ND.chunk(own.n_states, dim=-1)[0], ()
+                    fill_caches(rounds[index:], times[index:], index, run, one_0D, halting.rows, away)
                 break
             with torch.no_grad() if index < n_free else with_gradient:
                 round_of = index, steps, times[index]
