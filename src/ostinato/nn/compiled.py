@@ -114,7 +114,7 @@ class CompiledStack:
             calls: Any = [[[_stretch_of(s, any_backend)] if s else [] for s in steps] for steps in by_step]
             return segment._replace(rounds=calls)
         rounds = [[s for step in steps for s in step] for steps in by_step]
-        has_signal = segment.is_loop and self._stack.signal.acts_on_rounds
+        has_signal = segment.segment.is_loop and self._stack.signal.acts_on_rounds
         if isinstance(segment.rule, NoHalting) and not has_signal and not segment.acts_between_rounds:
             # Nothing happens between rounds: all of them are one call.
             rounds = [[sub_layer for steps in rounds for sub_layer in steps]]

@@ -32,11 +32,6 @@ class LoopProgram(NamedTuple):
     n_rounds: Tensor | None = None
 
     @property
-    def is_loop(self) -> bool:
-        """Whether its rounds are the stack's: tokens halt in them, and signals tell them apart."""
-        return self.segment.is_loop
-
-    @property
     def acts_between_rounds(self) -> bool:
         """Whether something other than steps and signals is run in every round."""
         own = self.segment

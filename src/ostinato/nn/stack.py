@@ -217,7 +217,7 @@ class Stack:
         if self.has_embedding_map:
             mapped_BTD: Tensor = self.banks.embedding[self.plan.stack](states_BTD)
             states_BTD = at_least_float32(mapped_BTD)
-        loop = next(number for number, segment in enumerate(program) if segment.is_loop)
+        loop = next(number for number, one in enumerate(program) if one.segment.is_loop)
         for segment in program[:loop]:
             states_BTD, _ = self._run(segment, states_BTD, run, signal)
         if isinstance(program[loop].rule, Exit) and self.readout is not None:
@@ -398,7 +398,7 @@ class Stack:
         entered_ND = states_ND if torch.is_grad_enabled() else states_ND.detach()  # a round may do nothing to them
         if own.inject is not None:
             entered_ND = banks.injection[own.inject](entered_ND, halting.rows.take(injected_BTD))
-        if (tick := self.signal.at_round(signal, index) if segment.is_loop else None) is not None:
+        if (tick := self.signal.at_round(signal, index) if own.is_loop else None) is not None:
             entered_ND = entered_ND + halting.rows.take(tick)
         if own.vectors is not None:
             entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
