@@ -143,7 +143,7 @@ def ends_of(column: Column, rows: Sequence[Row]) -> list[float]:
 
 
 def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> str:
-    """Return the mean over seeds of the differences, with the sweep's interval where there are several."""
+    """Return the mean over seeds of the differences, with the sweep's interval where there is one."""
     by_seed = {row.get("seed"): number_at(row, column.path) for row in theirs}
     both = [(number_at(row, column.path), by_seed.get(row.get("seed"))) for row in mine]
     pairs = [own - other for own, other in both if own is not None and other is not None]
@@ -151,8 +151,8 @@ def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> s
         return ""
     found = seed_difference(pairs)
     unit = " points" if column.unit == "percent" else UNITS[column.unit][1]
-    low, high = (shown(found[end], column, signed=True) for end in ("low", "high"))
-    interval = f" [{low}, {high}]" if found["n"] > 1 else ""
+    ends = [shown(found[end], column, signed=True) for end in ("low", "high") if found[end] is not None]
+    interval = f" [{', '.join(ends)}]" if ends else ""
     return f"{shown(found['value'], column, signed=True)}{interval}{unit}"
 
 

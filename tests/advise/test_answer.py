@@ -13,7 +13,7 @@ from ostinato.advise.halving import Found
 from ostinato.advise.limits import LatencyLimit, Limits
 from ostinato.advise.trials import Outcome, Trial
 from ostinato.advise.words import findings
-from ostinato.experiments.claims.inference import ALPHA
+from ostinato.experiments.inference import ALPHA
 
 SPACE = space(axis("plan", "shared", "individual"), axis("depth", "2", "4")).model_copy(update={"rates": [1.0]})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,13 @@ def test_runs_are_placed_by_what_they_cost(given: list[Subject], surveyed: logic
         assert row[2] == subject.model.n_parameters()
     best = max(float(str(row[1])) for row in found.rows)
     assert any("parameters" in str(row[-1]) for row in found.rows if row[1] == best)
+
+
+def test_at_a_tuned_threshold_quality_is_measured_with_the_cost(given: list[Subject], runs: list[Path]) -> None:
+    tuned = load(runs[0], device="cpu", halting_threshold=0.0)
+    changed = [replace(subject, run=tuned) if i == 0 else subject for i, subject in enumerate(given)]
+    ((_, (found,)),) = logic.survey(changed, only=["pareto"]).found
+    assert found.columns[1] == "token accuracy, test", "results.json has the scores of the trained threshold"
 
 
 def test_places_are_marked_where_tokens_are_words(subject: Subject) -> None:

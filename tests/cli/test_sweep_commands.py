@@ -74,8 +74,9 @@ def test_a_sweep_trains_what_is_missing_takes_runs_over_and_says_where_results_a
     lines = outcome.out.splitlines()
     assert lines[0] == f"taken: base, seed 1, into {store / there['key'][:16]}"
     assert lines[1] == "1 runs to do, 1 there"
-    assert lines[-1] == f"results: {store}/sweeps/mine/results.jsonl"
-    assert len((store / "sweeps" / "mine" / "results.jsonl").read_text().splitlines()) == 2
+    assert lines[-1] == f"results: {store}/sweeps/mine-seeds-1/results.jsonl"
+    assert len((store / "sweeps" / "mine-seeds-1" / "results.jsonl").read_text().splitlines()) == 2
+    assert not (store / "sweeps" / "mine").exists(), "rows of other seeds stay"
 
 
 def test_a_run_that_fails_gives_exit_code_1_and_is_named(run, folder: Path, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_every_script_of_a_page_is_there_and_knows_its_options(path: Path) -> No
 
 def test_a_page_has_its_numbers_from_the_rows(make: ModuleType, folder: Path) -> None:
     text = make.Made(written(folder)).document()
-    assert "**Yes: 80.0 ± 14.1 %, +25 [+20, +30] points.**" in text
+    assert "**Yes: 80.0 ± 14.1 %, +25 [-39, +89] points.**" in text
     assert (
         "| arm | right | MACs |\n|---|---|---|\n| old | 55.0 ± 7.1 % | 3.0 M |\n| New | 80.0 ± 14.1 % | 3.0 M |" in text
     )

@@ -31,7 +31,7 @@ from ostinato.data.disk import make_folder, write_text
 from ostinato.data.output_files import check_output
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
-from ostinato.experiments.claims.inference import ALPHA
+from ostinato.experiments.inference import ALPHA
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.watch import Watcher

@@ -1,7 +1,7 @@
 """What the trials say: the best candidate, what cannot be told from it, the Pareto front, and what mattered.
 
 Candidates of the last stage are compared with the best one seed by seed, by the tests of claims
-(`ostinato.experiments.claims.inference`), corrected by Holm for the number of all pairs, since which one is the best is
+(`ostinato.experiments.inference`), corrected by Holm for the number of all pairs, since which one is the best is
 known by the same scores only. Those that no test tells from the best are its equals here: of them the best mean is
 advised, and the cheapest is named beside it.
 """
@@ -24,7 +24,7 @@ from ostinato.advise.limits import Limits
 from ostinato.advise.runs import best_of, range_of
 from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate
 from ostinato.config.space import SpaceConfig
-from ostinato.experiments.claims.inference import ALPHA, judge, seeds_needed
+from ostinato.experiments.inference import ALPHA, judge, seeds_needed
 
 RATE = "learning rate"
 """Name of the learning rate among the axes."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostinato.advise.trials import Mode, Outcome
-from ostinato.experiments.claims.inference import holm, judge
+from ostinato.experiments.inference import holm, judge
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.advise.answer import Answer, Standing, is_eligible, is_too_slow, worse_by
-from ostinato.experiments.claims.inference import judge
+from ostinato.experiments.inference import judge
 
 _MOST_IMPORTANT = 3
 

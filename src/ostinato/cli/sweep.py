@@ -98,7 +98,7 @@ def sweep(
 
 
 def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
-    """Return a sweep with other seeds for all of its arms.
+    """Return a sweep with other seeds for all of its arms, under a name of its own: its rows replace no others.
 
     Raises:
         typer.BadParameter: not a list of numbers.
@@ -109,7 +109,8 @@ def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise typer.BadParameter(f"{seeds!r} is no list of different numbers such as 1,2,3", param_hint="--seeds")
     arms = [arm.model_copy(update={"seeds": None}) for arm in sweep.arms]
-    return sweep.model_copy(update={"seeds": [int(part) for part in parts], "arms": arms})
+    name = f"{sweep.name}-seeds-{'-'.join(parts)}"
+    return sweep.model_copy(update={"name": name, "seeds": [int(part) for part in parts], "arms": arms})
 
 
 def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None:

@@ -100,6 +100,8 @@ class PairedStatistic(Config):
         if len(self.at) != len(self.along):
             reason = f"must have a number for each of the {len(self.along)} terms in along"
             yield Problem(f"{path}at", self.at, reason)
+        elif len(set(self.at)) < len(self.at):
+            yield Problem(f"{path}at", self.at, "must be different numbers")
 
 
 class BestAtStatistic(PairedStatistic):
@@ -145,8 +147,18 @@ class ExpectationConfig(Config):
     """Where it has to lie."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """A band that holds something and leaves something out."""
+        """A band that holds something and leaves something out, of what the statistic can be."""
         low, high = self.band
+        match self.statistic:
+            case RatioStatistic() if any(limit is not None and limit <= 0 for limit in self.band):
+                yield Problem(f"{path}band", self.band, "the limits of a ratio must be positive")
+            case SpreadStatistic() if low not in (None, 0.0) or high is None or high <= 0:
+                yield Problem(f"{path}band", self.band, "a spread is at least 0: name its highest value alone, above 0")
+            case BestAtStatistic(at=at):
+                inside = {(low is None or place >= low) and (high is None or place <= high) for place in at}
+                if len(inside) == 1:
+                    reason = "must hold some of the places in at, and leave some of them out"
+                    yield Problem(f"{path}band", self.band, reason)
         if low is None and high is None:
             yield Problem(f"{path}band", self.band, "must have a limit on one side at least")
         if low is not None and high is not None and low > high:

@@ -84,8 +84,8 @@ class EvaluateMeasure(Measure):
     """Dotted, in what `ostinato evaluate` finds, as for `result`."""
     split: str = "test"
     """Split of the task that is evaluated."""
-    checkpoint: str = "best"
-    """best, last, a mean (best:5), or a name such as update-000500."""
+    checkpoint: str | None = None
+    """best, last, a mean (best:5), or a name such as update-000500; None: the one that the recipe scores."""
     metrics: list[str] | None = None
     """None: the recipe's. An empty list: what teacher forcing gives, and no decoding."""
     by: list[str] | None = None

@@ -54,6 +54,23 @@ def test_terms_of_counted_and_timed_claims_exist():
         assert named(claim) <= known, claim.name
 
 
+@pytest.mark.parametrize(
+    ("statistic", "band", "why"),
+    [
+        ({"kind": "ratio", "of": "a/s", "over": "b/s"}, [0.0, None], "limits of a ratio must be positive"),
+        ({"kind": "spread", "along": ["a/s", "b/s"]}, [0.5, None], "a spread is at least 0: name its highest value"),
+        ({"kind": "spread", "along": ["a/s", "b/s"]}, [None, 0.0], "a spread is at least 0: name its highest value"),
+        ({"kind": "best_at", "along": ["a/s", "b/s"], "at": [1.0, 2.0]}, [3.0, None], "must hold some of the places"),
+        ({"kind": "best_at", "along": ["a/s", "b/s"], "at": [1.0, 2.0]}, [1.0, 2.0], "must hold some of the places"),
+        ({"kind": "line", "along": ["a/s", "b/s", "c/s"], "at": [1, 2, 2]}, [1.0, None], "must be different numbers"),
+    ],
+)
+def test_bands_that_no_number_could_be_judged_by_are_refused_before_anything_is_trained(tmp_path, statistic, band, why):
+    expect = {"what": "it", "unit": "times", "statistic": statistic, "band": band}
+    with pytest.raises(ConfigError, match=why):
+        claims.load_claim(claim_file(tmp_path, expect=[expect]))
+
+
 def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path))
     outcome = reproduce(claim, Resources(tmp_path / "store"))

@@ -10,8 +10,8 @@ from scipy import stats
 
 from ostinato.config.claim import ExpectationConfig
 from ostinato.errors import DataError
-from ostinato.experiments.claims.inference import ALPHA, holm, is_inside, judge, seeds_needed, verdict
 from ostinato.experiments.claims.statistics import Found, claim_verdict, find
+from ostinato.experiments.inference import ALPHA, holm, is_inside, judge, seeds_needed, verdict
 
 ROWS = [
     {"arm": "a", "seed": 1, "values": {"x": 1.0, "t": 4.0}},
@@ -115,7 +115,8 @@ def test_a_spread_is_small_where_every_pair_is_shown_to_be_close():
 @pytest.mark.parametrize(("mode", "at"), [("max", 30), ("min", 10)])
 def test_the_best_is_where_it_is_shown_to_beat_all_outside(mode, at):
     best = {"kind": "best_at", "along": ["p/s", "q/s", "r/s"], "at": [10.0, 20.0, 30.0], "mode": mode}
-    assert number(best, (at, at), rows=RISING).value == at
+    it = number(best, (at, at), rows=RISING)
+    assert (it.value, it.low, it.high) == (at, None, None), "the interval would be of scores, not of places"
     assert number(best, (at, at), rows=RISING).verdict == "supported"
     assert number(best, (20.0, 20.0), rows=RISING).verdict == "contradicted"
 

@@ -109,6 +109,25 @@ def test_another_run_in_a_directory_is_one_failure_and_the_other_runs_are_done(t
     assert base.is_finished
 
 
+def test_a_run_that_keeps_too_few_checkpoints_is_refused_and_the_arm_that_keeps_most_trains_a_shared_one(
+    tmp_path: Path,
+) -> None:
+    few = tiny(seeds=[1], arms=[{"name": "base"}])
+    run_sweep(few, tmp_path / "few")
+    more = {"name": "more", "set": {"training.keep_last": 3, "training.save_every": 1}}
+    sweep = tiny(seeds=[1], arms=[{"name": "base", "set": {"training.save_every": 1}}, more])
+    first, second = plan_runs(sweep, tmp_path / "both")
+    assert first.key == second.key
+    assert len(run_sweep(sweep, tmp_path / "both")) == 2
+    assert len(list(first.directory.glob("checkpoints/update-*"))) == 3
+    several = tiny(seeds=[1], arms=[{"name": "base", "set": {"training.keep_last": 3}}])
+    why = r"was trained with training\.keep_last=1, and base asks for 3: move it away"
+    with pytest.raises(CheckpointError, match=why):
+        sweep_rows(several, tmp_path / "few")
+    with pytest.raises(SweepError, match=why):
+        run_sweep(several, tmp_path / "few")
+
+
 def test_version_data_and_the_start_are_in_the_key() -> None:
     recipe = load_recipe("digits/transformer")
     found = [key(), key(version="0"), key(start="k"), run_key(recipe, HASHES | {"dev": "z"})]

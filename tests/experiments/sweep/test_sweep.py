@@ -49,6 +49,25 @@ def test_every_arm_and_seed_is_one_row_and_is_trained_once(tmp_path: Path) -> No
     assert read_sweep(folder / "results.jsonl") == rows
 
 
+def test_a_measure_without_a_checkpoint_is_of_the_one_that_the_recipe_scores(tmp_path: Path) -> None:
+    again = {"name": "again", "kind": "evaluate", "split": "test", "path": "loss", "metrics": []}
+    best, last = again | {"name": "best", "checkpoint": "best"}, again | {"name": "last", "checkpoint": "last"}
+    # Of equal scores the earlier one is the best: the checkpoint of update 1.
+    always_0 = [
+        "training.selection.metric=exact_match",
+        "training.selection.mode=max",
+        "training.evaluate_every=1",
+        "training.save_every=1",
+    ]
+    scored = [*SMALL, *always_0, "training.keep_last=3", "evaluation.checkpoint=last"]
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}], overrides=scored, measures=[LOSS, again, best, last])
+    (row,) = run_sweep(sweep, tmp_path)
+    assert row["checkpoint"] == "last"
+    assert row["checkpoints"] == {"best": "best"}
+    found = row["values"]
+    assert found["again"] == found["last"] == found["loss"] != found["best"]
+
+
 def test_the_results_file_holds_no_times_and_the_other_one_nothing_else(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1], arms=[{"name": "base"}], measures=[LOSS, TIME])
     (row,) = run_sweep(sweep, tmp_path)

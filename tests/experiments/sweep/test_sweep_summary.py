@@ -52,26 +52,34 @@ def test_an_arm_has_mean_deviation_and_number_over_its_seeds_and_pairs_only_with
     assert (found["mean"], found["n"]) == (pytest.approx(0.6), 3)
     assert found["difference"]["n"] == 2
     assert found["difference"]["value"] == pytest.approx(((0.8 - 0.7) + (0.8 - 0.9)) / 2)
-    assert found["difference"]["verdict"] == "too few seeds"
+    assert found["difference"]["verdict"] == "no difference shown"
     assert "time" not in second["values"]
 
 
-def test_differences_of_seeds_are_drawn_in_pairs() -> None:
+def test_differences_of_seeds_have_students_interval() -> None:
     pairs = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
     found = seed_difference(pairs)
-    spread = np.std(pairs) / np.sqrt(len(pairs))
+    error = np.std(pairs, ddof=1) / np.sqrt(len(pairs))
     assert found["value"] == pytest.approx(0.45)
-    assert (found["low"], found["high"]) == pytest.approx((0.45 - 1.96 * spread, 0.45 + 1.96 * spread), abs=0.02)
+    # 97.5 % of Student's t with seven degrees of freedom lie below 2.3646.
+    assert (found["low"], found["high"]) == pytest.approx((0.45 - 2.3646 * error, 0.45 + 2.3646 * error), abs=1e-4)
     assert found["verdict"] == "higher"
     assert seed_difference([-value for value in pairs])["verdict"] == "lower"
     assert seed_difference([0.1, -0.1] * 4)["verdict"] == "no difference shown"
-    assert seed_difference([0.25]) == {
-        "value": 0.25,
-        "low": 0.25,
-        "high": 0.25,
-        "n": 1,
-        "verdict": "too few seeds",
-    }
+    for equal in ([0.25], [0.25] * 5):
+        assert seed_difference(equal) == {
+            "value": 0.25,
+            "low": None,
+            "high": None,
+            "n": len(equal),
+            "verdict": "no spread",
+        }
+
+
+def test_verdicts_on_equal_arms_are_wrong_in_one_case_of_twenty() -> None:
+    drawn = np.random.default_rng(0).normal(size=(2000, 6))
+    wrong = sum(seed_difference(list(pairs))["verdict"] in ("higher", "lower") for pairs in drawn) / len(drawn)
+    assert wrong == pytest.approx(0.05, abs=0.015)
 
 
 def test_the_table_has_one_line_an_arm_and_names_the_checkpoint() -> None:
@@ -84,7 +92,7 @@ def test_the_table_has_one_line_an_arm_and_names_the_checkpoint() -> None:
     assert table is not None
     assert table[0] == ["difference to a", "score"]
     (line,) = table[1]
-    assert str(line[1]).endswith("[-0.1, 0.1]")
+    assert str(line[1]).endswith("[-1.271, 1.271]")
     assert difference_table(lines[:1]) is None
 
 
@@ -101,7 +109,7 @@ def test_notes_say_how_intervals_were_made_and_which_checkpoint_a_measure_is_of(
     rows = [row("a", 1, {"score": 0.5}, checkpoints={"score": "last"}), row("b", 1, {"score": 0.5})]
     notes = summary_notes(summarise(rows))
     assert notes[0] == "score: of the checkpoint last"
-    assert notes[1].startswith("Intervals: 95% of 2,000 bootstrap samples of the seeds, paired; fewer than 6 seeds")
+    assert notes[1].startswith("Intervals: 95 %, Student's t over seeds, paired")
     assert summary_notes(summarise(ROWS[:3])) == []
 
 

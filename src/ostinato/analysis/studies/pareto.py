@@ -12,6 +12,8 @@ from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
+from ostinato.evaluation.loading import find_checkpoint
+from ostinato.evaluation.threshold import TRAINED
 from ostinato.metrics import decoded_scores
 
 if TYPE_CHECKING:
@@ -65,8 +67,19 @@ PARETO = Study(
 
 
 def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
-    """Return a decoded metric that all runs have in results.json for the split, else teacher-forced token accuracy."""
-    stored = [(subject.stored_results().get("splits") or {}).get(subject.split) or {} for subject in subjects]
+    """Return a decoded metric that all runs have in results.json for the split, else teacher-forced token accuracy.
+
+    Results are of the checkpoint that the recipe scores, at its trained thresholds: of no other are they read.
+    """
+    scored = [
+        subject.run.halting_threshold_from == TRAINED
+        and subject.run.checkpoint == find_checkpoint(subject.run.directory)
+        for subject in subjects
+    ]
+    stored = [
+        (subject.stored_results().get("splits") or {}).get(subject.split) or {} if is_scored else {}
+        for subject, is_scored in zip(subjects, scored, strict=True)
+    ]
     for name in decoded_scores(stored[0]):
         values = [scores.get(name) for scores in stored]
         if all(isinstance(value, int | float) for value in values):

@@ -40,9 +40,9 @@ from ostinato.experiments.claims.design import (
     with_seeds,
 )
 from ostinato.experiments.claims.files import Claim, Outcome, command
-from ostinato.experiments.claims.inference import Sampling, is_inside
 from ostinato.experiments.claims.staleness import content_of, why_stale, with_scores
 from ostinato.experiments.claims.statistics import claim_verdict, find
+from ostinato.experiments.inference import Sampling, is_inside
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.import_runs import import_runs
 from ostinato.experiments.sweep.measures import analyse, measuring_source, select
@@ -167,7 +167,10 @@ class _Trained:
         whole = source_sweep(source, resources.inputs)
         changes = () if control is None else control.overrides
         sweep, compared = named_part(whole, source, named_by(expectations), changes)
-        sweep = sweep.model_copy(update={"name": self.claim.name, "equal": None if design is None else design.equal})
+        own_name = self.claim.name
+        if control is not None:  # its rows replace none of the claim's
+            own_name += f"-control-{self.claim.config.controls.index(control) + 1}"
+        sweep = sweep.model_copy(update={"name": own_name, "equal": None if design is None else design.equal})
         if design is not None:
             check_alike(sweep, design)
         if design is not None and design.tuning is not None:

@@ -2,7 +2,7 @@
 
 A row is {arm, seed, values: {measure: number}}. Terms are paired by seed: a number is computed for every seed that all
 its terms have. Some numbers have several parts, which all have to lie in a band for the number to lie in its own, and
-are judged by it (`ostinato.experiments.claims.inference`):
+are judged by it (`ostinato.experiments.inference`):
 
     mean, difference, line      themselves
     ratio                       its logarithm, against those of the limits
@@ -37,7 +37,7 @@ from ostinato.config.claim import (
     Term,
 )
 from ostinato.errors import DataError
-from ostinato.experiments.claims.inference import (
+from ostinato.experiments.inference import (
     Limits,
     Sampling,
     Verdict,
@@ -159,6 +159,9 @@ def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], samp
     if isinstance(statistic, RatioStatistic):
         value = math.exp(judged[least].value)
         low, high = (None if end is None else math.exp(end) for end in (low, high))
+    elif isinstance(statistic, BestAtStatistic):
+        # A place, whose parts are differences of scores: their interval is none of it.
+        value, low, high = _compute(statistic, [middle(column) for column in columns]), None, None
     elif len(parts) == 1:
         value = judged[0].value
     else:
@@ -199,7 +202,8 @@ def _parts(
         case SmallestStepStatistic():
             return [(_differences(after, before), band) for before, after in pairwise(columns)]
         case SpreadStatistic():
-            return [(_differences(a, b), (-(band[1] or 0.0), band[1])) for a, b in combinations(columns, 2)]
+            limit = band[1] or 0.0
+            return [(_differences(a, b), (-limit, limit)) for a, b in combinations(columns, 2)]
         case BestAtStatistic(at=at, mode=mode):
             sign = 1.0 if mode == "max" else -1.0
             scores = [[sign * value for value in column] for column in columns]

@@ -117,7 +117,7 @@ def _evaluation_problems(measure: EvaluateMeasure, recipe: Recipe, task: Task) -
                 yield Problem(f"{where}metrics", measure.metrics, reason)
     except ConfigError as error:
         yield from (replace(problem, key=f"{where}{problem.key}") for problem in error.problems)
-    key, checkpoint = f"{where}checkpoint", measure.checkpoint
+    key, checkpoint = f"{where}checkpoint", measure.checkpoint or recipe.evaluation.checkpoint
     if problems := list(_refused(key, checkpoint, lambda: parse_average(checkpoint))):
         yield from problems
     elif parse_average(checkpoint):

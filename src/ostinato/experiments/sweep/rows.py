@@ -49,16 +49,21 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     results = RunDirectory(run.directory).results()
     if results is None:
         raise LookupError("not trained")
+    recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
+    _check_kept(run, recipe)
     try:
         values = values_of(sweep.measures_of(run.arm), run.directory, only_kept=True)
     except (LookupError, DataError) as error:
         raise LookupError(f"not measured: {error.args[0]}") from error
-    recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
     _check_address(run, recipe)
     lengths = (equal.source_length, equal.target_length)
     versions = run_versions(run.directory)
-    evaluated = [measure for measure in sweep.measures if isinstance(measure, EvaluateMeasure)]
-    own_checkpoints = {measure.name: measure.checkpoint for measure in evaluated if measure.checkpoint != "best"}
+    evaluated = [measure for measure in sweep.measures_of(run.arm) if isinstance(measure, EvaluateMeasure)]
+    own_checkpoints = {
+        measure.name: measure.checkpoint
+        for measure in evaluated
+        if measure.checkpoint not in (None, recipe.evaluation.checkpoint)
+    }
     return {
         "sweep": sweep.name,
         "arm": run.arm,
@@ -97,6 +102,15 @@ def _check_address(run: PlannedRun, recipe: Recipe) -> None:
     version = run_versions(run.directory)["ostinato"]
     if run_key(recipe, hashes, start=start, version=version, changes=changes) != run.key:
         raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
+
+
+def _check_kept(run: PlannedRun, recipe: Recipe) -> None:
+    """Refuse a run that keeps fewer checkpoints than the sweep asks for: its address does not say how many."""
+    for key in ("keep_last", "keep_best"):
+        kept, wanted = getattr(recipe.training, key), getattr(run.recipe.training, key)
+        if kept < wanted:
+            reason = f"{run.directory} was trained with training.{key}={kept}, and {run.arm} asks for {wanted}"
+            raise CheckpointError(f"{reason}: move it away, and run it again")
 
 
 def collect_rows(

@@ -81,8 +81,9 @@ def run_sweep(
     if results.missing:
         check_measurable(sweep.measures)
     own = executor or (InProcess() if workers == 1 else LocalPool(workers))
-    # Arms that come to the same recipe share a run, which has the name of the first of them.
-    by_key = {run.key: run for run in reversed(runs)}
+    # Arms that come to the same recipe share a run: the first one's, or that of the one that keeps more checkpoints.
+    kept = [(run.recipe.training.keep_last + run.recipe.training.keep_best, run) for run in reversed(runs)]
+    by_key = {run.key: run for _, run in sorted(kept, key=lambda pair: pair[0])}
     waiting = {run.key: by_key[run.key] for run in runs if run.key in results.missing}
     # Of a run what all arms that share it measure.
     measures: dict[str, list[AnyMeasure]] = {run.key: [] for run in runs}

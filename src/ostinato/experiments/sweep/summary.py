@@ -1,8 +1,8 @@
 """What the rows of a sweep say by arm: mean, standard deviation and number over seeds, differences to the first arm.
 
-A difference is the mean over the seeds that both arms have of (arm - first arm), and its interval holds 95 % of the
-means over as many seeds drawn with replacement: paired, so that what a seed does to both cancels. Of fewer than six
-seeds no difference is claimed, as for timings (`ostinato.experiments.timing.spread`): read the interval as a spread.
+A difference is the mean over the seeds that both arms have of (arm - first arm): paired, so that what a seed does to
+both cancels. Its interval is Student's, as of claims (`ostinato.experiments.inference`); one seed, or seeds that all
+differ by as much, have none.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
-
 from ostinato.errors import DataError
-from ostinato.experiments.timing.spread import FEWEST_ROUNDS
-from ostinato.metrics.bootstrap import LEVEL
+from ostinato.experiments.inference import judge
 
 Row = Mapping[str, Any]
-_DRAWS, _SEED = 2000, 1
 
 
 def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -66,22 +62,18 @@ def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def seed_difference(pairs: Sequence[float]) -> dict[str, Any]:
-    """Return the mean of differences of the same seeds, with what holds 95 % of the means over drawn seeds.
+    """Return the mean of differences of the same seeds with Student's interval of 95 %.
 
     Returns:
-        value, low, high, n, verdict: higher, lower, no difference shown, or too few seeds.
+        value, low, high (None without an interval), n, verdict: higher, lower, no difference shown or no spread.
     """
-    found = np.asarray(pairs, dtype=np.float64)
-    # Each row of `drawn` is one bootstrap sample: as many pairs as there are, with replacement.
-    drawn = np.random.default_rng(_SEED).integers(len(found), size=(_DRAWS, len(found)))
-    low, high = np.quantile(found[drawn].mean(1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    if len(found) < FEWEST_ROUNDS:
-        verdict = "too few seeds"
-    elif low <= 0 <= high:
-        verdict = "no difference shown"
-    else:
-        verdict = "higher" if low > 0 else "lower"
-    return {"value": float(found.mean()), "low": float(low), "high": float(high), "n": len(found), "verdict": verdict}
+    found = judge(pairs, (0.0, None))
+    verdict = "no difference shown"
+    if found.low is None or found.high is None:
+        verdict = "no spread"
+    elif found.low > 0 or found.high < 0:
+        verdict = "higher" if found.low > 0 else "lower"
+    return {"value": found.value, "low": found.low, "high": found.high, "n": len(pairs), "verdict": verdict}
 
 
 def summary_table(lines: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
@@ -109,7 +101,8 @@ def difference_table(lines: Sequence[Row]) -> tuple[list[str], list[list[object]
     body: list[list[object]] = [[line["arm"]] for line in lines[1:]]
     for cells, line in zip(body, lines[1:], strict=True):
         for found in (_difference(line, name) or {} for name in names):
-            interval = f"[{number_text(found['low'])}, {number_text(found['high'])}]" if found.get("n", 0) > 1 else ""
+            shown = found.get("low") is not None
+            interval = f"[{number_text(found['low'])}, {number_text(found['high'])}]" if shown else ""
             mark = f" {found['verdict']}" if found.get("verdict") in ("higher", "lower") else ""
             cells.append(f"{number_text(found['value'], signed=True)} {interval}{mark}".rstrip() if found else "")
     return [f"difference to {lines[0]['arm']}", *names], body
@@ -140,11 +133,8 @@ def summary_notes(lines: Sequence[Row]) -> list[str]:
         f"{name}: of the checkpoint {found}"
         for name, found in {k: v for line in lines for k, v in line["checkpoints"].items()}.items()
     ]
-    pairs = [found["n"] for line in lines for name in _names(lines) if (found := _difference(line, name))]
-    if pairs:
-        text = f"Intervals: {LEVEL:.0%} of {_DRAWS:,} bootstrap samples of the seeds, paired"
-        few = f"; fewer than {FEWEST_ROUNDS} seeds claim no difference" if min(pairs) < FEWEST_ROUNDS else ""
-        notes.append(f"{text}{few}.")
+    if any(_difference(line, name) for line in lines for name in _names(lines)):
+        notes.append("Intervals: 95 %, Student's t over seeds, paired; one seed, or equal differences, have none.")
     return notes
 
 
