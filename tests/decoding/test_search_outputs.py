@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.config.load import check_recipe
+from ostinato.data.collate import Row, collate
 from ostinato.decoding import Hypothesis, length_penalty, search, search_n_best
+from ostinato.decoding.search import _lengths
 from ostinato.errors import ConfigError
 from ostinato.nn.cache import Cache
 
@@ -237,6 +239,12 @@ def test_impossible_lengths_and_lists_are_named(settings: dict[str, object], rea
     with pytest.raises(ConfigError, match=reason):
         check_recipe({"decoding": settings})
     assert check_recipe({"decoding": {"min_length": 9, "max_length": 8, "max_length_ratio": 1.0}}).decoding.min_length
+
+
+def test_ratios_are_decimal_numbers() -> None:
+    config = DecodingConfig(max_length=1, max_length_ratio=0.29, min_length_ratio=0.29)
+    rows = [Row([4] * n, []) for n in (99, 199)]  # with the end symbol 100 and 200 tokens
+    assert _lengths(collate(rows), collate(rows).target, config) == [(29, 30), (58, 59)]
 
 
 def test_where_the_longest_is_less_than_the_shortest_the_longest_holds() -> None:

@@ -11,6 +11,10 @@ from plain_beam import plain_beam
 from tiny_models import CONVOLUTION, trained_language_model, trained_seq2seq
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
+from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.positions import LearnedConfig
+from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Tokens
 from ostinato.data.collate import Row, collate
 from ostinato.decoding import search
@@ -88,6 +92,26 @@ def test_prompts_of_a_language_model_are_continued_as_if_each_were_alone(name: s
         alone = search(model, collate([row]), config, prefix=left_padded([prompt]))[0]
         assert h.ids == alone.ids
         assert h.log_prob == pytest.approx(forced_log_prob(model, None, prompt, h.ids, h.finished), abs=1e-4)
+
+
+def test_a_sentence_at_its_limit_needs_no_positions_beyond_it() -> None:
+    torch.manual_seed(0)
+    sub_layers = {"self_attention": AttentionConfig(n_heads=2), "ffn": DenseFeedForwardConfig(d_ff=8)}
+    decoder = DecoderConfig(
+        n_steps=1, cross_attention=AttentionConfig(n_heads=2), positions=LearnedConfig(max_length=20), **sub_layers
+    )
+    encoder = StackConfig(n_steps=1, **sub_layers)
+    config = Seq2SeqConfig(
+        d_model=8, source_vocab_size=VOCAB, target_vocab_size=VOCAB, encoder=encoder, decoder=decoder
+    )
+    model = Seq2Seq(config).eval()
+    # Of twelve sentences one is short, and begins with 15 of the 20 positions: fewer than are removed from a batch.
+    rows = [Row([4, 5], [], {}, 0), *(Row([4] * 14, [], {}, i) for i in range(1, 12))]
+    prefixes = [[5] * 14, *([] for _ in rows[1:])]
+    lengths = DecodingConfig(max_length=1, max_length_ratio=1.2, min_length_ratio=1.2)
+    together = search(model, collate(rows), lengths, prefix=left_padded(prefixes))
+    for row, prefix, found in zip(rows, prefixes, together, strict=True):
+        assert found.ids == search(model, collate([row]), lengths, prefix=left_padded([prefix]))[0].ids
 
 
 def test_without_a_prompt_a_language_model_writes_from_the_begin_symbol() -> None:

@@ -124,6 +124,13 @@ def normed(x: Tensor, norm: NormOf | None) -> Tensor:
 
 
 @needs_kernels
+def test_a_cache_without_positions_gives_nothing() -> None:
+    keys = CachedKeys(torch.randn(2, 3, 2, 4, 8), 0.3, 1)
+    keys.see(0, None, None, None, 1)
+    assert read_cache(keys, torch.randn(3, 16), None).tolist() == torch.zeros(3, 16).tolist()
+
+
+@needs_kernels
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> None:
@@ -194,8 +201,13 @@ def loaded_again() -> str:
 
 
 @needs_kernels
-def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build.library() is not None
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_the_library_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert build.library() is not None
+    finally:
+        os.umask(before)
     folder = fresh / "kernels"
     assert sorted(path.suffix for path in folder.iterdir()) == ["", ".json", ".so"]
     assert folder.stat().st_mode & 0o777 == 0o700

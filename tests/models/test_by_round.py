@@ -94,6 +94,7 @@ def test_equal_steps_are_what_is_taken_where_no_path_is_given() -> None:
     assert not torch.allclose(logits(model), logits(model, execution=Execution(paths=other)))
     two = {"decoder": (0.5, 0.5)}
     assert torch.equal(logits(model, n_steps=2), logits(model, execution=Execution(paths=two)))
+    assert Execution(paths={"decoder": [0.5, 0.5]}) == Execution(paths=two), "lists are taken too"  # type: ignore[dict-item]
     with model.execution(paths=two):
         assert model.n_rounds() == {"decoder": 2}
         assert torch.equal(logits(model), logits(model, n_steps=2))

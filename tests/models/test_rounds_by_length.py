@@ -17,6 +17,7 @@ from ostinato.config.halting import ByLengthConfig
 from ostinato.config.load import check_recipe
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import DecoderConfig, StackConfig
+from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError
 from ostinato.kernels import packing
 from ostinato.models import build_model
@@ -161,6 +162,17 @@ def test_budgets_count_the_rounds_of_the_length_that_is_assumed() -> None:
     assert count_macs(config, 99, 6).total == count_macs(plain, 99, 6).total
     with pytest.raises(ConfigError, match="the source's length decides"):
         expected_depths(config, {"encoder": 5.0}, source_length=4)
+
+
+def test_rounds_a_token_are_decimal_numbers() -> None:
+    config = _config(per_token=0.07)
+    assert config.encoder.halting.rounds(100, 8) == 7, "not the 8 of 7.000000000000001"
+    model = build_model(config)
+    ids = torch.full((1, 100), 3)
+    keep = torch.ones_like(ids, dtype=torch.bool)
+    batch = Batch(Tokens(ids, keep), ids, keep, source=Tokens(ids, keep))
+    trace = model(batch, request=("halting",)).stacks["encoder"].halting
+    assert trace.executed_BTR.sum(-1).unique().tolist() == [7]
 
 
 def _none() -> Any:

@@ -232,6 +232,27 @@ def test_a_gate_that_always_halts_leaves_the_first_rounds_state() -> None:
     assert decoder_output(act, batch).depth_cost.item() == pytest.approx(2.0)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("halting", [StickBreakingConfig(), ActConfig()])
+def test_a_pass_without_a_real_token_has_no_cost(halting: HaltingConfig) -> None:
+    ids, none = torch.full((2, 5), 3), torch.zeros(2, 5, dtype=torch.bool)
+    output = decoder_output(model_with(halting), Batch(target=Tokens(ids, none), labels_BT=ids, loss_mask_BT=none))
+    assert output.depth_cost is not None
+    assert float(output.depth_cost) == 0.0
+
+
+@pytest.mark.parametrize("halting", [StickBreakingConfig(), ActConfig()])
+def test_at_a_threshold_of_0_a_gate_that_is_exactly_0_halts_too(halting: HaltingConfig) -> None:
+    model, batch = model_with(halting), batch_of([5, 3])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "halting" in name:
+                parameter.fill_(-1e4 if name.endswith("bias") else 0.0)
+    run_as(model, halting_threshold=0.0)
+    trace = model(batch, request=("halting",)).stacks["decoder"].halting
+    assert trace is not None
+    assert trace.executed_BTR.shape[-1] == 1
+
+
 def test_a_gate_that_never_halts_gives_act_no_output_without_a_forced_remainder() -> None:
     """Specification of UT, test iii: all rounds, no remainder, output 0 in both mixes."""
     for mix in ("accumulate", "interpolate"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink
 from ostinato.kernels.native import library
+from ostinato.nn.attention import Attention
 from ostinato.nn.bank import Banks
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps
@@ -203,6 +205,21 @@ CHANGES = [
     "float64",
     "one expert",
 ]
+
+
+def test_norms_and_attention_of_ones_own_are_called() -> None:
+    class Doubled(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    class Shifted(Attention):
+        def attend(self, *given: Any, **named: Any) -> Tensor:
+            return super().attend(*given, **named) + 1
+
+    plain, own = (kind(8, 2, 4, bias="none", dropout=0.0).eval() for kind in (Attention, Shifted))
+    assert attention_link(plain, nn.LayerNorm(8).eval(), is_before=True, makes_keys=True) is not None
+    assert attention_link(plain, Doubled(8).eval(), is_before=True, makes_keys=True) is None
+    assert own.is_read_plainly is False
 
 
 @pytest.mark.parametrize("what", CHANGES)

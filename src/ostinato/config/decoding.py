@@ -32,7 +32,7 @@ class LengthPenaltyConfig(Config):
     """
 
     kind: Literal["none", "gnmt", "exponent"] = "gnmt"
-    alpha: Annotated[float, Field(ge=0)] = 0.6
+    alpha: Annotated[float, Field(ge=0, le=10)] = 0.6
     """0: no penalty; larger values favour longer outputs."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:

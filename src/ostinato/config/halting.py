@@ -38,7 +38,8 @@ class ByLengthConfig(Config):
 
     def rounds(self, n_tokens: int, n_rounds: int) -> int:
         """Return T(n) of a stack of `n_rounds` rounds."""
-        return min(n_rounds, max(1, math.ceil(self.per_token * n_tokens + self.extra)))
+        # Decimal numbers: 0.07 times 100 is 7.000000000000001, and means 7 rounds.
+        return min(n_rounds, max(1, math.ceil(self.per_token * n_tokens + self.extra - 1e-9)))
 
 
 class ActConfig(Config):

@@ -125,6 +125,7 @@ class Beams:
     Attributes:
         log_prob_SK: of the live hypotheses, best first; -inf where there is none.
         stopped_S: True for sentences whose result is final. They stay in the batch until `keep`.
+        limits: most tokens of every sentence in the batch.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Beams:
         # These are Python numbers, so that most steps need no wait for the device to compare lengths.
         self._shortest_minimum = min(least for least, _ in lengths)
         self._longest_minimum = max(least for least, _ in lengths)
-        self._limits = {most for _, most in lengths}
+        self.limits = [most for _, most in lengths]
         self._minimum_S, self._limit_S = on_device(lengths, device).unbind(1)
         penalties = [length_penalty(self._penalty, most) for _, most in lengths]
         self._last_penalty_S = on_device(penalties, device)
@@ -201,6 +202,11 @@ class Beams:
             found[sentence] = ids[::-1]
         return found
 
+    @property
+    def has_reached_a_limit(self) -> bool:
+        """Whether some sentence in the batch has as many tokens as it may have."""
+        return self.length >= min(self.limits)
+
     def who_stopped(self) -> list[bool]:
         """Return whether the result of each sentence is known to be final.
 
@@ -208,9 +214,14 @@ class Beams:
         tell: a sentence that has stopped stays as it is, however many tokens its rows are given after that.
         """
         S = len(self._rows)
-        if self.length >= max(self._limits):
+        if self.length >= max(self.limits):
             return [True] * S
-        if runs_ahead(self.stopped_S.device) and (self.length % _LOOK_EVERY or self.length < self._shortest_minimum):
+        is_early = self.length < self._shortest_minimum
+        if (
+            runs_ahead(self.stopped_S.device)
+            and (self.length % _LOOK_EVERY or is_early)
+            and not self.has_reached_a_limit
+        ):
             return [False] * S
         return self.stopped_S.tolist()
 
@@ -235,7 +246,7 @@ class Beams:
 
     def keep(self, sentences: Sequence[int], sentences_S: Tensor) -> None:
         """Keep these sentences, by number on the host and on the device; the others leave the batch."""
-        self._rows = [self._rows[i] for i in sentences]
+        self._rows, self.limits = ([found[i] for i in sentences] for found in (self._rows, self.limits))
         K = self.n_beams
         self.last_ids_R1 = self.last_ids_R1.view(-1, K).index_select(0, sentences_S).view(-1, 1)
         for name in _PER_SENTENCE:
@@ -269,7 +280,7 @@ class Beams:
             is_decided_S = bound_S <= self._best_score_SK[:, self._n_best - 1]
             if self._stopping == "count":
                 is_decided_S |= self._best_score_SK[:, -1] > -torch.inf
-        if self.length in self._limits:
+        if self.length in self.limits:
             is_last_S = self._limit_S <= self.length
             self._take_live(is_last_S & ~self.stopped_S)
             is_decided_S = is_decided_S | is_last_S

@@ -129,7 +129,9 @@ class Sampling:
             kept, kept_ids = log_p_RV, None
         else:
             kept, kept_ids = log_p_RV.topk(self.top_k, dim=1)
-        cumulated = torch.softmax(kept.double() / self.temperature, dim=1).cumsum(dim=1)
+        # From the highest one, whose quotient no temperature makes infinite.
+        below_RV = kept.double() - kept.double().amax(dim=1, keepdim=True)
+        cumulated = torch.softmax(below_RV / self.temperature, dim=1).cumsum(dim=1)
         u_S1 = self._uniform_ST[:, length, None] * cumulated[:, -1:]
         drawn_S1 = torch.searchsorted(cumulated, u_S1, right=True).clamp_(max=cumulated.shape[1] - 1)
         ids_S1 = drawn_S1 if kept_ids is None else kept_ids.gather(1, drawn_S1)

@@ -47,8 +47,11 @@ from ostinato.nn.cache import Cache
 from ostinato.nn.execution import Execution
 
 # Stopped sentences are removed from the batch when they are at least this part of it: removing copies the cache of the
-# others, so that doing it for every single sentence would cost more than it saves.
+# others, so that doing it for every single sentence would cost more than it saves. One at its limit goes at once: the
+# places after it may be none that the model knows.
 _REMOVED_AT = 1 / 8
+_NEARLY = 1e-9
+"""Ratios are decimal numbers: 0.29 times 100 is 28.999999999999996."""
 
 
 OnStep = Callable[[Mapping[int, list[int]]], object]
@@ -196,9 +199,10 @@ def search_n_best(
         stopped = beams.who_stopped()
         n_stopped = sum(stopped)
         is_over = n_stopped == len(stopped)
+        is_due = n_stopped >= removed_at * len(stopped) or (beams.has_reached_a_limit and not is_static)
         if not is_over and K > 1:
             cache.reorder(beams.continued())
-        if is_over or (n_stopped and n_stopped >= removed_at * len(stopped)):
+        if is_over or (n_stopped and is_due):
             outputs.append(beams.outputs([i for i, stop in enumerate(stopped) if stop]))
             if is_over:
                 break
@@ -225,8 +229,9 @@ def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[tuple
         sources = (prompt if batch.source is None else batch.source).keep_BT.sum(dim=1).tolist()
     found = []
     for n in sources:
-        most = max(1, config.max_length + floor(config.max_length_ratio * n))
-        found.append((min(most, config.min_length + floor(config.min_length_ratio * n)), most))
+        longest, shortest = (floor(ratio * n + _NEARLY) for ratio in (config.max_length_ratio, config.min_length_ratio))
+        most = max(1, config.max_length + longest)
+        found.append((min(most, config.min_length + shortest), most))
     return found
 
 

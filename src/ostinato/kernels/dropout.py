@@ -59,7 +59,7 @@ def draw_kept(shape: tuple[int, ...] | torch.Size, p: float, device: torch.devic
         return Kept(dropped.logical_not_().view(torch.uint8), 1.0 / (1.0 - p))
     n = math.prod(shape)
     # All 64 bits: without bounds the sign would always be 0, and every eighth byte below 128.
-    words = torch.empty(-(-n // 8), dtype=torch.int64).random_(_LEAST_WORD, None)
+    words = torch.empty(-(-n // 8), dtype=torch.int64, device=device).random_(_LEAST_WORD, None)
     # In place and byte to byte: a comparison that makes booleans takes ten times as long.
     kept = words.view(torch.uint8)[:n].view(shape).ge_(round(_LEVELS * p))
     return Kept(kept, 1.0 / (1.0 - realised(p)))

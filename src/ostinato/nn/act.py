@@ -60,6 +60,11 @@ class Act(HaltingRule):
         self.unit, self.threshold, self.mix = unit, threshold, mix
         self.freezes, self.forces_remainder, self.is_global = freezes, forces_remainder, is_global
 
+    @property
+    def enough(self) -> float:
+        """What the sum of p has to exceed: at threshold 0 nothing, so that a p of exactly 0 halts, too."""
+        return min(self.threshold, BELOW_ONE) if self.threshold else -1.0
+
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> ActPass:
         """Begin a pass."""
         return ActPass(self, states_ND, rows, run, n_rounds)
@@ -92,7 +97,7 @@ class ActPass(HaltingPass):
         if rule.is_global:
             prob_N = self._mean_of_sentences(prob_N)
         # At 1 nothing is left of a token, whatever epsilon.
-        halts_N = (self._total_N + prob_N).detach() > min(rule.threshold, BELOW_ONE)
+        halts_N = (self._total_N + prob_N).detach() > rule.enough
         if rule.forces_remainder:
             halts_N = halts_N | (index == self._n_rounds - 1)
         self._weight_N = where_active(active_N, torch.where(halts_N, rest_N, prob_N), 0.0)
@@ -128,6 +133,8 @@ class ActPass(HaltingPass):
 
     def aux_loss(self) -> Tensor:
         """Return the ponder cost, rounds + remainder, as the mean over real tokens; its gradient is the remainder's."""
+        if not self._weights:  # no token is real
+            return self._zeros_N.sum()
         # The remainder is the weight of the round after which a token halts; tokens that ran no more weigh nothing.
         weights_BTR, halts_BTR = torch.stack(self._weights, -1), torch.stack(self._halts, -1)
         remainder_BT = torch.where(halts_BTR, weights_BTR, 0.0).sum(-1)

@@ -164,7 +164,8 @@ class MultiHead(Dropping):
     @property
     def is_read_plainly(self) -> bool:
         """Whether a head reads keys and values of its own, as they were projected: what compiled kernels know."""
-        return self.n_groups == 1 and self.q_norm is None
+        is_own = type(self).attend is MultiHead.attend
+        return is_own and self.n_groups == 1 and self.q_norm is None
 
     def normed_and_turned(
         self, x_BHTK: Tensor, norm: nn.Module | None, turn: Callable[[Tensor], Tensor] | None

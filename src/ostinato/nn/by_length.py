@@ -38,7 +38,8 @@ class ByLength(HaltingRule):
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
         """Begin a pass."""
         lengths_B = run.source_lengths(rows.n_sentences).to(float64(states_ND.device))
-        rounds_B = (self.per_token * lengths_B + self.extra).ceil().long().clamp(min=1).clamp(max=n_rounds)
+        # Decimal numbers: 0.07 times 100 is 7.000000000000001, and means 7 rounds.
+        rounds_B = (self.per_token * lengths_B + self.extra - 1e-9).ceil().long().clamp(min=1).clamp(max=n_rounds)
         return SentencesPass(states_ND, rows, run, torch.zeros_like(rounds_B), rounds_B)
 
 

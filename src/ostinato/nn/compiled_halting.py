@@ -10,7 +10,7 @@ from ostinato.kernels import (
     ActGate,
     StickBreakingGate,
 )
-from ostinato.nn.act import BELOW_ONE, Act, ActPass, ActUnit
+from ostinato.nn.act import Act, ActPass, ActUnit
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, HaltingRule, Visible
 from ostinato.nn.links import are_plain, is_changed
@@ -81,7 +81,7 @@ class _CompiledActPass(_Unrecorded, ActPass):
         """See `ActPass`."""
         rule, rest_N = self._rule, torch.rsub(self._total_N, 1.0)  # quicker than an operator
         is_last = rule.forces_remainder and bool(index == self._n_rounds - 1)
-        given = entered_ND, self._total_N, self.active_N, min(rule.threshold, BELOW_ONE)
+        given = entered_ND, self._total_N, self.active_N, rule.enough
         self._weight_N, self._next_N, self._n_next = rule.gate.enter(*given, is_last=is_last)
         return self._seen(index, states_ND, rest_N)
 

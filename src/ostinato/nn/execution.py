@@ -115,6 +115,7 @@ class Execution:
     any_process: Callable[[bool], bool] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "paths", {name: tuple(path) for name, path in self.paths.items()})
         named = {
             "compaction": get_args(Compaction),
             "expert_backend": ("auto", "dense", *get_args(Backend)),

@@ -169,6 +169,8 @@ def _knows_norm(norm: nn.Module | None) -> bool:
     """Return whether there is no norm, or one that kernels know."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return norm is None
+    if type(norm) not in (nn.LayerNorm, nn.RMSNorm, OffsetRMSNorm):  # one's own may compute something else
+        return False
     bias_D = norm.bias if isinstance(norm, nn.LayerNorm) else None
     return not _has_hooks(norm) and are_plain(norm.weight, bias_D)
 

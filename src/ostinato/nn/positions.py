@@ -60,7 +60,7 @@ def _room(n: int) -> int:
 def _table(n: int, d_model: int, device: torch.device, in_halves: bool = False) -> Tensor:
     # A table first made while evaluating must also serve training: no inference tensor.
     with torch.inference_mode(False), torch.no_grad():
-        return _sinusoids(torch.arange(n), d_model, in_halves).to(device)
+        return _sinusoids(torch.arange(n, device="cpu"), d_model, in_halves).to(device)
 
 
 def _sinusoids(values: Tensor, d_model: int, in_halves: bool) -> Tensor:

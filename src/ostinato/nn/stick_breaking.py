@@ -149,6 +149,8 @@ class StickBreakingPass(HaltingPass):
     def aux_loss(self) -> Tensor:
         """Return the expected depth sum_r w_r r, rounds counted from 1, as the mean over real tokens."""
         self._close()
+        if not self._weights:  # no token is real
+            return self._zeros_N.sum()
         weights_BTR = torch.stack(self._weights, -1)
         rounds_R = torch.arange(1, weights_BTR.shape[-1] + 1, device=weights_BTR.device, dtype=weights_BTR.dtype)
         return self._mean((weights_BTR * rounds_R).sum(-1))

@@ -79,6 +79,8 @@ INLINE void add_values(float *y, const float *weights, const float *values, int6
 INLINE void attend_head(const Keys *k, int64_t hypothesis, int64_t head, const float *q, float *y, float *scores) {
     const int64_t row = hypothesis / k->n_beams, K = k->d_head;
     const float *of_head = k->buffer + head * k->head_stride;
+    memset(y, 0, K * sizeof(float));
+    if (!k->length) return; /* nothing is seen */
     const uint8_t *keep = k->keep ? k->keep + row * k->keep_stride : NULL;
     for (int64_t s = 0; s < k->length;) {
         const int64_t end = stretch_end(k, row, s);
@@ -86,7 +88,6 @@ INLINE void attend_head(const Keys *k, int64_t hypothesis, int64_t head, const f
         for (; s < end; s++) scores[s] = keep && !keep[s] ? HIDDEN : k->scale * dot(q, keys + s * K, (int)K);
     }
     const float total = exponentials(scores, k->length);
-    memset(y, 0, K * sizeof(float));
     for (int64_t s = 0; s < k->length;) {
         const int64_t end = stretch_end(k, row, s);
         const float *values = of_head + k->value_stride + place(k, row, s) * k->row_stride;

@@ -160,6 +160,7 @@ def _replace(path: Path, content: bytes, scratch: str) -> None:
     """Write a file that other processes find whole, or not at all."""
     written = Path(scratch) / "written"
     with written.open("wb") as file:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask: what others may write is not read
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
