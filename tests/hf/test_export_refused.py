@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ostinato.hf  # noqa: F401  (registers the classes)
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.loading import LoadedRun
-from ostinato.hf.export import export_run
+from ostinato.hf.export import export_run, wrapped
+from ostinato.tasks.recipes import load_recipe
 
 
 def test_what_cannot_be_exported_or_read_is_refused(made: Any, tmp_path: Path) -> None:
@@ -102,6 +104,53 @@ def test_models_that_have_no_class_there_are_refused(tmp_path: Path, monkeypatch
         (recurrent, "model.kind is 'lstm_language_model': recurrences are not exported"),
     ):
         assert_refused(run, tmp_path / "out", line)
+
+
+def test_encoders_of_facts_are_refused(tmp_path: Path) -> None:
+    run = SimpleNamespace(model=SimpleNamespace(config=load_recipe("babi/universal-facts").model))
+    with pytest.raises(CheckpointError, match="an encoder that reads facts"):
+        wrapped(run)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["halting", "looped"])
+def test_half_precision_that_a_model_cannot_run_in_is_refused(made: Any, name: str) -> None:
+    run, folder = made(name)
+    if name == "halting":
+        with pytest.raises(
+            CheckpointError, match=r"cannot run in bfloat16: .* call it under torch\.autocast"
+        ) as caught:
+            runs.auto(run).from_pretrained(folder, dtype=torch.bfloat16)
+        assert "\n" not in str(caught.value)
+    model = runs.auto(run).from_pretrained(folder, dtype=torch.float32 if name == "halting" else torch.bfloat16)
+    ids = torch.tensor([[1, 5, 6, 7]])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=name == "halting"):
+        found = model(input_ids=ids).logits
+        expected = run.model(ids).logits_BTV
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["looped", "pairs", "masked", "span"])
+def test_arguments_that_a_call_does_not_know_are_refused(made: Any, name: str) -> None:
+    run, folder = made(name)
+    model = runs.auto(run).from_pretrained(folder)
+    ids, places = torch.tensor([[1, 5, 6, 7]]), torch.arange(4)[None]
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "pairs" else {})
+    with torch.no_grad():
+        model(**given, position_ids=places, cache_position=places[0])
+        for wrong, line in (
+            ({"n_step": 1}, "n_step is 'int': is no argument of this model"),
+            ({"position_ids": torch.tensor([[0, 1, 0, 1]])}, "must count the real tokens of every row"),
+            ({"attention_mask": torch.ones(1, 1, 4, 4)}, r"attention_mask is \[1, 1, 4, 4\]: must be of columns"),
+        ):
+            with pytest.raises(ConfigError, match=line):
+                model(**given, **wrong)
+
+
+def test_a_criterion_without_a_threshold_is_refused_at_the_call(made: Any) -> None:
+    run, folder = made("looped")
+    model = runs.auto(run).from_pretrained(folder, exit="change")
+    with pytest.raises(ConfigError, match="exit is 'change': needs a halting_threshold"):
+        model(input_ids=torch.tensor([[1, 5]]))
 
 
 def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,58 @@ def test_names_of_the_first_files_of_bert_and_t5_are_read(tmp_path: Path) -> Non
     read_pretrained(tmp_path / "t5")
 
 
+def rewritten(folder: Path, change: Any) -> None:
+    """Replace the weights of a folder by what is made of them."""
+    file = folder / "model.safetensors"
+    save_file({name: x.clone() for name, x in change(load_file(file)).items()}, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["qwen3", "bart", "marian"])
+def test_files_of_the_body_alone_are_read(name: str, tmp_path: Path) -> None:
+    theirs = tiny.save(name, tmp_path / name)
+    if hasattr(theirs, "final_logits_bias"):  # which such files do not have: zeros
+        theirs.final_logits_bias.zero_()
+
+    def body(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            key.removeprefix("model."): x
+            for key, x in weights.items()
+            if key.startswith("model.") or not key.startswith(("lm_head", "final_logits_bias"))
+        }
+
+    rewritten(tmp_path / name, body)
+    if name == "bart":
+        change_config(tmp_path / name, architectures=["BartModel"])
+    found = read_pretrained(tmp_path / name)
+    torch.testing.assert_close(tiny.our_logits(found.model, IDS), their_logits(theirs.eval(), IDS), rtol=0, atol=1e-4)
+
+
+def test_a_tied_tensor_may_have_either_name(tmp_path: Path) -> None:
+    theirs = tiny.save("llama3", tmp_path / "llama3")
+    rewritten(
+        tmp_path / "llama3",
+        lambda found: {"lm_head.weight" if "embed_tokens" in name else name: x for name, x in found.items()},
+    )
+    found = read_pretrained(tmp_path / "llama3")
+    torch.testing.assert_close(tiny.our_logits(found.model, IDS), their_logits(theirs.eval(), IDS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["t5", "llama3", "gpt2"])
+def test_an_output_of_its_own_counts_whatever_the_configuration_says(name: str, tmp_path: Path) -> None:
+    tiny.save(name, tmp_path / name)
+    source = {"t5": "shared.weight", "llama3": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}[name]
+    rewritten(tmp_path / name, lambda found: found | {"lm_head.weight": found[source].flip(0)})
+    change_config(tmp_path / name, tie_word_embeddings=True, scale_decoder_outputs=False)
+    if name == "gpt2":
+        with pytest.raises(CheckpointError, match="tie_word_embeddings is False"):
+            read_pretrained(tmp_path / name)
+        return
+    kind = getattr(transformers, tiny.MODELS[name][0])
+    theirs = kind.from_pretrained(tmp_path / name).eval()
+    found = read_pretrained(tmp_path / name)
+    torch.testing.assert_close(tiny.our_logits(found.model, IDS), their_logits(theirs, IDS), rtol=0, atol=1e-4)
+
+
 def test_an_imported_run_is_evaluated_and_fine_tuned(tmp_path: Path) -> None:
     tiny.save("bert", tmp_path / "bert")
     import_run(str(tmp_path / "bert"), tmp_path / "run")

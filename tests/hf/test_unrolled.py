@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import transformers
 
 import ostinato
 from ostinato.errors import ConfigError
+from ostinato.evaluation.loading import load
 from ostinato.hf.export import export_plain
 from ostinato.interop.unrolled import as_plain, unroll
 from ostinato.models import build_model
@@ -170,4 +172,15 @@ def test_what_has_no_plain_counterpart_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"model\.decoder\.segments\.0 is 'inject': a plain model has nothing like it"
     ):
         export_plain(fed, tmp_path / "out", "llama")
+    leaving = load(looped.directory, device="cpu", exit="change", halting_threshold=0.5)
+    with pytest.raises(ConfigError, match="exit is 'change': a plain model runs all its steps"):
+        export_plain(leaving, tmp_path / "out", "gpt2")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "n_positions"), [("llama", 96), ("marian", 200)])
+def test_the_longest_sequence_is_the_runs(name: str, n_positions: int, tmp_path: Path) -> None:
+    base, settings = CASES[name]
+    lengths = ["data.max_target_length=96"] + ["data.max_source_length=200"] * (name == "marian")
+    export_plain(runs.make_run(base, tmp_path / "run", *settings, *lengths), tmp_path / "out", name)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == n_positions

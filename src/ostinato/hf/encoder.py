@@ -18,7 +18,7 @@ from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.hf.configuration import Exported
 from ostinato.hf.modeling import OstinatoPreTrainedModel
-from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, weights_of
+from ostinato.hf.outputs import IGNORED, States, check_others, returned, states_of, tokens_of, weights_of
 from ostinato.models.encoder import passages
 from ostinato.models.output import ModelOutput
 
@@ -73,7 +73,7 @@ class _LabelsOfTokens(_EncoderOnly):
         n_steps: int | None = None,
         halting_threshold: float | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **ignored: Any,
+        **others: Any,
     ) -> Any:
         """Return logits, and with labels the loss.
 
@@ -81,6 +81,7 @@ class _LabelsOfTokens(_EncoderOnly):
             labels: of every column, -100 where none counts; of a classification head one a text.
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
         """
+        check_others(others, attention_mask)
         tokens = tokens_of(input_ids, attention_mask)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
         shown = self._shown(output_hidden_states, output_attentions)
@@ -146,7 +147,7 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
         n_steps: int | None = None,
         halting_threshold: float | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **ignored: Any,
+        **others: Any,
     ) -> Any:
         """Return the scores of every column as the first and as the last one of the answer.
 
@@ -154,6 +155,7 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
             start_positions, end_positions: columns of the answer; those outside the passage do not count.
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
         """
+        check_others(others, attention_mask)
         tokens = tokens_of(input_ids, attention_mask)
         prefixes_B = _lengths_of_questions(tokens, self.model.special_ids.eos)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=prefixes_B)

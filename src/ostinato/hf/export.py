@@ -69,9 +69,11 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
     """Return a run's model as one of the Hugging Face library, with the same parameters.
 
     Raises:
-        CheckpointError: the model is a recurrence, or a prefix language model.
+        CheckpointError: the model is a recurrence, a prefix language model, or an encoder of facts.
     """
     given = run.model.config
+    if getattr(given, "max_words", None) is not None:
+        raise CheckpointError("an encoder that reads facts, a grid of words, has no counterpart in that library")
     kind = _CLASSES[given.reads]
     training, execution = run.recipe.training, run.model.current_execution
     more: dict[str, Any] = {}
@@ -157,7 +159,9 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     """
     folder = Path(folder)
     check_new(folder)
-    plain = as_plain(run.model, name)
+    data = run.recipe.data
+    longest = max(data.max_target_length, data.max_source_length if run.model.config.has_two_sides else 0)
+    plain = as_plain(run.model, name, longest)
     tokenizer = renumbered(fast_tokenizer(run), plain.ids)
     special = SpecialIds(**{key: plain.config[f"{key}_token_id"] for key in ("pad", "bos", "eos")})
     with new_folder(folder) as target:

@@ -14,7 +14,7 @@ from ostinato.errors import CheckpointError
 from ostinato.hf.cache import CACHE, DepthCache
 from ostinato.hf.configuration import OstinatoConfig
 from ostinato.hf.modeling import OstinatoPreTrainedModel
-from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, weights_of
+from ostinato.hf.outputs import IGNORED, States, check_others, returned, states_of, tokens_of, weights_of
 from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache
 
@@ -45,7 +45,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         past_key_values: DepthCache | None = None,
-        **ignored: Any,
+        **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return logits of the next tokens.
 
@@ -57,6 +57,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             logits_to_keep: the last so many columns only; 0: all.
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
+        check_others(others, attention_mask)
         self._project_routers()
         n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = tokens_of(input_ids, attention_mask)

@@ -78,7 +78,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
 
         Raises:
             CheckpointError: no weights that can be read; naming those that lack, are not the model's, or have other
-                shapes (which `ignore_mismatched_sizes` allows).
+                shapes (which `ignore_mismatched_sizes` allows); a half-precision type that the model cannot run in.
         """
         wants_report, allows_shapes = (kwargs.pop(x, False) for x in ("output_loading_info", "ignore_mismatched_sizes"))
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
@@ -97,7 +97,23 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         if problems:
             more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise CheckpointError(f"{args[0]}: its weights are not the model's: {'; '.join(problems[:3])}{more}")
+        cls._check_type(args[0], model)
         return (model, report) if wants_report else model
+
+    @staticmethod
+    def _check_type(name: object, model: OstinatoPreTrainedModel) -> None:
+        """Refuse a half-precision type in which the model cannot run: gates, routers and others compute in float32."""
+        if model.dtype not in (torch.bfloat16, torch.float16) or model.device.type == "meta":
+            return
+        ids = torch.full((1, 2), model.model.special_ids.bos, device=model.device)
+        given = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+        try:
+            with torch.no_grad():
+                model(**given)
+        except RuntimeError as error:
+            kind = str(model.dtype).removeprefix("torch.")
+            reason = "parts of this model compute in float32: read it in float32, and call it under torch.autocast"
+            raise CheckpointError(f"{name}: cannot run in {kind}: {reason}") from error
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of the tokens that are read: a view, whose weight is the model's parameter."""
@@ -146,7 +162,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             raise ConfigError([Problem("n_steps", n_steps, "must be a whole number of rounds, or None")])
         if halting_threshold is not None and type(halting_threshold) not in (int, float):
             raise ConfigError([Problem("halting_threshold", halting_threshold, "must be a number in [0, 1], or None")])
-        if halting_threshold is not None:
+        if halting_threshold is not None or (config.exit is not None and not self.training):
             execution = replace(
                 execution,
                 halting_threshold=halting_threshold,

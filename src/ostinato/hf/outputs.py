@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ostinato.data.batch import Tokens
+from ostinato.errors import ConfigError, Problem
 from ostinato.nn.types import StackOutput
 
 States = bool | Literal["rounds"] | None
 """What `output_hidden_states` asks for: True: the states after every executed step; "rounds": after every round."""
 IGNORED = -100
 """A label that does not count, in the Hugging Face library."""
+_WITHOUT_EFFECT = ("cache_position", "is_first_iteration", "next_sequence_length", "token_type_ids", "use_cache")
+"""What the library's own code hands to every model, and ours compute without."""
+
+
+def check_others(others: Mapping[str, Any], mask_BS: Tensor | None) -> None:
+    """Refuse arguments that a call does not know: another name, or what other models compute by and ours do not.
+
+    Args:
+        others: those that are left, by name. mask_BS: the attention mask.
+
+    Raises:
+        ConfigError: all of them; positions that are not the numbers of the real tokens; a mask of pairs of columns.
+    """
+    given = {name: value for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT}
+    places = given.pop("position_ids", None)
+    problems = [Problem(name, type(value).__name__, "is no argument of this model") for name, value in given.items()]
+    if mask_BS is not None and mask_BS.ndim != 2:
+        problems.append(Problem("attention_mask", list(mask_BS.shape), "must be of columns: [B, T]"))
+    elif places is not None and not _are_consecutive(places, mask_BS):
+        reason = "must count the real tokens of every row: sequences that are packed into one are not told apart"
+        problems.append(Problem("position_ids", list(places.shape), reason))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _are_consecutive(places_BT: Tensor, mask_BS: Tensor | None) -> bool:
+    are_next_BT = places_BT.diff(dim=-1) == 1
+    if mask_BS is not None and mask_BS.shape[-1] >= places_BT.shape[-1]:
+        keep_BT = mask_BS[:, -places_BT.shape[-1] :].bool()
+        are_next_BT = are_next_BT | ~(keep_BT[:, 1:] & keep_BT[:, :-1])
+    return bool(are_next_BT.all())
 
 
 def tokens_of(ids_BT: Tensor, mask_BS: Tensor | None) -> Tokens:

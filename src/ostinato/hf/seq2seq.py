@@ -16,7 +16,7 @@ from ostinato.data.batch import Batch
 from ostinato.hf.cache import CACHE, DepthCache
 from ostinato.hf.configuration import OstinatoConfig
 from ostinato.hf.modeling import OstinatoPreTrainedModel
-from ostinato.hf.outputs import IGNORED, States, returned, states_of, tokens_of, wanted, weights_of
+from ostinato.hf.outputs import IGNORED, States, check_others, returned, states_of, tokens_of, wanted, weights_of
 from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache
 from ostinato.nn.types import StackOutput
@@ -95,7 +95,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         halting_threshold: float | None = None,
         num_items_in_batch: Tensor | int | None = None,
         past_key_values: DepthCache | None = None,
-        **ignored: Any,
+        **others: Any,
     ) -> Seq2SeqLMOutput | tuple[Any, ...]:
         """Return logits of the target's next tokens.
 
@@ -106,6 +106,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             n_steps: rounds to run in both stacks in place of the plans' own. halting_threshold: at which tokens halt.
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
+        check_others(others, attention_mask)
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("a seq2seq model needs decoder_input_ids or labels")

@@ -444,16 +444,17 @@ def _bart(given: Given) -> Settings:
 
 
 _GPT2 = Architecture("dense/gpt2-124m", _gpt2, gpt2, "transformer.")
-_LLAMA = Architecture("dense/llama-3.2-1b", _dense_llama, llama)
+_LLAMA = Architecture("dense/llama-3.2-1b", _dense_llama, llama, "model.")
+_BART = Architecture("dense/bart-base", _bart, bart, "model.")
 _BERT = Architecture("dense/bert-base", _bert, bert)
 _ALBERT = Architecture("dense/albert-base", _albert, albert)
 _T5 = Architecture("dense/t5-small", _t5, t5)
 ARCHITECTURES = {
     "GPT2LMHeadModel": _GPT2,
     "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": Architecture("dense/llama-3.2-1b", _mistral, llama),
-    "Qwen2ForCausalLM": Architecture("dense/llama-3.2-1b", _qwen2, llama),
-    "Qwen3ForCausalLM": Architecture("dense/qwen3-0.6b", _qwen3, llama),
+    "MistralForCausalLM": Architecture("dense/llama-3.2-1b", _mistral, llama, "model."),
+    "Qwen2ForCausalLM": Architecture("dense/llama-3.2-1b", _qwen2, llama, "model."),
+    "Qwen3ForCausalLM": Architecture("dense/qwen3-0.6b", _qwen3, llama, "model."),
     "MixtralForCausalLM": Architecture("dense/mixtral-8x7b", _mixtral, llama),
     "HrmTextForCausalLM": Architecture("looped/hrm-text-1b", _hrm_text, hrm_text),
     "JetMoeForCausalLM": Architecture("dense/jetmoe-8b", _jetmoe, jetmoe),
@@ -464,7 +465,8 @@ ARCHITECTURES = {
     "AlbertForPreTraining": _ALBERT,
     "T5ForConditionalGeneration": _T5,
     "T5WithLMHeadModel": _T5,
-    "MarianMTModel": Architecture("dense/marian-opus", _marian, bart),
-    "BartForConditionalGeneration": Architecture("dense/bart-base", _bart, bart),
+    "MarianMTModel": Architecture("dense/marian-opus", _marian, bart, "model."),
+    "BartForConditionalGeneration": _BART,
+    "BartModel": _BART,
 }
 """By the name in config.json."""

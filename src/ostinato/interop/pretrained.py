@@ -63,8 +63,10 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
             that are not known, of other shapes, pickled or damaged. DataError: no tokenizer that can be read.
         ConfigError: sizes that do not fit each other.
     """
-    folder = Path(folder)
-    given = read_config(folder)
+    return _read(Path(folder), read_config(Path(folder)), tokenizer)
+
+
+def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None) -> Pretrained:
     known = architecture_of(given, folder)
     try:
         settings = known.settings(given)
@@ -86,8 +88,12 @@ def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> 
     try:
         table = known.table(recipe.model)
         _compare_shapes(read_weights(folder, shapes_only=True), known, table, recipe.model)
+        weights = _canonical(read_weights(folder), known)
+        if given.get("tie_word_embeddings", True) and "lm_head.weight" in table.untied(weights):
+            # The file counts, as in transformers, which writes so of a T5 without tied embeddings.
+            return _read(folder, given | {"tie_word_embeddings": False}, tokenizer)
         model = build_model(recipe.model).eval()
-        load_weights(model, table, _canonical(read_weights(folder), known))
+        load_weights(model, table, weights)
     except CheckpointError as error:
         problems = _in_one_line(str(error))
         where = "" if problems.startswith(str(folder)) else f"{folder}: its weights do not fit its {_CONFIG}: "
@@ -160,7 +166,7 @@ def _compare_shapes(files: Mapping[str, Tensor], known: Architecture, table: Tab
     except RuntimeError as error:
         raise CheckpointError(f"tensors that become one do not fit each other: {error}") from error
     try:
-        shapes = parameter_shapes(config) if table.names() <= theirs.keys() else None
+        shapes = parameter_shapes(config) if table.names() <= table.whole(theirs).keys() else None
     except RuntimeError as error:  # the product of two sizes that are each allowed
         raise CheckpointError(f"it promises tensors larger than there can be: {error}") from error
     to_ours(table, theirs, shapes)

@@ -57,7 +57,11 @@ def unroll(model: Model) -> tuple[StackModelConfig, dict[str, Tensor]]:
         reason = f"only encoder-decoder and language models made of stacks are unrolled{see('hugging-face')}"
         raise ConfigError([Problem("model.kind", config.kind, reason)])
     given = config.stacks()
-    if problems := [one for name, stack in given.items() for one in _problems(name, stack, stack.plan(name))]:
+    problems = [one for name, stack in given.items() for one in _problems(name, stack, stack.plan(name))]
+    if (criterion := model.current_execution.exit) is not None:
+        reason = "a plain model runs all its steps: delete the run's halting-threshold.json, which chose it"
+        problems.append(Problem("exit", criterion, reason))
+    if problems:
         raise ConfigError(problems)
     stacks = {name: _individual(stack, len(stack.plan(name).steps)) for name, stack in given.items()}
     new = config.model_copy(update={**stacks, "ffn_variant": None, "shared_d_ff": None})
@@ -113,11 +117,12 @@ def _renamed(old: Plan, new: Plan) -> Iterator[tuple[str, str]]:
                 yield f"banks.relative.{one.position}", f"banks.relative.{other.position}"
 
 
-def as_plain(model: Model, name: str) -> Written:
+def as_plain(model: Model, name: str, n_positions: int = 1024) -> Written:
     """Return a model as a plain one of another library: unrolled, under that library's names.
 
     Args:
-        name: one of `PLAIN`.
+        name: one of `PLAIN`. n_positions: the longest sequence that those who serve it are told of; of learned
+            positions there are as many as there are.
 
     Raises:
         ConfigError: the library's model computes something else; every setting that differs.
@@ -126,7 +131,7 @@ def as_plain(model: Model, name: str) -> Written:
         raise ConfigError([Problem("as", name, f"must be one of {', '.join(PLAIN)}")])
     architecture, settings_of, prepare = PLAIN[name]
     config, ours, ids = prepare(*unroll(model))
-    given: dict[str, Any] = {"architectures": [architecture], **settings_of(config)}
+    given: dict[str, Any] = {"architectures": [architecture], **settings_of(config, n_positions)}
     special = config.special_ids
     given |= {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": special.eos}
     known = ARCHITECTURES[architecture]
@@ -214,7 +219,7 @@ def _dense(stack: StackConfig) -> tuple[AttentionConfig, DenseFeedForwardConfig]
     return stack.self_attention, stack.ffn
 
 
-def _llama(config: Any) -> dict[str, Any]:
+def _llama(config: Any, n_positions: int) -> dict[str, Any]:
     stack = config.decoder
     attention, ffn = _dense(stack)
     rotary = stack.relative if isinstance(stack.relative, RotaryConfig) else RotaryConfig()
@@ -233,18 +238,18 @@ def _llama(config: Any) -> dict[str, Any]:
         "rms_norm_eps": stack.norm.eps,
         "rope_theta": rotary.base,
         "rope_parameters": {"rope_type": "default", "rope_theta": rotary.base},
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": n_positions,
         "attention_bias": attention.bias is True,
         "mlp_bias": False,
         "tie_word_embeddings": config.tie_embeddings == "output",
     }
 
 
-def _qwen3(config: Any) -> dict[str, Any]:
-    return {**_llama(config), "model_type": "qwen3", "use_sliding_window": False}
+def _qwen3(config: Any, n_positions: int) -> dict[str, Any]:
+    return {**_llama(config, n_positions), "model_type": "qwen3", "use_sliding_window": False}
 
 
-def _gpt2(config: Any) -> dict[str, Any]:
+def _gpt2(config: Any, n_positions: int) -> dict[str, Any]:
     stack = config.decoder
     attention, ffn = _dense(stack)
     return {
@@ -253,7 +258,7 @@ def _gpt2(config: Any) -> dict[str, Any]:
         "n_embd": config.d_model,
         "n_layer": stack.n_steps,
         "n_head": attention.n_heads,
-        "n_positions": getattr(stack.positions, "max_length", 1),
+        "n_positions": getattr(stack.positions, "max_length", n_positions),
         "n_inner": ffn.d_ff,
         "activation_function": {"gelu": "gelu", "relu": "relu", "silu": "silu"}.get(ffn.activation, "gelu_new"),
         "layer_norm_epsilon": stack.norm.eps,
@@ -261,14 +266,14 @@ def _gpt2(config: Any) -> dict[str, Any]:
     }
 
 
-def _marian(config: Any) -> dict[str, Any]:
+def _marian(config: Any, n_positions: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model_type": "marian",
         "vocab_size": config.target_vocab_size,
         "d_model": config.d_model,
         "scale_embedding": config.embedding_factor != 1.0,
         "activation_function": config.encoder.ffn.activation,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": n_positions,
         "is_encoder_decoder": True,
         "decoder_start_token_id": config.special_ids.bos,
         "forced_eos_token_id": None,
@@ -284,14 +289,14 @@ def _marian(config: Any) -> dict[str, Any]:
     return found
 
 
-def _bart(config: Any) -> dict[str, Any]:
-    length = getattr(config.encoder.positions, "max_length", 1)
+def _bart(config: Any, n_positions: int) -> dict[str, Any]:
+    n_positions = getattr(config.encoder.positions, "max_length", n_positions)
     # What older files say of their norms, which converters read: behind sub-layers, and one of the embeddings.
     norms = {"normalize_before": False, "normalize_embedding": True}
-    return {**_marian(config), "model_type": "bart", "max_position_embeddings": length, **norms}
+    return {**_marian(config, n_positions), "model_type": "bart", **norms}
 
 
-def _t5(config: Any) -> dict[str, Any]:
+def _t5(config: Any, n_positions: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model_type": "t5",
         "vocab_size": config.target_vocab_size,
@@ -316,7 +321,7 @@ def _t5(config: Any) -> dict[str, Any]:
 
 
 _T5_FEED_FORWARDS = {"geglu_tanh": "gated-gelu", "swiglu": "gated-silu"}
-PLAIN: dict[str, tuple[str, Callable[[Any], dict[str, Any]], Callable[[Any, Weights], Prepared]]] = {
+PLAIN: dict[str, tuple[str, Callable[[Any, int], dict[str, Any]], Callable[[Any, Weights], Prepared]]] = {
     "llama": ("LlamaForCausalLM", _llama, _without_scale),
     "qwen3": ("Qwen3ForCausalLM", _qwen3, _without_scale),
     "gpt2": ("GPT2LMHeadModel", _gpt2, _without_scale),

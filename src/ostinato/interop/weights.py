@@ -177,15 +177,30 @@ class Table:
         rules: one for every parameter of ours.
         tied: names of theirs that are another name's tensor; a file may have them or not, and if so as equal tensors.
         ignored: patterns of names in their files that are no parameters (`*` stands for anything).
+        zeros: shapes of tensors of theirs that are zeros where a file does not have them.
     """
 
     rules: Sequence[Rule]
     tied: Mapping[str, str] = field(default_factory=dict)
     ignored: Sequence[str] = ()
+    zeros: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def names(self) -> set[str]:
         """Return the names of theirs that ours is made of."""
         return {part.name for rule in self.rules for part in rule.parts}
+
+    def whole(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of a file with those that it may leave out: a tied tensor has any one of its names."""
+        found = {name: torch.zeros(*shape) for name, shape in self.zeros.items()} | dict(theirs)
+        for name, other in self.tied.items():
+            if other not in found and name in found:
+                found[other] = found[name]
+        return found
+
+    def untied(self, theirs: Mapping[str, Tensor]) -> list[str]:
+        """Return the names that should be another name's tensor, and are not."""
+        pairs = [(name, other) for name, other in self.tied.items() if name in theirs and other in theirs]
+        return [name for name, other in pairs if _differ(theirs[name], theirs[other])]
 
 
 def rules_of_layers(layers: Iterable[tuple[int | str, int | str]], rules: Sequence[Rule]) -> list[Rule]:
@@ -217,14 +232,13 @@ def to_ours(
         CheckpointError: every tensor that lacks, that nothing is made of, or that has a shape which does not fit; every
             parameter of ours that no rule makes.
     """
-    wanted = table.names()
+    theirs, wanted = table.whole(theirs), table.names()
+    untied = table.untied(theirs)
     problems = [f"{name} is missing" for name in sorted(wanted - theirs.keys())]
     for name in sorted(theirs.keys() - wanted):
-        if name in table.tied:
-            other = table.tied[name]
-            if other in theirs and _differ(theirs[name], theirs[other]):
-                problems.append(f"{name} should be the same tensor as {other}, but differs")
-        elif not any(fnmatchcase(name, pattern) for pattern in table.ignored):
+        if name in untied:
+            problems.append(f"{name} should be the same tensor as {table.tied[name]}, but differs")
+        elif name not in table.tied and not any(fnmatchcase(name, pattern) for pattern in table.ignored):
             problems.append(f"{name} is not known: nothing of the model is made of it")
     made: dict[str, Tensor] = {}
     for rule in table.rules:

@@ -38,9 +38,10 @@ def t5(config: Seq2SeqConfig) -> Table:
 
 def bart(config: Seq2SeqConfig) -> Table:
     """Return the names of BART and of Marian, whose sinusoids are stored and made anew here."""
+    as_row = _as_row(config)
     rules = [
         Rule("target_weight", "model.shared.weight"),
-        Rule("output_bias", Part("final_logits_bias", (_as_row(config),))),
+        Rule("output_bias", Part("final_logits_bias", (as_row,))),
     ]
     ignored = []
     for name, stack in config.stacks().items():
@@ -67,7 +68,8 @@ def bart(config: Seq2SeqConfig) -> Table:
         else:
             ignored.append(positions)
     names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-    return Table(rules, tied=dict.fromkeys(names, "model.shared.weight"), ignored=ignored)
+    tied = dict.fromkeys(names, "model.shared.weight")
+    return Table(rules, tied=tied, ignored=ignored, zeros={"final_logits_bias": as_row.theirs})
 
 
 def _as_row(config: Seq2SeqConfig) -> Reshaped:
