@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from opened_runs import OLD_RUNS
 from starlette.testclient import TestClient
 
+from ostinato.tasks.recipes import load_recipe
 from ostinato.viewer import live, schema
 from ostinato.viewer.chosen import ChosenRun
 from ostinato.viewer.live import Watch, WatchedRunFiles, read_lines
@@ -45,6 +47,26 @@ def test_a_run_that_was_trained_is_read_with_load_and_depth() -> None:
     done = WatchedRunFiles("x", SPARSE.parent / "dense").summary()
     assert (done.state, done.left) == ("finished", None)
     assert found.metrics == (SPARSE / "metrics.jsonl").stat().st_size
+
+
+def test_a_recipe_is_read_once_as_long_as_it_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return load_recipe(path)
+
+    monkeypatch.setattr(live, "load_recipe", counted)
+    folder = tmp_path / "run"
+    run, recipe = WatchedRunFiles("x", folder, 40), folder / "recipe.yaml"
+    assert run.n_updates() == 40
+    shutil.copytree(SPARSE, folder)
+    own = load_recipe(SPARSE).training.n_updates
+    assert [run.n_updates() for _ in range(5)] == [own] * 5
+    assert len(read) == 1
+    recipe.write_text("}{", encoding="utf-8")
+    assert [run.n_updates() for _ in range(2)] == [own] * 2
+    assert len(read) == 2
 
 
 def test_only_what_was_added_is_read_and_half_a_line_is_left_for_later(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 import http.client
 import json
 import socket
@@ -18,11 +20,11 @@ from opened_runs import PLAIN
 from ostinato.cli import main
 from ostinato.errors import ConfigError
 from ostinato.viewer import inspecting, serve, writing
-from ostinato.viewer.calls import Call
+from ostinato.viewer.calls import Call, Calls, ClientGone
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Limits, Token
 from ostinato.viewer.serve import address_of, listen
-from ostinato.viewer.server import view_app
+from ostinato.viewer.server import _answered, view_app
 
 
 @contextmanager
@@ -39,6 +41,33 @@ def served(app: Any) -> Iterator[int]:
         yield bound.getsockname()[1]
         server.should_exit = True
         thread.join(10)
+
+
+def test_nobody_complains_of_the_work_of_a_client_that_has_gone() -> None:
+    complaints: list[Any] = []
+    calls, begun, leave = Calls(5.0, 2), threading.Event(), threading.Event()
+
+    def work(call: Call) -> Any:
+        begun.set()
+        leave.wait(5)
+        raise ClientGone
+
+    class Gone:
+        async def receive(self) -> dict[str, str]:
+            await asyncio.to_thread(begun.wait, 5)
+            return {"type": "http.disconnect"}
+
+    async def asked() -> int:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        answer = await _answered(Gone(), calls, work)  # type: ignore[arg-type]
+        leave.set()
+        await asyncio.sleep(0.05)
+        return answer.status_code
+
+    assert asyncio.run(asked()) == 499
+    calls.close()
+    gc.collect()
+    assert complaints == []
 
 
 @pytest.mark.parametrize("path", ["/api/inspect", "/api/generate"])
@@ -72,7 +101,6 @@ def test_a_client_that_goes_away_ends_its_work(
 
 def test_an_address_that_cannot_be_listened_at_is_told_in_a_line() -> None:
     with listen("127.0.0.1", 0) as bound:
-        bound.listen()
         port = bound.getsockname()[1]
         assert address_of(bound, "127.0.0.1") == f"http://127.0.0.1:{port}/"
         assert address_of(bound, "0.0.0.0") == f"http://127.0.0.1:{port}/"

@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class WatchedRunFiles:
 
     def __init__(self, name: str, directory: Path, n_updates: int | None = None) -> None:
         self.name, self.directory, self._n_updates = name, directory, n_updates
+        self._recipe: tuple[int, int] | None = None
+        """When its recipe was written and how long it is, as it was read last."""
 
     def summary(self) -> WatchedRun:
         """Return how far the run is."""
@@ -51,11 +54,14 @@ class WatchedRunFiles:
 
     def n_updates(self) -> int | None:
         """Return how many updates the run is to have; a run that is resumed may have more than it began with."""
-        if (self.directory / "recipe.yaml").is_file():
-            try:
-                return load_recipe(self.directory).training.n_updates
-            except OstinatoError:
-                return self._n_updates
+        try:
+            found = (self.directory / "recipe.yaml").stat()
+        except OSError:
+            return self._n_updates
+        if self._recipe != (written := (found.st_mtime_ns, found.st_size)):  # a page asks every two seconds
+            with suppress(OstinatoError):
+                self._n_updates = load_recipe(self.directory).training.n_updates
+            self._recipe = written
         return self._n_updates
 
     def _speed(self) -> tuple[int, float | None]:

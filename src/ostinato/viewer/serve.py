@@ -52,6 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
+        found.listen()  # now: two servers may be bound to one port, and only one may listen
     except OSError as error:
         found.close()
         if error.errno in _REFUSED:

@@ -273,6 +273,8 @@ async def _answered(request: Request, calls: Calls, work: Callable[[Call], BaseM
     """Return what work gives when its turn has come; a client that goes away ends it."""
     call, future = calls.submit(lambda call: _json(work(call)))
     answer: asyncio.Future[Any] = asyncio.wrap_future(future)
+    # Of a client that has gone nobody reads what became of its call, which asyncio would complain of.
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())
     gone = asyncio.create_task(_gone(request))
     try:
         both: set[asyncio.Future[Any]] = {answer, gone}
