@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.load import check_recipe
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.example import Example
+from ostinato.data.pieces import KeptTokenizer
 from ostinato.data.sources import read_examples
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, N_SPECIAL, PAD_ID, UNK_ID, UNKNOWN_TEXT, Tokenizer
 from ostinato.data.tokenizers import Tokenizers, load_tokenizer, train_tokenizer
@@ -311,3 +315,40 @@ def test_published_task_symbols_come_back(kind: str, name: str) -> None:
             assert text is not None
             expected = " ".join(text.split()) if kind == "words" else text
             assert pair.source.decode(pair.source.encode(text)) == expected
+
+
+def _of_whole_words() -> library.Tokenizer:
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3, "b": 4}
+    return library.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+
+
+def _of_unigram_pieces() -> library.Tokenizer:
+    letters = [(letter, -5.0) for letter in "</s>padunk"]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁a", -1.0), *letters]
+    return library.Tokenizer(models.Unigram(pieces, unk_id=2))
+
+
+@pytest.mark.parametrize("make", [_of_whole_words, _of_unigram_pieces])
+def test_special_symbols_among_the_pieces_of_a_kept_model_are_text_in_a_text(
+    make: Callable[[], library.Tokenizer],
+) -> None:
+    model = make()
+    is_unigram = make is _of_unigram_pieces
+    model.pre_tokenizer = pre_tokenizers.Metaspace() if is_unigram else pre_tokenizers.WhitespaceSplit()
+    model.decoder = decoders.Metaspace() if is_unigram else None
+    model.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    model.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    kept = KeptTokenizer(model.to_str(), SpecialIds(pad=0, bos=1, eos=1))
+    assert kept.encode("a") == model.encode("a", add_special_tokens=False).ids
+    if is_unigram:
+        ids = kept.encode("a </s> <pad> a")
+        assert not set(ids) & {0, 1, 2}
+        assert kept.decode(ids) == "a </s> <pad> a"
+        assert not set(kept.encode("a <unk>")) & {0, 1, 2}
+    else:
+        with pytest.raises(DataError, match="'</s>' is not among"):
+            kept.encode("a </s> b")
+        assert kept.encode("a </s> <pad> b", unknown="replace") == [3, 2, 2, 4]
+    assert kept.special_texts == {0: "<pad>", 1: "</s>", 2: "<unk>"}
+    assert json.loads(kept.to_json()) == json.loads(model.to_str())
+    assert KeptTokenizer(kept.to_json(), kept.special_ids).encode("a") == kept.encode("a")

@@ -25,6 +25,19 @@ def test_macro_f1_is_the_mean_over_classes_that_occur() -> None:
     assert math.isnan(float(MacroF1().compute()["macro_f1"]))
 
 
+def test_as_many_labels_as_examples_take_time_in_proportion() -> None:
+    class Counted(MacroF1):
+        def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
+            raise AssertionError("a list of all classes for every example")
+
+    metric = Counted.__new__(Counted)
+    metric.__dict__.update(MacroF1().__dict__)
+    for i in range(1000):
+        metric.update(f"written {i}", "yes" if i % 2 else "no")
+    metric.update("yes", "yes")
+    assert metric.compute()["macro_f1"] == pytest.approx(2 / (2 + 500) / 1002)
+
+
 def test_macro_f1_can_be_resampled() -> None:
     references = ["a", "b", "a", "b", "a", "b"] * 3
     worse = ["a", "a", "a", "b", "c", "b"] * 3

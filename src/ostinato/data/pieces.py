@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +19,9 @@ import tokenizers
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.tokenizer import N_SPECIAL, UNK_ID, UNKNOWN_TEXT, Tokenizer, Unknown, unknown_symbol
 from ostinato.errors import DataError
+
+_PRIVATE = "\ue000"
+"""Of Unicode's private use area: around names that no text has."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -34,7 +37,9 @@ class SubwordTokenizer(Tokenizer):
 
     def __init__(self, kind: str, content: str, leading_space: bool) -> None:
         self.kind, self._leading_space = kind, leading_space
-        self._model, self._unknown, self._n_pieces = _model_of_plain_texts(content)
+        # Its special symbols are none of ours: a text may have them.
+        self._model = _PlainTextModel(content, hides_special=False)
+        self._unknown, self._n_pieces = self._model.unknown, self._model.n_ids
         self.vocab_size = N_SPECIAL + self._n_pieces
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
@@ -52,9 +57,9 @@ class SubwordTokenizer(Tokenizer):
         Raises:
             ValueError: the model has such a piece, which would then have two ids.
         """
-        content: dict[str, Any] = json.loads(self._model.to_str())
+        content = self._model.content()
         model, shift = content["model"], len(first)
-        if taken := [text for text in first if self._model.token_to_id(text) is not None]:
+        if taken := [text for text in first if self._model.id_of(text) is not None]:
             raise ValueError(f"it has pieces {taken}, which are special symbols")
         if isinstance(model["vocab"], list):  # unigram: pieces with scores, in the order of their ids
             worst = min((score for _, score in model["vocab"]), default=0.0)
@@ -81,7 +86,7 @@ class SubwordTokenizer(Tokenizer):
 
     def _tokenize(self, text: str) -> tokenizers.Encoding:
         try:
-            return self._model.encode(" " + text if self._leading_space else text, add_special_tokens=False)
+            return self._model.encode(" " + text if self._leading_space else text, with_others=False)
         # Half of a surrogate pair, or an unknown symbol where the model has no unknown token.
         except Exception as error:
             raise DataError(f"cannot tokenize {text!r}: {error}") from error
@@ -94,12 +99,12 @@ class SubwordTokenizer(Tokenizer):
         parts = []
         for is_unknown, group in groupby(ids, key=lambda i: i == UNK_ID):
             pieces = [i - N_SPECIAL for i in group]
-            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, skip_special_tokens=False))
+            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, with_special=True))
         text = "".join(parts)
         return text.removeprefix(" ") if self._leading_space else text
 
     def _content(self) -> dict[str, Any]:
-        return {"leading_space": self._leading_space, "model": json.loads(self._model.to_str())}
+        return {"leading_space": self._leading_space, "model": self._model.content()}
 
 
 class KeptTokenizer(Tokenizer):
@@ -120,7 +125,8 @@ class KeptTokenizer(Tokenizer):
     kind = "hf"
 
     def __init__(self, content: str, special_ids: SpecialIds, vocab_size: int | None = None) -> None:
-        self._model, self._unknown, n_ids = _model_of_plain_texts(content)
+        self._model = _PlainTextModel(content, hides_special=True)
+        self._unknown, n_ids = self._model.unknown, self._model.n_ids
         self.vocab_size = n_ids if vocab_size is None else vocab_size
         if n_ids > self.vocab_size:
             raise ValueError(f"it has {n_ids} ids, and the embedding {self.vocab_size} rows")
@@ -134,11 +140,11 @@ class KeptTokenizer(Tokenizer):
     @property
     def special_texts(self) -> dict[int, str]:
         """How special symbols are shown, by their ids."""
-        return {i: self._model.id_to_token(i) or "<pad>" for i in self.special_tokens}
+        return {i: self._model.text_of(i) or "<pad>" for i in self.special_tokens}
 
     def to_json(self) -> str:
         """Return the text of its tokenizer.json."""
-        return str(self._model.to_str(pretty=True))
+        return json.dumps(self._model.content(), ensure_ascii=False, indent=2)
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
         """Return the ids of a text; see `Tokenizer.encode`."""
@@ -156,7 +162,7 @@ class KeptTokenizer(Tokenizer):
     def _pieces(self, text: str) -> list[tuple[int, tuple[int, int]]]:
         """Return ids and characters, without the begin and end symbol that post-processing adds."""
         try:
-            found = self._model.encode(text)
+            found = self._model.encode(text, with_others=True)
         except Exception as error:  # half of a surrogate pair, or an unknown symbol where there is no unknown token
             raise DataError(f"cannot tokenize {text!r}: {error}") from error
         pieces, added = list(zip(found.ids, found.offsets, strict=True)), found.special_tokens_mask
@@ -168,36 +174,85 @@ class KeptTokenizer(Tokenizer):
         parts = []
         for is_unknown, group in groupby(ids, key=lambda i: i == self._unknown):
             pieces = list(group)
-            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces))
+            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, with_special=False))
         return "".join(parts)
 
     def _content(self) -> dict[str, Any]:
         return {
             "special_ids": self.special_ids.model_dump(),
             "vocab_size": self.vocab_size,
-            "model": json.loads(self._model.to_str()),
+            "model": self._model.content(),
         }
 
 
-def _model_of_plain_texts(content: str) -> tuple[tokenizers.Tokenizer, int | None, int]:
-    """Return a model to which its special symbols are plain text, its id of unknown text, and its number of ids.
+class _PlainTextModel:
+    """A model of the library to which its special symbols are plain text.
+
+    The library can be told not to look for special symbols in a text; models that have them among their own pieces
+    (Unigram, whole words) find them all the same, but for `hides_special`: then they get names that no text has.
+
+    Attributes:
+        unknown: its id of unknown text, if it has one. n_ids: its greatest id and one.
 
     Raises:
         ValueError: the JSON is no such model.
     """
-    try:
-        model = tokenizers.Tokenizer.from_str(content)
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(str(error)) from error
-    model.encode_special_tokens = True
-    model.no_padding()  # this, and truncation, would change a sentence
-    model.no_truncation()
-    # Unigram names the id that stands for unknown text, the other models a token.
-    settings = json.loads(content)["model"]
-    unknown: int | None = settings.get("unk_id")
-    if unknown is None and (token := settings.get("unk_token")) is not None:
-        unknown = model.token_to_id(token)
-    return model, unknown, max(model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def __init__(self, content: str, *, hides_special: bool) -> None:
+        try:
+            tokenizers.Tokenizer.from_str(content)
+            given = json.loads(content)
+            added = [one for one in given.get("added_tokens") or () if hides_special and one["special"]]
+            self._names = {one["content"]: f"{_PRIVATE}{one['id']}{_PRIVATE}" for one in added}
+            self._texts = {name: text for text, name in self._names.items()}
+            model = tokenizers.Tokenizer.from_str(json.dumps(_renamed(given, self._names)))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(str(error)) from error
+        model.encode_special_tokens = True
+        model.no_padding()  # this, and truncation, would change a sentence
+        model.no_truncation()
+        self._model = model
+        self.n_ids: int = max(model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        # Unigram names the id that stands for unknown text, the other models a token.
+        settings = given["model"]
+        self.unknown: int | None = settings.get("unk_id")
+        if self.unknown is None and (token := settings.get("unk_token")) is not None:
+            self.unknown = self.id_of(token)
+
+    def encode(self, text: str, *, with_others: bool) -> tokenizers.Encoding:
+        """Return the pieces of a text; `with_others`: and what post-processing puts around it."""
+        return self._model.encode(text, add_special_tokens=with_others)
+
+    def decode(self, ids: Sequence[int], *, with_special: bool) -> str:
+        """Return a text."""
+        return str(self._model.decode(ids, skip_special_tokens=not with_special))
+
+    def id_of(self, text: str) -> int | None:
+        """Return the id of a piece or a special symbol."""
+        found: int | None = self._model.token_to_id(self._names.get(text, text))
+        return found
+
+    def text_of(self, number: int) -> str | None:
+        """Return the text of a piece or a special symbol."""
+        found: str | None = self._model.id_to_token(number)
+        return found if found is None else self._texts.get(found, found)
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of its tokenizer.json."""
+        return _renamed(json.loads(self._model.to_str()), self._texts)
+
+
+def _renamed(content: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the content of a tokenizer.json in which symbols have other names."""
+    model = dict(content["model"])
+    if isinstance(vocabulary := model.get("vocab"), dict):
+        model["vocab"] = {names.get(text, text): i for text, i in vocabulary.items()}
+    elif isinstance(vocabulary, list):
+        model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
+    if "unk_token" in model:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    added = [one | {"content": names.get(one["content"], one["content"])} for one in content.get("added_tokens") or ()]
+    return content | {"model": model, "added_tokens": added}
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:

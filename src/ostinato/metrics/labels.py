@@ -52,15 +52,24 @@ class MacroF1(Metric):
 
     def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
         """Return TP and FP + FN for every class so far, in the order of their first examples."""
-        prediction, reference = prediction.strip(), reference.strip()
-        for label in (reference, prediction):
-            self._places.setdefault(label, len(self._places))
+        counted = self._counted(prediction.strip(), reference.strip())
         found = [0] * (2 * len(self._places))
-        if prediction == reference:
-            found[2 * self._places[reference]] = 1
-        else:
-            found[2 * self._places[reference] + 1] = found[2 * self._places[prediction] + 1] = 1
+        for place in counted:
+            found[place] = 1
         return found
+
+    def update(self, prediction: str, reference: str, source: str = "") -> None:
+        """Count one output; a model that writes labels may write as many as there are examples."""
+        self._n += 1
+        counted = self._counted(prediction.strip(), reference.strip())
+        self._totals += [0] * (2 * len(self._places) - len(self._totals))
+        for place in counted:
+            self._totals[place] += 1
+
+    def _counted(self, prediction: str, reference: str) -> list[int]:
+        """Return the places of the counts that one output adds to."""
+        right, wrong = (2 * self._places.setdefault(label, len(self._places)) for label in (reference, prediction))
+        return [right] if prediction == reference else [right + 1, wrong + 1]
 
     def score(self, totals: Sequence[float]) -> float:
         """Return the mean of F1 over the classes with any count."""
