@@ -209,7 +209,7 @@ def test_a_generated_token_touches_neither_the_encoder_nor_the_projections_of_th
     encoder = 2 * (attention_size + ffn_size + 4 * D)
     assert count.stored == encoder + 2 * (attention_size + ffn_size + 4 * D) + attention_size + 2 * D + (9 + 7 + 7) * D
     assert count.by_part["output"] == 7 * D
-    assert count.without_embeddings == count.stored - (9 + 7 + 7) * D
+    assert count.by_part["embeddings"] == (9 + 7) * D
     # The shared cross-attention and its norm run twice.
     assert count.executed == 2 * encoder + 2 * (attention_size + 2 * D) + D + D + 7 * D
 

@@ -84,10 +84,10 @@ def test_an_empty_range_of_depths_is_said_to_be_one(run) -> None:
 
 
 def test_other_settings_are_refused_with_what_is_valid(run) -> None:
-    assert "'all' must be one of exact, paper" in run("family", "depth/41m", "--count", "all").err
+    assert "'all' is not one of 'exact', 'paper'" in run("family", "depth/41m", "--count", "all").err
     assert "stack is 'encoder': this model has the stacks decoder" in run("family", "depth/41m", "--stack=encoder").err
-    assert "'up' must be one of nearest, down" in run("solve", "depth/41m", "--rounding", "up").err
-    assert "'speed' must be one of parameters" in run("solve", "depth/41m", "--match", "speed").err
+    assert "'up' is not one of 'nearest', 'down'" in run("solve", "depth/41m", "--rounding", "up").err
+    assert "'speed' is not one of parameters" in run("solve", "depth/41m", "--match", "speed").err
     assert "give a reference or a number" in run("solve", "depth/41m", "depth/134m", "--target", 3).err
     assert "name one recipe" in run("solve", "free=2").err
     assert "did you mean d_ff" in run("solve", "depth/41m", "--free", "dff").err

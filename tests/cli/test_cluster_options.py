@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--executor", "dask"], "'dask' must be one of local, ray, slurm"),
+        (["--executor", "dask"], "'dask' is not one of 'local', 'ray', 'slurm'"),
         (["--address", "auto"], "--address: belongs to --executor ray, not to local"),
         (["--store", "s3://bucket/runs"], "'s3://bucket/runs' is no folder: a store needs locks and renames"),
         (["--copy-to", "nowhere://x"], "--copy-to: nowhere://x: Protocol not known"),
@@ -114,4 +114,4 @@ def test_lines_typed_at_a_terminal_are_not_split(run, monkeypatch: pytest.Monkey
         assert "typed lines are answered one by one: name a file" in " ".join(outcome.err.split())
     outcome = run("evaluate", tmp_path, "--jobs", "2", "--executor", "slurm")
     assert outcome.code == 2
-    assert "'slurm' must be one of local, ray" in " ".join(outcome.err.split())
+    assert "'slurm' is not one of 'local', 'ray'" in " ".join(outcome.err.split())

@@ -38,7 +38,7 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
         (["."], 2, "it is not a run"),
         (["gone.jsonl", "--metric", "bleu"], 2, "gone.jsonl: no such file"),
         ([], 2, "Missing argument"),
-        ([".", "--match", "depth"], 2, "'depth' must be one of perplexity, loss"),
+        ([".", "--match", "depth"], 2, "'depth' is not one of 'perplexity', 'loss'"),
         ([".", "--match", "perplexity", "--split", "dev"], 2, "--split: cannot go with --match perplexity"),
         ([".", "--match", "loss", "--samples", "9"], 2, "--samples: cannot go with --match loss"),
         ([".", "--match", "loss", "--split", "dev", "--split", "test"], 2, "takes one split and one metric"),

@@ -119,7 +119,7 @@ def test_an_oracle_is_evaluated_and_stands_beside_the_thresholds(run, folder: Pa
     )
     outcome = run(*short, "--oracle", "token", "--metric", "exact_match")
     assert (outcome.code, "oracle is 'token': reads the right answers" in outcome.err) == (2, True)
-    assert "'batch' must be one of token, sequence" in run(*short, "--oracle", "batch").err
+    assert "'batch' is not one of 'token', 'sequence'" in run(*short, "--oracle", "batch").err
 
     table = run("tune-threshold", folder, *CHOOSE, *SHORT).out
     assert any(line.split()[:1] == ["oracle"] for line in table.splitlines())
@@ -151,7 +151,7 @@ def test_comparing_counts_what_stopped_tokens_cost(run, folder: Path) -> None:
         (["--exit", "gate", "--halting-threshold", 0.5], "exit is 'gate': must be one of change, cosine"),
         (["--exit", "change", "--halting-threshold", "trained"], "there is no trained threshold"),
         (["--halting-threshold", 0.5], "with exit they stop by a criterion: change, cosine"),
-        (["--exit-scope", "batch"], "'batch' must be one of token, sequence"),
+        (["--exit-scope", "batch"], "'batch' is not one of 'token', 'sequence'"),
         (["--exit-scope", "sequence"], "exit_scope is 'sequence': needs an exit"),
     ],
 )

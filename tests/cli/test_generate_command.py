@@ -179,7 +179,7 @@ def test_a_beam_that_is_narrower_than_the_n_best_list_is_raised_and_said_so(
         (["--min-length", 9], "decoding.min_length is 9: no output is as long"),
         (["--set", "model.d_model=4"], "must be decoding.KEY=VALUE or data.KEY=VALUE"),
         (["--set", "decoding.stoping=count"], "decoding.stoping is 'count': no such setting; did you mean stopping?"),
-        (["--input-format", "xml"], "must be one of auto, text, json"),
+        (["--input-format", "xml"], "'xml' is not one of 'auto', 'text', 'json'"),
         (["--checkpoint", "best:9"], "train with training.keep_best=9 to keep more"),
     ],
 )

@@ -41,7 +41,6 @@ class Journal:
                 )
                 raise ConfigError(f"{folder}: {reason}")
             self._content = found
-        self.is_continued = self.path.is_file()
 
     def kept(self, name: str) -> Any:
         """Return what was decided; None where it was not."""

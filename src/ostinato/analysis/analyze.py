@@ -23,7 +23,6 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.tasks.registry import build_task
 
-DEFAULT_EXAMPLES = 2000
 _SUFFIXES = (".json", ".npz", ".svg", ".png")
 
 

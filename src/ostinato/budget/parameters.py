@@ -76,11 +76,6 @@ class ParameterCount:
     executed_without_embeddings: int
     by_part: dict[str, int]
 
-    @property
-    def without_embeddings(self) -> int:
-        """Stored parameters less embeddings and output projection."""
-        return self.stored - self.by_part.get("embeddings", 0) - self.by_part.get("output", 0)
-
 
 class _Item(NamedTuple):
     """Parameters as one use sees them: their identity in the model and their number.

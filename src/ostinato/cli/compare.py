@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +15,6 @@ from ostinato.cli.options import (
     JsonOption,
     NoVerifyOption,
     OverwriteOption,
-    one_of,
     options_given,
 )
 from ostinato.cli.output import check_output_file, print_json, print_line, print_stderr, print_table, write_rows_to
@@ -72,9 +71,8 @@ def compare(
     ] = None,
     overwrite: OverwriteOption = False,
     match: Annotated[
-        str | None,
+        Literal["perplexity", "loss"] | None,
         typer.Option(
-            metavar="perplexity|loss",
             help="Compare checkpoints of equal held-out perplexity, or scores at equal held-out loss.",
             rich_help_panel=_MATCH,
         ),
@@ -101,7 +99,6 @@ def compare(
     from ostinato.experiments.compare.paired import compare as compare_systems
     from ostinato.experiments.compare.systems import Choices
 
-    one_of("--match", match, "perplexity", "loss")
     not_here = (*_OF_INTERVALS, *(_OF_LOSS if match == "perplexity" else ())) if match else ["points"]
     if named := options_given(context, not_here):
         raise typer.BadParameter(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from ostinato.cli.options import AccessOption, CheckpointOption, OverridesArgument, RunArgument, one_of
+from ostinato.cli.options import AccessOption, CheckpointOption, OverridesArgument, RunArgument
 from ostinato.cli.output import print_line
-
-_SHARED = ("average", "first", "last", "stepwise")
 
 
 def convert(
@@ -18,7 +16,7 @@ def convert(
     run_dir: Annotated[Path, typer.Option(metavar="NEW", help="Where the new run is written: a new folder.")],
     settings: OverridesArgument = None,
     shared: Annotated[
-        str, typer.Option(metavar="WEIGHTS", help="What steps share: average, first, last or stepwise.")
+        Literal["average", "first", "last", "stepwise"], typer.Option(help="Which weights steps share.")
     ] = "average",
     noise: Annotated[float, typer.Option(min=0.0, help="Of copies as experts, in standard deviations.")] = 0.0,
     alike: Annotated[
@@ -53,6 +51,6 @@ def convert(
         for setting in by_likeness:
             print_line(setting)
         changed = [*by_likeness, *changed]
-    found = convert_run(loaded, changed, run_dir, one_of("--shared", shared, *_SHARED), noise)
+    found = convert_run(loaded, changed, run_dir, shared, noise)
     before, after = loaded.model.n_parameters(), found.model.n_parameters()
     print_line(f"{run_dir}: {before:,} parameters became {after:,}")

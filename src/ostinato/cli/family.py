@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +15,6 @@ from ostinato.cli.options import (
     RecipeArgument,
     SourceVocabOption,
     TargetVocabOption,
-    one_of,
 )
 from ostinato.cli.output import number, print_json, print_line, print_wide
 from ostinato.config.base import MOST
@@ -32,13 +31,15 @@ def family(
     depths: Annotated[str, typer.Option(help="Depths of the arms: 1..12, or 1,2,4, or both.")] = "1..12",
     stack: Annotated[str | None, typer.Option(help="The stack that deepens; default: all together.")] = None,
     count: Annotated[
-        str | None,
+        Literal["exact", "paper"] | None,
         typer.Option(
             help="What is equal. exact: stored parameters. paper: without norms, biases and tables (Petty et al. "
             "2024). Default: paper where norms are next to nothing and there are no biases, as in depth/41m."
         ),
     ] = None,
-    rounding: Annotated[str, typer.Option(help="nearest, or down: never more parameters than the base.")] = "nearest",
+    rounding: Annotated[
+        Literal["nearest", "down"], typer.Option(help="nearest, or down: never more parameters than the base.")
+    ] = "nearest",
     n_ctx: Annotated[
         int | None, typer.Option(min=1, help="Tokens that MACs assume; default: the recipe's longest.")
     ] = None,
@@ -66,8 +67,8 @@ def family(
         sized.model,
         wanted,
         stack=stack,
-        counting=one_of("--count", count, "exact", "paper"),
-        rounding=one_of("--rounding", rounding, "nearest", "down"),
+        counting=count,
+        rounding=rounding,
         n_ctx=n_ctx or recipe.data.max_target_length,
     )
     options = ["--depths", depths, "--rounding", rounding]

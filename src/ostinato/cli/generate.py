@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,7 +30,6 @@ from ostinato.cli.options import (
     RunArgument,
     SetOption,
     StepsOption,
-    one_of,
     run_settings,
 )
 from ostinato.cli.output import json_line, print_line, print_stderr, progress_bar
@@ -83,9 +82,8 @@ def generate(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draws.", rich_help_panel=_SAMPLING)] = None,
     input_format: Annotated[
-        str,
+        Literal["auto", "text", "json"],
         typer.Option(
-            metavar="FORMAT",
             help="text, json, or auto: JSON lines where a file's name says so.",
             rich_help_panel=_INPUT,
         ),
@@ -216,15 +214,14 @@ def _decoding(
     return found | given
 
 
-def _reader(loaded: LoadedRun, input_format: str, prefix: str, prefix_field: str | None) -> InputReader:
+def _reader(loaded: LoadedRun, input_format: Any, prefix: str, prefix_field: str | None) -> InputReader:
     from ostinato.data.inputs import InputReader
 
     if loaded.reads_prompts and (prefix or prefix_field):
         reason = "this language model's input is itself the beginning of its output"
         raise typer.BadParameter(reason, param_hint="--prefix")
     setting = "text_field" if loaded.reads_prompts else "source_field"
-    chosen = one_of("--input-format", input_format, "auto", "text", "json")
-    return InputReader(getattr(loaded.recipe.data, setting), f"data.{setting}", prefix_field, prefix, chosen)
+    return InputReader(getattr(loaded.recipe.data, setting), f"data.{setting}", prefix_field, prefix, input_format)
 
 
 def _text(number: int, output: Generation | DataError, has_lists: bool, scores: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -35,14 +35,6 @@ def _halting_threshold(value: str) -> float | str:
     except ValueError:
         reason = f"'{value}' must be a number in [0, 1], or trained"
         raise typer.BadParameter(reason, param_hint="--halting-threshold") from None
-
-
-def _exit_scope(value: str) -> str:
-    return str(one_of("--exit-scope", value, "token", "sequence"))
-
-
-def _oracle(value: str) -> str:
-    return str(one_of("--oracle", value, "token", "sequence"))
 
 
 def _round_lengths(value: str) -> tuple[float, ...]:
@@ -161,21 +153,17 @@ ExitOption = Annotated[
     ),
 ]
 ExitScopeOption = Annotated[
-    Any,
+    Literal["token", "sequence"],
     typer.Option(
         "--exit-scope",
-        parser=_exit_scope,
-        metavar="token|sequence",
         help="With --exit: every token for itself, or all of a sentence together (not in causal stacks).",
         rich_help_panel=MODEL,
     ),
 ]
 OracleOption = Annotated[
-    Any,
+    Literal["token", "sequence"] | None,
     typer.Option(
         "--oracle",
-        parser=_oracle,
-        metavar="token|sequence",
         help="Score every label, or every sentence, by the first round that has it right: a bound for rules of exit.",
         rich_help_panel=MODEL,
     ),
@@ -214,26 +202,18 @@ InputOption = Annotated[
 ]
 
 
-def _executor(value: str) -> str:
-    return str(one_of("--executor", value, "local", "ray", "slurm"))
-
-
 ExecutorOption = Annotated[
-    Any,
+    Literal["local", "ray", "slurm"],
     typer.Option(
         "--executor",
-        parser=_executor,
-        metavar="local|ray|slurm",
         help="Processes of this machine, tasks of a Ray cluster, or jobs of SLURM (docs/clusters.md).",
         rich_help_panel=WHERE,
     ),
 ]
 BatchExecutorOption = Annotated[
-    Any,
+    Literal["local", "ray"],
     typer.Option(
         "--executor",
-        parser=lambda value: one_of("--executor", value, "local", "ray"),
-        metavar="local|ray",
         help="--jobs are processes of this machine, or actors of a Ray cluster (docs/clusters.md).",
         rich_help_panel=WHERE,
     ),
@@ -322,10 +302,3 @@ def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
     """Split words into names and settings (key=value); the name of a file or folder may hold a "=", too."""
     settings = [word for word in words if "=" in word and not Path(word).exists()]
     return [word for word in words if word not in settings], settings
-
-
-def one_of(option: str, value: str | None, *choices: str) -> Any:
-    """Return a value that must be None or one of the choices."""
-    if value is not None and value not in choices:
-        raise typer.BadParameter(f"'{value}' must be one of {', '.join(choices)}", param_hint=option)
-    return value

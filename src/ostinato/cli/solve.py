@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,6 @@ from ostinato.cli.options import (
     JsonOption,
     SourceVocabOption,
     TargetVocabOption,
-    one_of,
     split_settings,
 )
 from ostinato.cli.output import number, print_json, print_line, print_table, print_wide
@@ -55,7 +54,9 @@ def solve(
         ),
     ] = "parameters",
     target: Annotated[float | None, typer.Option(min=0, help="A number to match, in place of a reference.")] = None,
-    rounding: Annotated[str, typer.Option(help="nearest, or down: never more than the reference.")] = "nearest",
+    rounding: Annotated[
+        Literal["nearest", "down"], typer.Option(help="nearest, or down: never more than the reference.")
+    ] = "nearest",
     source_length: Annotated[int, typer.Option(min=1, help="Source tokens, for MACs, bytes and latency.")] = 32,
     target_length: Annotated[int, typer.Option(min=1, help="Target tokens, for MACs, bytes and latency.")] = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Sentences at once, for bytes and latency.")] = 1,
@@ -101,13 +102,15 @@ def solve(
     of_data = [one for one in overrides if one.startswith(("data.", "task."))] if len(names) == 1 else []
     reference, kept_of_reference = (None, None) if target is not None else sized(names[-1], of_data)
     model, kept = sized(names[0], overrides)
-    matches = [one_of("--match", name.strip(), *_MATCHES) for name in match.split(",")]
+    matches: list[Any] = [name.strip() for name in match.split(",")]
+    if unknown := [name for name in matches if name not in _MATCHES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(_MATCHES)}", param_hint="--match")
     wanted = Wanted(
         free=free,
         match=matches[0],
         source_length=source_length,
         target_length=target_length,
-        rounding=one_of("--rounding", rounding, "nearest", "down"),
+        rounding=rounding,
         batch_size=batch_size,
         beam=beam,
         cached_rounds=kept,
