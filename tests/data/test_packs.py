@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -262,6 +263,23 @@ def test_processes_and_a_second_run_change_no_byte(
     assert several.sha256 == one.sha256
     monkeypatch.setattr(make, "units_of", None)  # nothing is cut, and nothing tokenised
     assert make_pack(files, JOINT).folder == several.folder
+
+
+def test_who_waits_for_another_packing_says_so(tmp_path: Path, own_cache: Path) -> None:
+    files = source_of(write_lines(tmp_path / "a.txt", ["a b", "c"]))
+    done = make_pack(files, JOINT)
+    told: list[Progress] = []
+    lock = FileLock(done.folder.with_name(f"{done.folder.name}.lock"), thread_local=False)
+
+    def waited(progress: Progress) -> None:
+        told.append(progress)
+        lock.release()
+
+    lock.acquire()
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(make_pack, files, JOINT, on_progress=waited).result(30)
+    assert found.folder == done.folder
+    assert [str(one) for one in told] == ["0 MB are tokenised by another process: waiting for it"]
 
 
 def test_other_files_or_settings_are_other_data_and_other_tokenizers_other_packs(tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
 from ostinato.data.file_hashes import file_hash
-from ostinato.data.packs.make import Meter, OnProgress, hash_of, made_of, packs_folder
+from ostinato.data.packs.make import Meter, OnProgress, hash_of, held, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
 from ostinato.data.tokenizers import Tokenizers, tokenizer_file, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, Problem
@@ -78,7 +76,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     }
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
     make_folder(folder.parent)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):  # a second run of the same data waits, and finds them
+    with held(folder.with_name(f"{folder.name}.lock"), source.n_bytes, on_progress, "read for the tokenizer"):
         if folder.is_dir():
             try:
                 return Tokenizers.load(folder)

@@ -18,14 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from ostinato.data.disk import make_folder, new_folder, remove_leftovers, write_json
 from ostinato.data.file_hashes import file_hash
@@ -39,20 +39,43 @@ from ostinato.folders import cache_folder
 
 
 class Progress(NamedTuple):
-    """Bytes of files that are done, and of all; seconds left by the speed so far; what is done to them."""
+    """Bytes of files that are done, and of all; seconds left by the speed so far; what is done to them.
+
+    Args:
+        waits: nothing is done here: another process is at it.
+    """
 
     done: int
     total: int
     seconds_left: float
     what: str = "tokenised"
+    waits: bool = False
 
     def __str__(self) -> str:
+        if self.waits:
+            return f"{self.total / 1e6:,.0f} MB are {self.what} by another process: waiting for it"
         minutes, seconds = divmod(round(self.seconds_left), 60)
         percent = 100 * self.done // max(self.total, 1)
         return f"{self.what} {percent} % of {self.total / 1e6:,.0f} MB, {minutes}:{seconds:02} left"
 
 
 OnProgress = Callable[[Progress], None]
+
+
+@contextmanager
+def held(path: Path, n_bytes: int, on_progress: OnProgress | None, what: str = "tokenised") -> Iterator[None]:
+    """Hold a lock; where another process holds it, say so and wait: it makes the same."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if on_progress is not None:
+            on_progress(Progress(0, n_bytes, 0.0, what, waits=True))
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def packs_folder() -> Path:
@@ -82,7 +105,7 @@ def make_pack(
     layout = {"content": digest, "tokenizers": _hash_of(tokenizers), "format": PACK_VERSION, "unit_bytes": UNIT_BYTES}
     folder = packs_folder() / hash_of(layout)[:32]
     make_folder(folder.parent)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):  # a second packing of the same waits, and finds it done
+    with held(folder.with_name(f"{folder.name}.lock"), source.n_bytes, on_progress):
         if not (folder / PACK_FILE).is_file():
             make_folder(folder)
             remove_leftovers(folder)
