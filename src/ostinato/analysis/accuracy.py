@@ -71,7 +71,8 @@ def accuracy_by_category(
         places.setdefault(category, []).append(i)
     found = {}
     for category, mine in places.items():
-        n, n_labels, n_whole = len(mine), int(labels[mine].sum()), int((right[mine] == labels[mine]).sum())
+        n, n_labels = len(mine), int(labels[mine].sum())
+        n_whole = int(((right[mine] == labels[mine]) & (labels[mine] > 0)).sum())
         of_labels = right[mine].sum() / n_labels if n_labels else np.nan
         found[category] = GroupAccuracy(n, n_whole / n, *wilson_interval(n_whole, n), of_labels)
     return found

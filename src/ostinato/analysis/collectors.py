@@ -255,7 +255,7 @@ class Outcomes(Collector):
     @property
     def sequence_accuracy(self) -> float:
         """Share of the examples with every label right."""
-        return float((self.right_N == self.labels_N).mean())
+        return float(((self.right_N == self.labels_N) & (self.labels_N > 0)).mean())
 
     def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""

@@ -344,6 +344,9 @@ class ClaimConfig(Config):
                     f"{none:g} is no effect: name the smallest of interest, or the margin within which all is equal"
                 )
                 yield Problem(f"{path}expect.{place}.band", one.band, reason)
+        texts = [control.what for control in self.controls]
+        if twice := sorted({text for text in texts if texts.count(text) > 1}):
+            yield Problem(f"{path}controls", twice, "each control needs words of its own, by which it is named")
         if not isinstance(self.source, SweepSource):
             return
         if self.design is None:

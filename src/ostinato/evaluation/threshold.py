@@ -26,11 +26,16 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
+from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.models import Model
 from ostinato.nn.execution import Execution, ExitScope
+from ostinato.tasks.registry import build_task, task_config
 
+FORCED = ("token_accuracy", "sequence_accuracy_forced")
+"""Scores of teacher forcing that grow as a model gets better."""
 FILE, CURVE = "halting-threshold.json", "threshold-curve"
 FORMAT = 2
 """Of both files; those of format 1 know no criteria, and are read."""
@@ -75,6 +80,14 @@ def write_tuned(directory: Path, tuned: TunedThreshold) -> Path:
     path = directory / FILE
     write_json(path, {"format": FORMAT} | asdict(tuned))
     return path
+
+
+def tuning_metric(recipe: Recipe, access: DataAccess | None = None) -> str:
+    """Return the metric that a threshold is chosen by where none is named: the recipe's first, or token accuracy."""
+    own = recipe.evaluation.metrics
+    if own is None:
+        own = list(build_task(recipe.task, recipe.data, access).metrics)
+    return own[0] if own and task_config(recipe.task).has_sources else FORCED[0]
 
 
 def read_tuned(directory: Path) -> TunedThreshold | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_VALUES = 16
+_MOST_DRAWN = 16
+"""Values of a column in the figure; the data hold all."""
 
 
 _COLUMNS = ("stack", "column", "value", "tokens", "rounds, mean", "expected depth")
@@ -40,7 +42,7 @@ def _depth(subject: Subject, on_progress: OnProgress) -> Finding:
     halting = set(subject.model.halting_thresholds())
     overall = {name: numbers for name, numbers in found.overall.compute().items() if name in halting}
     by = {
-        column: {value: values[value].compute() for value in sorted(values, key=natural_order)[:_MOST_VALUES]}
+        column: {value: values[value].compute() for value in sorted(values, key=natural_order)}
         for column, values in found.by.items()
     }
     rows: list[list[object]] = [
@@ -85,7 +87,8 @@ def _draw_depth(overall: dict[str, Any], by: dict[str, dict[str, Any]], narrow: 
     whole_numbers(axes[0])
     finish(axes[0], "rounds executed", "tokens, %", "all tokens")
     rest = iter(axes[1:])
-    for column, values in by.items():
+    for column, all_values in by.items():
+        values = dict(islice(all_values.items(), _MOST_DRAWN))
         panel = next(rest)
         for i, stack in enumerate(overall):
             means = [numbers[stack]["mean"] if stack in numbers else np.nan for numbers in values.values()]

@@ -36,7 +36,7 @@ _COLUMNS = (
 
 def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return values and effective ranks; of experts, means over them."""
-    trained, random = _values(subject.model), _values(untrained(subject.model))
+    trained, random = _values(subject.model), _values(untrained(subject.model, subject.run.recipe.seed))
     rows: list[list[object]] = []
     for name, values_EK in trained.items():
         K = values_EK.shape[1]
@@ -58,7 +58,8 @@ def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
         {"maps": data},
         lambda narrow: _draw(trained, random, narrow),
         arrays,
-        "Area: between the line and the straight one of equal singular values. Of experts: means over all of them.",
+        "Area: between the line and the straight one of equal singular values. Of experts: means over all of them. "
+        "Before training: the weights that the run's seed gives, before training.init_from.",
     )
 
 

@@ -13,10 +13,9 @@ from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.oracle import why_no_oracle, with_oracle
-from ostinato.evaluation.threshold import CURVE, Point, Tuning, choose, read_curve, sweep
+from ostinato.evaluation.threshold import CURVE, Point, Tuning, choose, read_curve, sweep, tuning_metric
 from ostinato.models.build import Model
 from ostinato.nn.execution import ExitScope
-from ostinato.tasks.registry import build_task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,19 +36,13 @@ def _stored(subject: Subject) -> Tuning | None:
     return read_curve(subject.run.directory, subject.run.checkpoint.name)
 
 
-def _tuned_by(subject: Subject) -> str:
-    """Return the metric that `ostinato tune-threshold` takes where none is named."""
-    recipe = subject.run.recipe
-    return next(iter(build_task(recipe.task, recipe.data).metrics), _METRIC)
-
-
 def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the curve that `ostinato tune-threshold` stored, else a teacher-forced one of some examples."""
     found = _stored(subject)
     note = f"Read from the run's {CURVE}.json."
     if found is None:
         found = _measure(subject, on_progress)
-        note = f"Teacher-forced; ostinato tune-threshold measures by {_tuned_by(subject)}."
+        note = f"Teacher-forced; ostinato tune-threshold measures by {tuning_metric(subject.run.recipe)}."
     stacks = list((found.oracle or found.trained).skipped)
     rows: list[list[object]] = [
         [

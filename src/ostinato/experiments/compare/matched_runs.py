@@ -144,7 +144,9 @@ def score_pairs(
     pairs = []
     for update in curve.checkpoints:
         if update in losses:
-            loaded = load(run, checkpoint=f"update-{update:06d}", device="auto", verify=verify)
+            loaded = load(
+                run, checkpoint=f"update-{update:06d}", device="auto", halting_threshold="trained", verify=verify
+            )
             found = loaded.evaluate(split, metrics=[metric], **options)
             pairs.append((losses[update], float(found[metric])))
     if not pairs:

@@ -17,20 +17,20 @@ from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.oracle import with_oracle
 from ostinato.evaluation.threshold import (
     CURVE,
+    FORCED,
     Point,
     TunedThreshold,
     Tuning,
     choose,
     sweep,
+    tuning_metric,
     write_tuned,
 )
 from ostinato.metrics import METRICS
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, ExitScope
-from ostinato.tasks.registry import build_task, task_config
+from ostinato.tasks.registry import task_config
 
 THRESHOLDS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-FORCED = ("token_accuracy", "sequence_accuracy_forced")
-"""Scores of teacher forcing that grow as a model gets better."""
 
 _WARM_UP = 8
 
@@ -119,12 +119,9 @@ def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float, exit: s
 
 
 def _metric(run: LoadedRun, metric: str | None, access: DataAccess | None) -> str:
-    has_sources = task_config(run.recipe.task).has_sources
     if metric is None:
-        own = run.recipe.evaluation.metrics
-        if own is None:
-            own = list(build_task(run.recipe.task, run.recipe.data, access).metrics)
-        return own[0] if own and has_sources else FORCED[0]
+        return tuning_metric(run.recipe, access)
+    has_sources = task_config(run.recipe.task).has_sources
     if metric not in FORCED and not (has_sources and metric in METRICS):
         reason = f"must be one of {', '.join((*FORCED, *METRICS) if has_sources else FORCED)}"
         raise ConfigError([Problem("metric", metric, reason if has_sources else f"{reason}: texts are not decoded")])

@@ -96,7 +96,7 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
 @cache
 def measuring_source() -> str:
     """Return the hash of the source of all that decides what a measure finds in a run."""
-    return source_hash((*LEARNING, "analysis"))
+    return source_hash((*LEARNING, "analysis", "budget"))
 
 
 def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:

@@ -44,7 +44,7 @@ from ostinato.tasks.registry import build_task, task_config
 from ostinato.training.changes import is_free
 from ostinato.training.prepare import other_splits, with_splits
 from ostinato.training.rundir import RunDirectory, describe_split
-from ostinato.version import __version__
+from ostinato.version import __version__, source_hash
 
 _FILES = ("data.train", "data.dev", "data.test")
 _TOKENIZER_FILES = ("data.tokenizer.path", "data.target_tokenizer.path")
@@ -188,7 +188,7 @@ def _origin(task: Task, recipe: Recipe, splits: list[str], source: PackSource | 
         "published": {file.key: task.access.known_hash(file) for file in task.files()},
         **({"pack": source.settings()} if source is not None else {}),
         "splits": splits,
-        "version": __version__,
+        "source": source_hash(("tasks", "data")),
     }
 
 
