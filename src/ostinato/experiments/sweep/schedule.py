@@ -11,7 +11,7 @@ from ostinato.config.measures import AnyMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
-from ostinato.experiments.sweep.executors import Executor, InProcess, Job
+from ostinato.experiments.sweep.executors import Executor, InProcess, Job, JobResult
 from ostinato.experiments.sweep.measure_checks import check_measurable
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.rows import SweepResults, collect_rows
@@ -81,70 +81,101 @@ def run_sweep(
     if results.missing:
         check_measurable(sweep.measures)
     own = executor or (InProcess() if workers == 1 else LocalPool(workers))
-    # Arms that come to the same recipe share a run: the first one's, or that of the one that keeps more checkpoints.
-    kept = [(run.recipe.training.keep_last + run.recipe.training.keep_best, run) for run in reversed(runs)]
-    by_key = {run.key: run for _, run in sorted(kept, key=lambda pair: pair[0])}
-    waiting = {run.key: by_key[run.key] for run in runs if run.key in results.missing}
-    # Of a run what all arms that share it measure.
-    measures: dict[str, list[AnyMeasure]] = {run.key: [] for run in runs}
-    for run in runs:
-        measures[run.key] += [measure for measure in sweep.measures_of(run.arm) if measure not in measures[run.key]]
-    submitted: dict[Path, PlannedRun] = {}
-    busy: list[tuple[float, PlannedRun]] = []  # runs that another process has, and when they are tried again
-    failures: dict[str, str] = {}
-    unseen: set[str] = set()  # keys of runs that were done once, and whose results were not there
-
-    def submit(run: PlannedRun) -> None:
-        waiting.pop(run.key, None)
-        submitted[run.directory] = run
-        own.submit(Job(run.name, run.recipe, run.directory, tuple(measures[run.key]), n_threads, access))
-
-    def submit_ready() -> None:
-        """Submit what does not wait for another run; what starts from a run that failed is no longer waiting."""
-        for run in list(waiting.values()):
-            if run.start is None or run.start.is_finished:
-                submit(run)
-
-    def fail(run: PlannedRun, reason: str) -> None:
-        """Note why a run has failed, and that all runs which would have started from it cannot be trained."""
-        waiting.pop(run.key, None)
-        failures[run.key] = reason
-        for other in list(waiting.values()):
-            if other.start is not None and other.start.key == run.key:
-                fail(other, f"not run: it starts from {run.name}, which failed")
-
+    schedule = _Schedule(sweep, runs, results, own, watcher, n_threads, access)
     try:
-        watcher.on_plan(list(waiting.values()), len(by_key) - len(waiting))
-        submit_ready()
-        while submitted or busy:
-            now, tried = time.monotonic(), busy
-            busy = [(due, run) for due, run in tried if due > now]
-            for run in (run for due, run in tried if due <= now):
-                submit(run)
-            if not submitted:  # other processes do all that is left
-                time.sleep(_PAUSE_S)
-                continue
-            result = own.collect(watcher.on_event, _PAUSE_S if busy else None)
-            if result is None:
-                continue
-            run = submitted.pop(result.job.directory)
-            results.update(run.key)
-            status, reason = result.status, result.reason
-            is_unseen = status == "done" and run.key in results.missing
-            if status == "busy" or (is_unseen and run.key not in unseen):
-                # A network file system may show what another machine wrote half a minute later.
-                unseen |= {run.key} if is_unseen else set()
-                busy.append((time.monotonic() + result.again_after, run))
-                continue
-            if is_unseen:  # the source that measured it on another machine is another one
-                status, reason = "failed", f"it is done, but not there: {results.missing[run.key]}"
-            if status != "done":
-                fail(run, f"{status}: {reason}")
-            watcher.on_result(run, status, reason)
-            submit_ready()
+        schedule.run()
     finally:
         own.stop()
         watcher.close()
-    if failed := [(run, failures[run.key]) for run in runs if run.key in failures]:
+    if failed := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
         raise SweepError(failed)
     return results.rows
+
+
+class _Schedule:
+    """The runs of a sweep that are not there yet, given to an executor as soon as what they start from is.
+
+    Attributes:
+        failures: keys of runs that have failed, and why.
+    """
+
+    def __init__(
+        self,
+        sweep: SweepConfig,
+        runs: Sequence[PlannedRun],
+        results: SweepResults,
+        executor: Executor,
+        watcher: Watcher,
+        n_threads: int | None,
+        access: DataAccess | None,
+    ) -> None:
+        self._results, self._executor, self._watcher = results, executor, watcher
+        self._n_threads, self._access = n_threads, access
+        # Arms that come to the same recipe share a run: of the first one, or of the one that keeps more checkpoints.
+        kept = [(run.recipe.training.keep_last + run.recipe.training.keep_best, run) for run in reversed(runs)]
+        by_key = {run.key: run for _, run in sorted(kept, key=lambda pair: pair[0])}
+        self._waiting = {run.key: by_key[run.key] for run in runs if run.key in results.missing}
+        self._n_there = len(by_key) - len(self._waiting)
+        # Of a run what all arms that share it measure.
+        self._measures: dict[str, list[AnyMeasure]] = {run.key: [] for run in runs}
+        for run in runs:
+            own = self._measures[run.key]
+            own += [measure for measure in sweep.measures_of(run.arm) if measure not in own]
+        self._submitted: dict[Path, PlannedRun] = {}
+        self._busy: list[tuple[float, PlannedRun]] = []  # runs that another process has, and when they are tried again
+        self._unseen: set[str] = set()  # keys of runs that were done once, and whose results were not there
+        self.failures: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Return when all runs are done or have failed."""
+        self._watcher.on_plan(list(self._waiting.values()), self._n_there)
+        self._submit_ready()
+        while self._submitted or self._busy:
+            now, tried = time.monotonic(), self._busy
+            self._busy = [(due, run) for due, run in tried if due > now]
+            for run in (run for due, run in tried if due <= now):
+                self._submit(run)
+            if not self._submitted:  # other processes do all that is left
+                time.sleep(_PAUSE_S)
+            elif (
+                result := self._executor.collect(self._watcher.on_event, _PAUSE_S if self._busy else None)
+            ) is not None:
+                self._take(result)
+
+    def _submit_ready(self) -> None:
+        """Submit what does not wait for another run; what starts from a run that failed is no longer waiting."""
+        for run in list(self._waiting.values()):
+            if run.start is None or run.start.is_finished:
+                self._submit(run)
+
+    def _submit(self, run: PlannedRun) -> None:
+        self._waiting.pop(run.key, None)
+        self._submitted[run.directory] = run
+        measures = tuple(self._measures[run.key])
+        self._executor.submit(Job(run.name, run.recipe, run.directory, measures, self._n_threads, self._access))
+
+    def _take(self, result: JobResult) -> None:
+        """Note how a run has ended; one that another process has, or whose results are not seen yet, is tried again."""
+        run = self._submitted.pop(result.job.directory)
+        self._results.update(run.key)
+        status, reason = result.status, result.reason
+        is_unseen = status == "done" and run.key in self._results.missing
+        if status == "busy" or (is_unseen and run.key not in self._unseen):
+            # A network file system may show what another machine wrote half a minute later.
+            self._unseen |= {run.key} if is_unseen else set()
+            self._busy.append((time.monotonic() + result.again_after, run))
+            return
+        if is_unseen:  # the source that measured it on another machine is another one
+            status, reason = "failed", f"it is done, but not there: {self._results.missing[run.key]}"
+        if status != "done":
+            self._fail(run, f"{status}: {reason}")
+        self._watcher.on_result(run, status, reason)
+        self._submit_ready()
+
+    def _fail(self, run: PlannedRun, reason: str) -> None:
+        """Note why a run has failed, and that all runs which would have started from it cannot be trained."""
+        self._waiting.pop(run.key, None)
+        self.failures[run.key] = reason
+        for other in list(self._waiting.values()):
+            if other.start is not None and other.start.key == run.key:
+                self._fail(other, f"not run: it starts from {run.name}, which failed")
