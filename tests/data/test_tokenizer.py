@@ -8,7 +8,7 @@ import pytest
 import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.load import check_recipe
@@ -326,6 +326,23 @@ def _of_unigram_pieces() -> library.Tokenizer:
     letters = [(letter, -5.0) for letter in "</s>padunk"]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁a", -1.0), *letters]
     return library.Tokenizer(models.Unigram(pieces, unk_id=2))
+
+
+def test_a_special_symbol_that_merges_make_keeps_its_name() -> None:
+    model = library.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "<s>": 3}, [("a", "b")]))
+    model.add_special_tokens(["ab", "<s>"])
+    kept = KeptTokenizer(model.to_str(), SpecialIds(bos=3))
+    assert kept.encode("ab") == [2]
+    assert kept.special_texts == {2: "ab", 3: "<s>"} | {i: kept.special_texts[i] for i in kept.special_tokens - {2, 3}}
+    assert json.loads(kept.to_json()) == json.loads(model.to_str())
+
+
+def test_special_symbols_have_their_texts_under_any_normaliser() -> None:
+    model = _of_whole_words()
+    model.normalizer = normalizers.BertNormalizer()
+    model.add_special_tokens([library.AddedToken(text, normalized=True) for text in ("<pad>", "</s>", "<unk>")])
+    kept = KeptTokenizer(model.to_str(), SpecialIds(pad=0, bos=1, eos=1))
+    assert kept.special_texts == {0: "<pad>", 1: "</s>", 2: "<unk>"}
 
 
 @pytest.mark.parametrize("make", [_of_whole_words, _of_unigram_pieces])

@@ -132,7 +132,7 @@ def test_half_precision_that_a_model_cannot_run_in_is_refused(made: Any, name: s
 @pytest.mark.parametrize("name", ["looped", "pairs", "masked", "span"])
 def test_arguments_that_a_call_does_not_know_are_refused(made: Any, name: str) -> None:
     run, folder = made(name)
-    model = runs.auto(run).from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(pretrained_model_name_or_path=folder)
     ids, places = torch.tensor([[1, 5, 6, 7]]), torch.arange(4)[None]
     given = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "pairs" else {})
     with torch.no_grad():
@@ -140,6 +140,7 @@ def test_arguments_that_a_call_does_not_know_are_refused(made: Any, name: str) -
         for wrong, line in (
             ({"n_step": 1}, "n_step is 'int': is no argument of this model"),
             ({"position_ids": torch.tensor([[0, 1, 0, 1]])}, "must count the real tokens of every row"),
+            *[({"position_ids": places + 7}, "must count the real tokens of every row")] * (name != "pairs"),
             ({"attention_mask": torch.ones(1, 1, 4, 4)}, r"attention_mask is \[1, 1, 4, 4\]: must be of columns"),
         ):
             with pytest.raises(ConfigError, match=line):
@@ -148,6 +149,7 @@ def test_arguments_that_a_call_does_not_know_are_refused(made: Any, name: str) -
 
 def test_a_criterion_without_a_threshold_is_refused_at_the_call(made: Any) -> None:
     run, folder = made("looped")
+    runs.auto(run).from_pretrained(folder, exit="change", dtype=torch.bfloat16)
     model = runs.auto(run).from_pretrained(folder, exit="change")
     with pytest.raises(ConfigError, match="exit is 'change': needs a halting_threshold"):
         model(input_ids=torch.tensor([[1, 5]]))

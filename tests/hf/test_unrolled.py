@@ -178,9 +178,15 @@ def test_what_has_no_plain_counterpart_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("name", "n_positions"), [("llama", 96), ("marian", 200)])
-def test_the_longest_sequence_is_the_runs(name: str, n_positions: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "lengths", "n_positions"),
+    [
+        ("llama", ["data.max_target_length=96"], 96),
+        ("llama", ["data.max_target_length=96", "data.block_length=300"], 300),
+        ("marian", ["data.max_target_length=96", "data.max_source_length=200"], 200),
+    ],
+)
+def test_the_longest_sequence_is_the_runs(name: str, lengths: list[str], n_positions: int, tmp_path: Path) -> None:
     base, settings = CASES[name]
-    lengths = ["data.max_target_length=96"] + ["data.max_source_length=200"] * (name == "marian")
     export_plain(runs.make_run(base, tmp_path / "run", *settings, *lengths), tmp_path / "out", name)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == n_positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,9 @@ from ostinato.cli.output import console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.config.sweep import SweepConfig
+
+_LONGEST_LIST = 40
+"""Characters of seeds in a name; longer lists are named by their hash."""
 
 
 def sweep(
@@ -109,7 +113,10 @@ def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise typer.BadParameter(f"{seeds!r} is no list of different numbers such as 1,2,3", param_hint="--seeds")
     arms = [arm.model_copy(update={"seeds": None}) for arm in sweep.arms]
-    name = f"{sweep.name}-seeds-{'-'.join(parts)}"
+    listed = "-".join(parts)
+    if len(listed) > _LONGEST_LIST:  # names of folders have an end
+        listed = f"{len(parts)}-{hashlib.sha256(listed.encode()).hexdigest()[:8]}"
+    name = f"{sweep.name}-seeds-{listed}"
     return sweep.model_copy(update={"name": name, "seeds": [int(part) for part in parts], "arms": arms})
 
 

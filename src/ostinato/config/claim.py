@@ -152,8 +152,6 @@ class ExpectationConfig(Config):
         match self.statistic:
             case RatioStatistic() if any(limit is not None and limit <= 0 for limit in self.band):
                 yield Problem(f"{path}band", self.band, "the limits of a ratio must be positive")
-            case SpreadStatistic() if low not in (None, 0.0) or high is None or high <= 0:
-                yield Problem(f"{path}band", self.band, "a spread is at least 0: name its highest value alone, above 0")
             case BestAtStatistic(at=at):
                 inside = {(low is None or place >= low) and (high is None or place <= high) for place in at}
                 if len(inside) == 1:
@@ -337,6 +335,10 @@ class ClaimConfig(Config):
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Limits that are no effect; trained models without design or control, or with seeds that settings chose."""
         for place, one in enumerate(self.expect):
+            low, high = one.band
+            if isinstance(one.statistic, SpreadStatistic) and (low not in (None, 0.0) or high is None or high <= 0):
+                reason = "a spread is at least 0: name its highest value alone, above 0"
+                yield Problem(f"{path}expect.{place}.band", one.band, reason)
             none = 1.0 if isinstance(one.statistic, RatioStatistic) else 0.0
             # A mean, or the place of the best, is on a scale of its own.
             if none in one.band and not isinstance(one.statistic, MeanStatistic | BestAtStatistic):

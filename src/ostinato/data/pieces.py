@@ -189,7 +189,8 @@ class _PlainTextModel:
     """A model of the library to which its special symbols are plain text.
 
     The library can be told not to look for special symbols in a text; models that have them among their own pieces
-    (Unigram, whole words) find them all the same, but for `hides_special`: then they get names that no text has.
+    (as Unigram and whole words do) find them all the same, but for `hides_special`: then they get names that no text
+    has. A symbol that merges of byte pairs are made of keeps its name.
 
     Attributes:
         unknown: its id of unknown text, if it has one. n_ids: its greatest id and one.
@@ -200,12 +201,15 @@ class _PlainTextModel:
 
     def __init__(self, content: str, *, hides_special: bool) -> None:
         try:
-            tokenizers.Tokenizer.from_str(content)
+            model = tokenizers.Tokenizer.from_str(content)
             given = json.loads(content)
             added = [one for one in given.get("added_tokens") or () if hides_special and one["special"]]
-            self._names = {one["content"]: f"{_PRIVATE}{one['id']}{_PRIVATE}" for one in added}
+            self._special = {int(one["id"]): str(one["content"]) for one in added}
+            merged = _merged(given["model"])
+            self._names = {text: f"{_PRIVATE}{i}{_PRIVATE}" for i, text in self._special.items() if text not in merged}
             self._texts = {name: text for text, name in self._names.items()}
-            model = tokenizers.Tokenizer.from_str(json.dumps(_renamed(given, self._names)))
+            if self._names:
+                model = tokenizers.Tokenizer.from_str(json.dumps(_renamed(given, self._names)))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(str(error)) from error
         model.encode_special_tokens = True
@@ -234,12 +238,18 @@ class _PlainTextModel:
 
     def text_of(self, number: int) -> str | None:
         """Return the text of a piece or a special symbol."""
-        found: str | None = self._model.id_to_token(number)
-        return found if found is None else self._texts.get(found, found)
+        found: str | None = self._special.get(number) or self._model.id_to_token(number)
+        return found
 
     def content(self) -> dict[str, Any]:
         """Return the content of its tokenizer.json."""
         return _renamed(json.loads(self._model.to_str()), self._texts)
+
+
+def _merged(model: Mapping[str, Any]) -> set[str]:
+    """Return what merges of byte pairs put together, and what comes of it."""
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()]
+    return {text for pair in pairs for text in (*pair, "".join(pair))}
 
 
 def _renamed(content: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

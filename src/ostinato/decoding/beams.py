@@ -204,14 +204,15 @@ class Beams:
 
     @property
     def has_reached_a_limit(self) -> bool:
-        """Whether some sentence in the batch has as many tokens as it may have."""
-        return self.length >= min(self.limits)
+        """Whether some sentence in the batch has just as many tokens as it may have."""
+        return self.length in self.limits
 
     def who_stopped(self) -> list[bool]:
         """Return whether the result of each sentence is known to be final.
 
-        An accelerator, which is waited for, is asked at every `_LOOK_EVERY`th token only, and not where the lengths
-        tell: a sentence that has stopped stays as it is, however many tokens its rows are given after that.
+        An accelerator, which is waited for, is asked at every `_LOOK_EVERY`th token and where some sentence reaches its
+        limit only, and not where the lengths tell: a sentence that has stopped stays as it is, however many tokens its
+        rows are given after that.
         """
         S = len(self._rows)
         if self.length >= max(self.limits):

@@ -36,6 +36,7 @@ from ostinato.hf.language_model import OstinatoForCausalLM
 from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.seq2seq import OstinatoForSeq2SeqLM
 from ostinato.interop.unrolled import as_plain
+from ostinato.tasks.registry import task_config
 
 _CLASSES: dict[str, type[OstinatoPreTrainedModel]] = {
     "pair": OstinatoForSeq2SeqLM,
@@ -159,8 +160,11 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     """
     folder = Path(folder)
     check_new(folder)
-    data = run.recipe.data
-    longest = max(data.max_target_length, data.max_source_length if run.model.config.has_two_sides else 0)
+    data, has_sources = run.recipe.data, task_config(run.recipe.task).has_sources
+    if run.model.config.has_two_sides:
+        longest = max(data.max_source_length, data.max_target_length)
+    else:  # a source and its target may be one sequence
+        longest = max(data.block_length or 0, data.max_target_length + has_sources * data.max_source_length)
     plain = as_plain(run.model, name, longest)
     tokenizer = renumbered(fast_tokenizer(run), plain.ids)
     special = SpecialIds(**{key: plain.config[f"{key}_token_id"] for key in ("pad", "bos", "eos")})

@@ -57,7 +57,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             logits_to_keep: the last so many columns only; 0: all.
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
-        check_others(others, attention_mask)
+        check_others(others, attention_mask, is_start=cache is None and past_key_values is None)
         self._project_routers()
         n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = tokens_of(input_ids, attention_mask)

@@ -80,13 +80,14 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             CheckpointError: no weights that can be read; naming those that lack, are not the model's, or have other
                 shapes (which `ignore_mismatched_sizes` allows); a half-precision type that the model cannot run in.
         """
+        folder = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         wants_report, allows_shapes = (kwargs.pop(x, False) for x in ("output_loading_info", "ignore_mismatched_sizes"))
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
         try:
             model, report = super().from_pretrained(*args, **kwargs)
         except (OSError, SafetensorError) as error:
             reason = " ".join(str(error).split())
-            raise CheckpointError(f"{args[0]}: no weights that can be read (safetensors only): {reason}") from error
+            raise CheckpointError(f"{folder}: no weights that can be read (safetensors only): {reason}") from error
         lacking = sorted(name for name in report["missing_keys"] if not name.startswith("model.head."))
         heads = ("model.head.", "model.output_")
         unknown = sorted(name for name in report["unexpected_keys"] if not name.startswith(heads))
@@ -96,8 +97,8 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             problems += [f"{name} is {found}, and must be {own}" for name, found, own in shapes]
         if problems:
             more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-            raise CheckpointError(f"{args[0]}: its weights are not the model's: {'; '.join(problems[:3])}{more}")
-        cls._check_type(args[0], model)
+            raise CheckpointError(f"{folder}: its weights are not the model's: {'; '.join(problems[:3])}{more}")
+        cls._check_type(folder, model)
         return (model, report) if wants_report else model
 
     @staticmethod
@@ -107,9 +108,13 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             return
         ids = torch.full((1, 2), model.model.special_ids.bos, device=model.device)
         given = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+        # With a criterion alone a call has to name its threshold.
+        threshold = 0.5 if model.config.exit is not None and model.config.halting_threshold is None else None
         try:
             with torch.no_grad():
-                model(**given)
+                model(**given, halting_threshold=threshold)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             kind = str(model.dtype).removeprefix("torch.")
             reason = "parts of this model compute in float32: read it in float32, and call it under torch.autocast"

@@ -20,11 +20,11 @@ _WITHOUT_EFFECT = ("cache_position", "is_first_iteration", "next_sequence_length
 """What the library's own code hands to every model, and ours compute without."""
 
 
-def check_others(others: Mapping[str, Any], mask_BS: Tensor | None) -> None:
+def check_others(others: Mapping[str, Any], mask_BS: Tensor | None, *, is_start: bool = True) -> None:
     """Refuse arguments that a call does not know: another name, or what other models compute by and ours do not.
 
     Args:
-        others: those that are left, by name. mask_BS: the attention mask.
+        others: those that are left, by name. mask_BS: the attention mask. is_start: there is no cache.
 
     Raises:
         ConfigError: all of them; positions that are not the numbers of the real tokens; a mask of pairs of columns.
@@ -34,19 +34,21 @@ def check_others(others: Mapping[str, Any], mask_BS: Tensor | None) -> None:
     problems = [Problem(name, type(value).__name__, "is no argument of this model") for name, value in given.items()]
     if mask_BS is not None and mask_BS.ndim != 2:
         problems.append(Problem("attention_mask", list(mask_BS.shape), "must be of columns: [B, T]"))
-    elif places is not None and not _are_consecutive(places, mask_BS):
+    elif places is not None and not _are_consecutive(places, mask_BS, is_start):
         reason = "must count the real tokens of every row: sequences that are packed into one are not told apart"
         problems.append(Problem("position_ids", list(places.shape), reason))
     if problems:
         raise ConfigError(problems)
 
 
-def _are_consecutive(places_BT: Tensor, mask_BS: Tensor | None) -> bool:
-    are_next_BT = places_BT.diff(dim=-1) == 1
+def _are_consecutive(places_BT: Tensor, mask_BS: Tensor | None, is_start: bool) -> bool:
+    keep_BT = torch.ones_like(places_BT, dtype=torch.bool)
     if mask_BS is not None and mask_BS.shape[-1] >= places_BT.shape[-1]:
-        keep_BT = mask_BS[:, -places_BT.shape[-1] :].bool()
-        are_next_BT = are_next_BT | ~(keep_BT[:, 1:] & keep_BT[:, :-1])
-    return bool(are_next_BT.all())
+        keep_BT = mask_BS[:, -places_BT.shape[-1] :].bool().expand_as(places_BT)
+    are_next_BT = (places_BT.diff(dim=-1) == 1) | ~(keep_BT[:, 1:] & keep_BT[:, :-1])
+    is_first_BT = keep_BT & (keep_BT.long().cumsum(-1) == 1)
+    begins = not is_start or bool((places_BT[is_first_BT] == 0).all())
+    return begins and bool(are_next_BT.all())
 
 
 def tokens_of(ids_BT: Tensor, mask_BS: Tensor | None) -> Tokens:

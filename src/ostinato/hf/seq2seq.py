@@ -106,7 +106,7 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             n_steps: rounds to run in both stacks in place of the plans' own. halting_threshold: at which tokens halt.
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
-        check_others(others, attention_mask)
+        check_others(others, attention_mask, is_start=False)  # positions would be the target's
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("a seq2seq model needs decoder_input_ids or labels")

@@ -90,8 +90,10 @@ def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None) -> 
         _compare_shapes(read_weights(folder, shapes_only=True), known, table, recipe.model)
         weights = _canonical(read_weights(folder), known)
         if given.get("tie_word_embeddings", True) and "lm_head.weight" in table.untied(weights):
-            # The file counts, as in transformers, which writes so of a T5 without tied embeddings.
-            return _read(folder, given | {"tie_word_embeddings": False}, tokenizer)
+            # The file counts, as in transformers, which writes so of a T5 without tied embeddings. What it computes
+            # beside that goes by what the configuration says.
+            as_said = {"scale_decoder_outputs": given.get("scale_decoder_outputs", True)}
+            return _read(folder, given | {"tie_word_embeddings": False} | as_said, tokenizer)
         model = build_model(recipe.model).eval()
         load_weights(model, table, weights)
     except CheckpointError as error:

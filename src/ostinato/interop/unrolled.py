@@ -59,7 +59,7 @@ def unroll(model: Model) -> tuple[StackModelConfig, dict[str, Tensor]]:
     given = config.stacks()
     problems = [one for name, stack in given.items() for one in _problems(name, stack, stack.plan(name))]
     if (criterion := model.current_execution.exit) is not None:
-        reason = "a plain model runs all its steps: delete the run's halting-threshold.json, which chose it"
+        reason = "a plain model runs all its steps: load the run without it (halting-threshold.json may have chosen it)"
         problems.append(Problem("exit", criterion, reason))
     if problems:
         raise ConfigError(problems)

@@ -71,6 +71,12 @@ def test_bands_that_no_number_could_be_judged_by_are_refused_before_anything_is_
         claims.load_claim(claim_file(tmp_path, expect=[expect]))
 
 
+def test_a_control_may_ask_for_a_spread(tmp_path):
+    spread = {"kind": "spread", "along": ["two/parameters", "four/parameters"]}
+    control = {"what": "the arms differ", "unit": "parameters", "statistic": spread, "band": [0.1, None]}
+    assert claims.load_claim(claim_file(tmp_path, controls=[control])).config.controls
+
+
 def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path))
     outcome = reproduce(claim, Resources(tmp_path / "store"))

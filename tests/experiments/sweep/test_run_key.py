@@ -115,7 +115,8 @@ def test_a_run_that_keeps_too_few_checkpoints_is_refused_and_the_arm_that_keeps_
     few = tiny(seeds=[1], arms=[{"name": "base"}])
     run_sweep(few, tmp_path / "few")
     more = {"name": "more", "set": {"training.keep_last": 3, "training.save_every": 1}}
-    sweep = tiny(seeds=[1], arms=[{"name": "base", "set": {"training.save_every": 1}}, more])
+    best = {"name": "base", "set": {"training.keep_best": 3, "training.save_every": 1}}
+    sweep = tiny(seeds=[1], arms=[best, more])
     first, second = plan_runs(sweep, tmp_path / "both")
     assert first.key == second.key
     assert len(run_sweep(sweep, tmp_path / "both")) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
+from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.evaluation.threshold import TRAINED
 from ostinato.metrics import decoded_scores
@@ -67,25 +68,26 @@ PARETO = Study(
 
 
 def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
-    """Return a decoded metric that all runs have in results.json for the split, else teacher-forced token accuracy.
-
-    Results are of the checkpoint that the recipe scores, at its trained thresholds: of no other are they read.
-    """
-    scored = [
-        subject.run.halting_threshold_from == TRAINED
-        and subject.run.checkpoint == find_checkpoint(subject.run.directory)
-        for subject in subjects
-    ]
-    stored = [
-        (subject.stored_results().get("splits") or {}).get(subject.split) or {} if is_scored else {}
-        for subject, is_scored in zip(subjects, scored, strict=True)
-    ]
+    """Return a decoded metric that all runs have in results.json for the split, else teacher-forced token accuracy."""
+    stored = [_stored_scores(subject) for subject in subjects]
     for name in decoded_scores(stored[0]):
         values = [scores.get(name) for scores in stored]
         if all(isinstance(value, int | float) for value in values):
             return f"{name}, {subjects[0].split}", [float(value) for value in values if value is not None]
     found = [subject.collected[Outcomes].token_accuracy for subject in subjects]
     return f"token accuracy, {subjects[0].split}", found
+
+
+def _stored_scores(subject: Subject) -> dict[str, Any]:
+    """Return what results.json has of the split, which is of the scored checkpoint at its trained thresholds alone."""
+    run = subject.run
+    found = (subject.stored_results().get("splits") or {}).get(subject.split) or {}
+    if not found or run.halting_threshold_from != TRAINED:
+        return {}
+    try:
+        return found if run.checkpoint == find_checkpoint(run.directory) else {}
+    except CheckpointError:  # it is no longer there
+        return {}
 
 
 def _draw_fronts(

@@ -39,7 +39,7 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     Returns:
         sweep, arm, seed, key; recipe (its name), version, commit, data_sha256 (by split), parameters (stored), macs and
         macs_lengths (source and target tokens), n_updates, checkpoint (the one that was evaluated: "best of dev
-        loss", or "last"), checkpoints (of measures that name one of their own, where any does), began (UTC; None of
+        loss", or "last"), checkpoints (of measures that name another one, where any does), began (UTC; None of
         runs of earlier versions), training_seconds, seconds (with the final evaluation), values: by names of measures.
 
     Raises:

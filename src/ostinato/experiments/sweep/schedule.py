@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,14 @@ def run_sweep(
     return results.rows
 
 
+def _keeping_for(run: PlannedRun, other: PlannedRun) -> PlannedRun:
+    """Return a run that keeps as many checkpoints as another one asks for, too."""
+    both = run.recipe.training, other.recipe.training
+    most = {name: max(getattr(one, name) for one in both) for name in ("keep_last", "keep_best")}
+    training = run.recipe.training.model_copy(update=most)
+    return replace(run, recipe=run.recipe.model_copy(update={"training": training}))
+
+
 class _Schedule:
     """The runs of a sweep that are not there yet, given to an executor as soon as what they start from is.
 
@@ -111,9 +120,10 @@ class _Schedule:
     ) -> None:
         self._results, self._executor, self._watcher = results, executor, watcher
         self._n_threads, self._access = n_threads, access
-        # Arms that come to the same recipe share a run: of the first one, or of the one that keeps more checkpoints.
-        kept = [(run.recipe.training.keep_last + run.recipe.training.keep_best, run) for run in reversed(runs)]
-        by_key = {run.key: run for _, run in sorted(kept, key=lambda pair: pair[0])}
+        # Arms that come to the same recipe share a run, the first one's, which keeps checkpoints for all of them.
+        by_key: dict[str, PlannedRun] = {}
+        for run in runs:
+            by_key[run.key] = _keeping_for(by_key.get(run.key, run), run)
         self._waiting = {run.key: by_key[run.key] for run in runs if run.key in results.missing}
         self._n_there = len(by_key) - len(self._waiting)
         # Of a run what all arms that share it measure.

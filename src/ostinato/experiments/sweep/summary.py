@@ -21,8 +21,8 @@ def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return one JSON-able line for every arm, in the rows' order.
 
     Returns:
-        sweep, arm, recipe, seeds, parameters, macs, macs_lengths, checkpoint, checkpoints (of measures that name one of
-        their own), values: by measure {mean, sd (n - 1; None of one seed), n, by_seed, difference: None for the first
+        sweep, arm, recipe, seeds, parameters, macs, macs_lengths, checkpoint, checkpoints (of measures that name
+        another one), values: by measure {mean, sd (n - 1; None of one seed), n, by_seed, difference: None for the first
         arm and where there is no pair, else {value, low, high, n, verdict}}.
 
     Raises:
