@@ -65,6 +65,9 @@ def test_zero_shot_transfer_trains_and_selects_in_some_languages_and_tests_in_al
     other = _task("classification", data, language_field="lang", train_languages=["ko"])
     with pytest.raises(DataError, match="no example in ko; its languages are en, de, fr"):
         list(other.examples("train"))
+    mixed = _task("classification", data, language_field="lang", train_languages=["en", "ko"])
+    with pytest.raises(DataError, match="no example in ko"):
+        list(mixed.examples("train"))
     (problem,) = task_problems({"kind": "classification", "train_languages": ["en"]})
     assert problem.key == "task.language_field"
 

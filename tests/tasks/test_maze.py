@@ -11,6 +11,7 @@ from ostinato.config.data import DataConfig
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import TaskRef
 from ostinato.config.special_ids import NO_LABEL
+from ostinato.errors import DataError
 from ostinato.evaluation.loading import load
 from ostinato.tasks.base import split_of
 from ostinato.tasks.baselines import trivial_scores
@@ -118,6 +119,11 @@ def test_a_run_learns_from_cells_alone_and_scores_them_alone(tmp_path: Path) -> 
     # Both are shares of the same cells: decoded, and counted where the loss is.
     assert found["tag_accuracy"] == pytest.approx(found["token_accuracy"])
     assert found["exact_match"] == pytest.approx(found["sequence_accuracy_forced"])
+
+
+def test_paths_that_so_open_mazes_do_not_have_end_in_one_line() -> None:
+    with pytest.raises(DataError, match="none of 1,000 mazes of 6 x 6 rooms has a path of 21 cells that is the only"):
+        draw_maze(Random(0), 6, openings=1.0, least_path=21)
 
 
 @pytest.mark.parametrize(

@@ -85,17 +85,16 @@ class LanguagesConfig(OwnFilesConfig):
         if wanted is None or column is None or split not in ("train", "dev"):
             yield from examples
             return
-        n_kept, seen = 0, dict[str, None]()
+        seen = dict[str, None]()
         for number, example in enumerate(examples, 1):
             if column not in example.columns:
                 raise DataError(f"{split}: example {number} has no column {column!r} (task.language_field)")
             language = str(example.columns[column])
             seen.setdefault(language)
             if language in wanted:
-                n_kept += 1
                 yield example
-        if not n_kept:
-            raise DataError(f"{split}: no example in {', '.join(wanted)}; its languages are {', '.join(seen)}")
+        if missing := [language for language in wanted if language not in seen]:
+            raise DataError(f"{split}: no example in {', '.join(missing)}; its languages are {', '.join(seen)}")
 
 
 class LanguagesTask(OwnFilesTask):

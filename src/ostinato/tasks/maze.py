@@ -48,7 +48,8 @@ class MazeConfig(TaskConfig):
         if self.size < 3:
             yield Problem(f"{path}size", self.size, "must be at least 3: there are too few mazes of fewer rooms")
         elif not 3 <= self.least_path <= 4 * self.size - 3:
-            reason = f"must be from 3 to {4 * self.size - 3}, which a maze with {path}size = {self.size} always has"
+            longest = 4 * self.size - 3
+            reason = f"must be from 3 to {longest}, which a maze with {path}size = {self.size} and no openings has"
             yield Problem(f"{path}least_path", self.least_path, reason)
         if not self.larger_sizes or min(self.larger_sizes) <= self.size:
             reason = f"must be one size or more, all larger than {path}size = {self.size}"

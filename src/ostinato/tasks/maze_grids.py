@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Iterator
 from random import Random
 
+from ostinato.errors import DataError
+
 WALL, FREE, START, GOAL = "#.SG"
+_TRIES = 1000
 Maze = tuple[str, ...]
 Place = tuple[int, int]
 
@@ -24,9 +27,13 @@ def draw_maze(rng: Random, n: int, openings: float, least_path: int) -> tuple[Ma
     that one shortest path joins.
 
     Args:
-        least_path: cells on the path at least, both ends included; at most 4 n - 3, which two corners always have.
+        least_path: cells on the path at least, both ends included; at most 4 n - 3, which two corners always have
+            where nothing is opened.
+
+    Raises:
+        DataError: a thousand mazes, and no such path: with many openings long paths are not the only ones.
     """
-    while True:
+    for _ in range(_TRIES):
         cells = _joined_rooms(rng, n, openings)
         row, column = 2 * rng.randrange(n), 2 * rng.randrange(n)
         cells[row][column] = START
@@ -41,6 +48,10 @@ def draw_maze(rng: Random, n: int, openings: float, least_path: int) -> tuple[Ma
             row, column = rng.choice(goals)
             cells[row][column] = GOAL
             return tuple("".join(line) for line in cells), _path_back(maze, steps, (row, column))
+    reason = (
+        f"none of {_TRIES:,} mazes of {n} x {n} rooms has a path of {least_path} cells that is the only shortest one"
+    )
+    raise DataError(f"{reason}: take fewer openings, or a smaller task.least_path")
 
 
 def _joined_rooms(rng: Random, n: int, openings: float) -> list[list[str]]:
