@@ -67,7 +67,8 @@ def test_every_written_arm_is_a_recipe_of_equal_parameters(run, tmp_path: Path) 
         (counted,) = json.loads(run("plan", file, *sizes, "--json").out)
         assert counted["parameters"]["stored"] == arm["parameters"]
     first = Path(found["files"][0]).read_text(encoding="utf-8").splitlines()[0]
-    assert first == "# Written by: ostinato family cogs/transformer seed=5 --depths 1..3 --rounding nearest"
+    of_data = "--source-vocab 747 --target-vocab 687"
+    assert first == f"# Written by: ostinato family cogs/transformer seed=5 --depths 1..3 --rounding nearest {of_data}"
 
 
 @pytest.mark.parametrize("depths", ["0..3", "x", "1..", "1,,2", "-1"])
@@ -213,6 +214,18 @@ def test_a_budget_that_nothing_meets_leaves_the_other_models_standing(run) -> No
     text = run(*words, "--free", "n_steps").out
     assert "lm/transformer, equal macs" in text
     assert "equal parameters: even the smallest value, 1, costs" in text
+
+
+def test_a_match_that_the_reference_or_the_setting_has_nothing_of_leaves_the_others_standing(run) -> None:
+    of_data = ["--source-vocab", "100", "--target-vocab", "100"]
+    outcome = run(
+        "solve", "lm/transformer", "masked/small", "--free", "n_steps", "--match", "parameters,cache", *of_data
+    )
+    assert outcome.code == 0, outcome.err
+    assert "equal parameters" in outcome.out
+    outcome = run("solve", "lm/transformer", "masked/small", "--match", "parameters,cache", *of_data)
+    assert outcome.code == 0, outcome.err
+    assert "equal cache: changes nothing of what is to be matched" in " ".join(outcome.out.split())
 
 
 def test_several_matches_write_no_recipe(run, tmp_path: Path) -> None:

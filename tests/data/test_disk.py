@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from ostinato.analysis.curves import learning_curves
 from ostinato.data import disk
-from ostinato.data.disk import make_folder, new_folder, read_json_object, reading
+from ostinato.data.disk import make_folder, new_folder, read_json_object, reading, write_json
 from ostinato.data.tokenizers import load_tokenizer
 from ostinato.errors import CheckpointError, DataError, OstinatoError
 from ostinato.experiments.sweep.run_key import run_versions
@@ -101,3 +103,9 @@ def test_the_names_of_new_folders_reach_the_disk(tmp_path: Path, monkeypatch: py
     assert tmp_path / "runs" / "letters" in flushed
     with pytest.raises(FileExistsError):
         make_folder(tmp_path / "runs", exist_ok=False)
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"loss": math.nan, "by": [{"perplexity": math.inf}, (1.5, -math.inf)], "n": 3})
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == {"loss": None, "by": [{"perplexity": None}, [1.5, None]], "n": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.stored import run_outputs
 from ostinato.evaluation.threshold import FILE, TunedThreshold, read_tuned, write_tuned
+from ostinato.models.checkpoint import weights_hash
 from running import run_as
 
 TRAINED = {"encoder": 0.9, "decoder": 0.95}
@@ -70,6 +72,15 @@ def test_a_run_is_loaded_with_the_threshold_that_was_chosen_for_it(run: Path) ->
     assert after["macs"]["realised"] < before["macs"]["realised"]  # type: ignore[index]
     by_hand = numbers(ostinato.load(run, device="cpu", halting_threshold=0.3))
     assert by_hand["loss"] == after["loss"]
+
+
+def test_a_choice_is_not_for_other_weights_of_the_same_name(run: Path) -> None:
+    tuned = replace(tune(run, 0.3), weights="0" * 64)
+    write_tuned(run, tuned)
+    loaded = ostinato.load(run, device="cpu")
+    assert loaded.halting_threshold_from == "trained"
+    write_tuned(run, replace(tuned, weights=weights_hash(loaded.checkpoint)))
+    assert ostinato.load(run, device="cpu").halting_threshold_from == "tuned"
 
 
 def test_the_trained_threshold_or_another_one_can_be_had_back(run: Path) -> None:

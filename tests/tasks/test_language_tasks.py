@@ -12,10 +12,14 @@ import pytest
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
+from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.example import NOT_IN_PASSAGE, Example
+from ostinato.data.rows import encode_rows
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.tasks.agreement import NOUNS, VERBS
 from ostinato.tasks.base import Task
+from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_problems
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -244,6 +248,29 @@ def test_verbs_agree_with_the_first_noun_and_attractors_are_counted() -> None:
     for example in train:
         first, verb = example.target.split()[1], example.target.split()[-1]
         assert (first in NOUNS) != (verb in VERBS)
+
+
+@pytest.mark.parametrize("mask", ["causal", "prefix"])
+def test_what_is_continued_is_the_prefix_of_a_prefix_model(mask: str) -> None:
+    recipe = load_recipe("agreement/transformer", [f"model.mask={mask}", "task.n_train=300", "task.n_eval=5"])
+    task = build_task(recipe.task, recipe.data)
+    tokenizers = Tokenizers.train(recipe.data, list(task.examples("train")), recipe.model.reads)
+    examples = list(task.examples("test"))
+    rows = list(encode_rows(examples, tokenizers, recipe.data, recipe.model, training=False, name="test"))
+    for example, row in zip(examples, rows, strict=True):
+        assert isinstance(row, LabelledRow)
+        n_given = len(tokenizers.source.encode(str(example.source)))
+        assert [label != IGNORED_LABEL for label in row.labels] == [False] * n_given + [True]
+        assert row.n_prefix == (n_given + 1 if mask == "prefix" else None)
+        assert row.size is not None
+
+
+def test_masked_models_continue_no_text() -> None:
+    recipe = load_recipe("masked/small", ["data.tokenizer={kind: words}"])
+    example = Example("the dog", "runs", continues=True)
+    tokenizers = Tokenizers.train(recipe.data, [Example(None, "the dog runs")], recipe.model.reads)
+    with pytest.raises(DataError, match="texts of this task are continued, which masked models do not"):
+        list(encode_rows([example], tokenizers, recipe.data, recipe.model, training=False, name="dev"))
 
 
 def test_sentences_of_wikipedia_have_their_published_numbers(tmp_path: Path) -> None:

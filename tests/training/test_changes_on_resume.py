@@ -173,6 +173,22 @@ def test_a_schedule_or_length_that_past_updates_contradict_is_refused_by_name(tm
     assert "cannot change training.schedule.warmup: 4 in the run, 3 now; update 1" in line
 
 
+def test_a_run_that_ran_out_of_memory_in_an_evaluation_goes_on_with_smaller_ones(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path), tmp_path / "run")
+    smaller = tiny_recipe(tmp_path, n_updates=16)
+    smaller = smaller.model_copy(update={"data": smaller.data.model_copy(update={"eval_tokens_per_batch": 24})})
+    assert train(smaller, tmp_path / "run", resume=True)["n_updates"] == 16
+
+
+def test_a_run_without_updates_is_evaluated_once(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path, n_updates=0), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    recipe = tiny_recipe(tmp_path, n_updates=0)
+    fewer = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_examples": 2})})
+    train(fewer, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
 def test_every_other_setting_stays_refused_with_a_line_that_names_it(tmp_path: Path) -> None:
     train(tiny_recipe(tmp_path), tmp_path / "run")
     other = tiny_recipe(tmp_path, n_updates=24, label_smoothing=0.2, accumulate=1)

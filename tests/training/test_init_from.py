@@ -16,6 +16,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
+from ostinato.evaluation.loading import load
 from ostinato.models.checkpoint import load_model
 from ostinato.training import train
 from ostinato.training.checkpoint import Checkpoints
@@ -151,11 +152,35 @@ def test_a_head_with_other_labels_starts_anew(tmp_path: Path, pretrained: Path) 
     first = classifier(tmp_path, KNOWN, init_from=str(pretrained), init_except=["output_weight"])
     train(first, tmp_path / "two")
     three = [*KNOWN, {"source": "a", "target": "z"}]
-    with pytest.raises(ConfigError, match=r"head\.weight is \[2, 8\] there and \[3, 8\] here"):
+    with pytest.raises(
+        ConfigError, match=r"its head is for the labels x, y, and the data have x, y, z: training\.init_ex"
+    ):
         train(classifier(tmp_path, three, init_from=str(tmp_path / "two")), tmp_path / "strict")
+    others = [{"source": "a b", "target": "v"}, {"source": "d c", "target": "w"}] * 4
+    with pytest.raises(ConfigError, match="its head is for the labels x, y, and the data have v, w"):
+        train(classifier(tmp_path, others, init_from=str(tmp_path / "two")), tmp_path / "strict")
     train(classifier(tmp_path, three, init_from=str(tmp_path / "two"), init_except=["head.*"]), tmp_path / "three")
     report = json.loads((tmp_path / "three" / "initial.json").read_text(encoding="utf-8"))
     assert report["fresh"] == ["head.weight", "head.bias"]
+
+
+def test_a_head_keeps_its_labels_in_their_order_however_frequent_they_are_now(tmp_path: Path) -> None:
+    train(classifier(tmp_path, [*KNOWN, KNOWN[1]]), tmp_path / "first")
+    again = classifier(tmp_path, [*KNOWN, KNOWN[0]], init_from=str(tmp_path / "first"), optimizer={"lr": 1e-12})
+    train(again, tmp_path / "second")
+    labels = [Tokenizers.load(tmp_path / name / "tokenizers").target.labels for name in ("first", "second")]
+    assert labels == [["y", "x"]] * 2
+    # Its weights hardly moved: of the same examples it says the same.
+    files = [f"data.{split}={tmp_path / 'labels.jsonl'}" for split in ("train", "dev", "test")]
+    losses = [load(tmp_path / name, overrides=files).evaluate("dev")["loss"] for name in ("first", "second")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_a_vocabulary_is_extended_from_a_classifier_too(tmp_path: Path) -> None:
+    train(classifier(tmp_path, KNOWN), tmp_path / "first")
+    train(classifier(tmp_path, NEW, init_from=str(tmp_path / "first"), extend_vocabulary=True), tmp_path / "second")
+    before, after = (Tokenizers.load(tmp_path / name / "tokenizers").source for name in ("first", "second"))
+    assert after.encode("a e") == [*before.encode("a"), before.vocab_size]
 
 
 def test_a_vocabulary_is_extended_and_the_mask_symbol_keeps_its_row(tmp_path: Path, pretrained: Path) -> None:

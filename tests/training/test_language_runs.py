@@ -17,7 +17,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.collate import collate
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.experiments.compare.paired import compare
@@ -80,6 +80,25 @@ def _question(rng: random.Random) -> dict[str, Any]:
     place = rng.randrange(5)
     words[place] = rng.choice(list(NAMES))
     return {"source": f"who\t{' '.join(words)}", "target": words[place]}
+
+
+def test_batches_without_a_label_are_passed_over(tmp_path: Path) -> None:
+    rows = [{"source": "a b", "target": "<no-label> <no-label>"}] * 9 + [{"source": "c d", "target": "x y"}]
+    path = tmp_path / "tags.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = dict.fromkeys(("train", "dev", "test"), str(path)) | {"tokens_per_batch": 6}
+    selection = {"split": "dev", "metric": "token_accuracy", "mode": "max"}
+    model = {"head": {"kind": "tagging"}, "d_model": 8}
+    recipe = _recipe(data, {"kind": "tagging"}, model, selection=selection, n_updates=3)
+    results = train(recipe, tmp_path / "run")
+    assert results["n_updates"] == 3
+    logged = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert all(json.loads(line)["n_labels"] > 0 for line in logged if '"training"' in line)
+    nothing = tmp_path / "nothing.jsonl"
+    nothing.write_text("".join(json.dumps(row) + "\n" for row in rows[:9]), encoding="utf-8")
+    none = _recipe(data | {"train": str(nothing)}, {"kind": "tagging"}, model, selection=selection)
+    with pytest.raises(DataError, match="there are no labels"):
+        train(none, tmp_path / "none")
 
 
 def test_a_classifier_learns_labels_of_pairs_and_is_scored_by_language(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ostinato.evaluation.loading import load
 from ostinato.kernels import Backend
 from ostinato.nn.experts import Decision, ExpertFeedForward, ExpertMaps
 from ostinato.nn.routing import Router
+from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 from ostinato.training.checks import check_training
 
@@ -75,6 +76,13 @@ def test_what_processes_cannot_hold_as_asked_for_is_an_error(
     assert (problem := next(p for p in error.value.problems if "parallel" in p.key)).value == kind
     assert problem.key == "training.parallel.kind"
     check_training(tiny_recipe(tmp_path, experts=True, parallel={"kind": kind}), torch.device("cpu"))
+
+
+def test_a_score_of_texts_alone_selects_nothing_else() -> None:
+    wrong = ["training.selection.metric=bits_per_byte", "training.selection.mode=min"]
+    with pytest.raises(ConfigError, match="bits_per_byte': is of texts every token of which is a label"):
+        load_recipe("algorithmic/reverse-universal", wrong)
+    assert load_recipe("lm/transformer", wrong).training.selection.metric == "bits_per_byte"
 
 
 def test_a_search_that_cannot_be_recorded_is_an_error_before_any_data_is_read(tmp_path: Path) -> None:

@@ -490,3 +490,12 @@ def test_rounds_by_sentence_are_neither_compiled_nor_read_one_by_one(tmp_path: P
         check_training(looped(tmp_path, **settings), torch.device("cpu"))
     assert "training.round_loss.kind=window reads them: must be update" in str(caught.value)
     assert "cannot be compiled" in str(caught.value)
+    drawn = looped(tmp_path, rounds={"kind": "poisson"}, compile=True)
+    with pytest.raises(ConfigError, match=r"drawn numbers of rounds .* would each be compiled anew"):
+        check_training(drawn, torch.device("cpu"))
+
+
+def test_every_seed_draws_rounds() -> None:
+    config = UniformRoundsConfig(least=1, most=9)
+    for seed in (0, 2**33, 2**63 - 1):
+        assert draw_rounds(config, seed, 7, 4) == draw_rounds(config, seed, 7, 4)

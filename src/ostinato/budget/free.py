@@ -35,6 +35,10 @@ _ALIASES = {"d_attn": "d_head"}
 _EXPERT_WIDTH = "expert_width"
 
 
+class WithoutEffect(ConfigError):
+    """A free setting changes nothing of what is to be matched."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One integer setting of a model.
@@ -110,7 +114,7 @@ def free_variable(config: ModelConfig, name: str, cost: Measure) -> FreeVariable
         if not effective:
             paths = ", ".join(ROOT + setting.path for setting in found)
             reason = f"changes nothing of what is to be matched ({paths})"
-            raise ConfigError([Problem("free", part.strip(), reason)])
+            raise WithoutEffect([Problem("free", part.strip(), reason)])
         named |= {setting.path: setting for setting in effective}
     ordered = sorted(named.values(), key=lambda s: s.value // s.multiple, reverse=True)
     return FreeVariable(tuple(ordered))

@@ -49,7 +49,8 @@ def _memory_line(error: BaseException, words: Sequence[str]) -> str:
     amount = f" ({asked[1] or asked[2]} were asked for)" if asked else ""
     planned = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
     command = words[0] if words else ""
-    if command == "train":
+    # An evaluation of the training has a note, too, of the cache and not of gradients.
+    if command == "train" and (not planned or "gradients" in planned):
         recipe = " ".join(word for word in words[1:3] if not word.startswith("-"))
         return (
             f"out of memory{amount}{planned}: lower data.tokens_per_batch and raise training.accumulate by as much, "

@@ -15,12 +15,14 @@ from ostinato.cli.options import (
     RecipeArgument,
     SourceVocabOption,
     TargetVocabOption,
+    words_of,
 )
 from ostinato.cli.output import number, print_json, print_line, print_wide
 from ostinato.config.base import MOST
 
 if TYPE_CHECKING:
     from ostinato.budget.family import Family
+    from ostinato.config.recipe import Recipe
 
 _HELD = {"exact": "stored parameters", "paper": "matrices and embeddings, without norms, biases and tables"}
 
@@ -69,10 +71,11 @@ def family(
         stack=stack,
         counting=count,
         rounding=rounding,
-        n_ctx=n_ctx or recipe.data.max_target_length,
+        n_ctx=n_ctx or _longest(recipe),
     )
     options = ["--depths", depths, "--rounding", rounding]
-    options += [word for name, value in (("--stack", stack), ("--count", count)) if value for word in (name, value)]
+    options += words_of(stack=(stack, None), count=(count, None), n_ctx=(n_ctx, None))
+    options += words_of(source_vocab=(source_vocab, None), target_vocab=(target_vocab, None))
     files = [] if write is None else _write(write, base, given, found, options)
     if json:
         print_json(_as_dict(recipe.name, found, files))
@@ -80,6 +83,15 @@ def family(
     _print(recipe.name, found)
     for path in files:
         print_line(f"wrote {path}")
+
+
+def _longest(recipe: Recipe) -> int:
+    """Return the most tokens that a recipe's model reads on a side."""
+    data, model = recipe.data, recipe.model
+    if model.has_two_sides:
+        return max(data.max_source_length, data.max_target_length)
+    of_target = model.generates or model.reads == "masked"
+    return data.block_length or (data.max_target_length if of_target else data.max_source_length)
 
 
 def parse_depths(text: str) -> list[int]:

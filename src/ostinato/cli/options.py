@@ -298,6 +298,12 @@ def options_given(context: typer.Context, names: Iterable[str]) -> str:
     return " ".join("--" + name.replace("_", "-") for name in given)
 
 
+def words_of(**given: tuple[object, object]) -> list[str]:
+    """Return options as they stand on a command line, those that are not at their default: name=(value, default)."""
+    unlike = {f"--{name.replace('_', '-')}": value for name, (value, default) in given.items() if value != default}
+    return [word for name, value in unlike.items() for word in (name, str(value))]
+
+
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
     """Split words into names and settings (key=value); the name of a file or folder may hold a "=", too."""
     settings = [word for word in words if "=" in word and not Path(word).exists()]

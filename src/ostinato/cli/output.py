@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ostinato.data.disk import finite
 from ostinato.system_errors import naming
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def print_stderr(message: str) -> None:
 
 def print_json(data: object) -> None:
     """Write one JSON document."""
-    print_line(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    print_line(json.dumps(finite(data), indent=2, ensure_ascii=False, default=str))
 
 
 def json_line(data: object) -> str:

@@ -18,6 +18,7 @@ from ostinato.cli.options import (
     SourceVocabOption,
     TargetVocabOption,
     split_settings,
+    words_of,
 )
 from ostinato.cli.output import number, print_json, print_line, print_table, print_wide
 
@@ -135,6 +136,16 @@ def solve(
     if write is not None:
         goal_option = [] if reference is not None else ["--target", f"{target:g}"]
         options = ["--free", free, "--match", match, *goal_option]
+        options += words_of(
+            rounding=(rounding, "nearest"),
+            source_length=(source_length, 32),
+            target_length=(target_length, 32),
+            batch_size=(batch_size, 1),
+            beam=(beam, 1),
+            tolerance=(tolerance, 0.05),
+            source_vocab=(source_vocab, None),
+            target_vocab=(target_vocab, None),
+        )
         write_derived(
             write,
             names[0],
@@ -156,6 +167,7 @@ def _side_by_side(
 ) -> list[dict[str, Any]]:
     """Return what the reference costs, and for everything that is to be matched the solved model and what it costs;
     `reason` where there is none."""
+    from ostinato.budget.free import WithoutEffect
     from ostinato.budget.solver import OutOfReach
     from ostinato.experiments.compare.matched_models import match_model
 
@@ -166,7 +178,7 @@ def _side_by_side(
         # What was measured of the reference is what is matched and shown: it is not measured again.
         try:
             found = match_model(model, rows[0][one.match], one)
-        except OutOfReach as error:
+        except (OutOfReach, WithoutEffect) as error:
             rows.append({"match": one.match, "reason": "; ".join(problem.reason for problem in error.problems)})
             continue
         own = {name: cost(found.config) for name, cost in costs.items() if name != one.match}
@@ -180,7 +192,10 @@ def _print_side_by_side(names: list[str], rows: list[dict[str, Any]]) -> None:
     lines = [[f"{names[-1]} (reference)", "", *(number(rows[0][name]) for name in matches)]]
     for row in rows[1:]:
         values = " ".join(f"{key}={value}" for key, value in row.get("values", {}).items())
-        shares = (f"{number(row[name])} ({row[name] / rows[0][name]:.3g} x)" if name in row else "" for name in matches)
+        shares = []
+        for name in matches:
+            beside = f" ({row[name] / rows[0][name]:.3g} x)" if name in row and rows[0][name] else ""
+            shares.append(f"{number(row[name])}{beside}" if name in row else "")
         lines.append([f"{names[0]}, equal {row['match']}", values, *shares])
     print_wide(["model", "solved", *("latency, s" if name == "latency" else name for name in matches)], lines)
     for row in rows:

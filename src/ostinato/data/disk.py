@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -115,8 +116,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write or replace a JSON file atomically."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    """Write or replace a JSON file atomically; infinities and NaN become null."""
+    write_text(path, json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Return the value with infinities and NaN as None, for JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:

@@ -105,7 +105,12 @@ def _draw_spans(n: int, wanted: int, mean: float, generator: np.random.Generator
 
 
 def split_prefix(row: LabelledRow, generator: np.random.Generator) -> LabelledRow:
-    """Return a text whose first tokens are a prefix: the label of the prefix's last token is the first that counts."""
+    """Return a text whose first tokens are a prefix: the label of the prefix's last token is the first that counts.
+
+    A row that has a prefix, of a text that is continued, stays as it is.
+    """
+    if row.n_prefix is not None:
+        return row
     n_prefix = int(generator.integers(1, max(len(row.ids), 2)))
     labels = [IGNORED_LABEL] * (n_prefix - 1) + row.labels[n_prefix - 1 :]
     return replace(row, labels=labels, n_prefix=n_prefix, size=None)

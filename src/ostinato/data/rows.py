@@ -12,9 +12,9 @@ import numpy as np
 
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import TextSize
-from ostinato.data.collate import AnyRow, LabelledRow, Row
+from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow, Row
 from ostinato.data.labelled import classification_row, continuation_row, facts_row, span_row, tagging_row
-from ostinato.data.objectives import objective_of
+from ostinato.data.objectives import objective_of, split_prefix
 from ostinato.data.tokenizer import Tokenizer
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
@@ -76,7 +76,7 @@ def encode_rows(
     rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=config.joins_pairs)
     objective = objective_of(config, data, tokenizers)
     if objective is not None or blocks is not None:
-        rows = _as_labelled(rows, is_masked=config.reads == "masked")
+        rows = _as_labelled(rows, is_masked=config.reads == "masked", sees_prefix=objective is split_prefix)
     if blocks is not None:
         rows = _pack(rows, data, blocks)
     for row in rows:
@@ -160,9 +160,22 @@ def too_long(n: int, limit: int, side: str, where: str, *, training: bool) -> Da
     )
 
 
-def _as_labelled(rows: Iterable[AnyRow], *, is_masked: bool) -> Iterator[AnyRow]:
-    """Yield texts as labelled rows, whatever else as it is."""
+def _as_labelled(rows: Iterable[AnyRow], *, is_masked: bool, sees_prefix: bool) -> Iterator[AnyRow]:
+    """Yield texts as labelled rows, whatever else as it is; where a text is continued, what is given is its prefix.
+
+    Raises:
+        DataError: a masked model is to continue a text.
+    """
     for row in rows:
+        if isinstance(row, LabelledRow) and is_masked:
+            raise DataError(
+                "the texts of this task are continued, which masked models do not: model.kind=language_model"
+            )
+        if isinstance(row, LabelledRow) and sees_prefix:
+            # The label of the prefix's last token is the first that counts.
+            n_given = next(place for place, label in enumerate(row.labels) if label != IGNORED_LABEL)
+            yield replace(row, n_prefix=n_given + 1)
+            continue
         is_text = isinstance(row, Row) and row.source_ids is None
         yield labelled_text(row, is_masked=is_masked) if is_text else row  # type: ignore[arg-type]
 

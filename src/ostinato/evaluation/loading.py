@@ -263,7 +263,7 @@ def load(
     # With a threshold given, the stored choice is not read: it may be a file that cannot be read.
     is_given = halting_threshold is not None or exit is not None or exit_scope != "token"
     tuned = None if is_given else read_tuned(directory)
-    if tuned is not None and tuned.checkpoint != where.name:
+    if tuned is not None and not tuned.is_of(where):
         tuned = None
     if tuned is not None:
         execution = Execution(**tuned.execution)

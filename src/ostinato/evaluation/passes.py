@@ -108,11 +108,10 @@ class Passes:
         if isinstance(config, EncoderConfig) and config.reads != "masked":
             return read_out(config, output.logits_BTV, batch)
         if not batch.has_sources:
-            reason = (
-                "texts have no source to decode from: they are measured by loss, perplexity and token_accuracy, "
-                "so leave the list empty"
-            )
-            raise ConfigError([Problem("evaluation.metrics", list(self.metrics), reason)])
+            reason = "texts have no source to decode from: they are measured by loss, perplexity and token_accuracy"
+            if not self.metrics:  # outputs are asked for, as by --predictions
+                raise ConfigError(f"no outputs can be written: {reason}")
+            raise ConfigError([Problem("evaluation.metrics", list(self.metrics), f"{reason}, so leave the list empty")])
         return search(model, batch, self.decoding, n_steps=self.n_steps, on_step=self.on_step)
 
     def pack(self, result: BatchResult) -> dict[str, Any]:

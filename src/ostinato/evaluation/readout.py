@@ -29,7 +29,7 @@ def read_out(config: EncoderConfig, logits_BLV: Tensor, batch: Batch) -> list[Hy
     n_labels = batch.loss_mask_BT.sum(1).tolist()
     found = []
     for ids, log_probs, n in zip(best.indices.tolist(), best.values.tolist(), n_labels, strict=True):
-        total, labels = sum(log_probs[:n]), ids[:n]
+        total, labels = sum(log_probs[:n], 0.0), ids[:n]
         found.append(Hypothesis(labels, total / max(len(labels), 1), total, finished=True))
     return found
 

@@ -31,6 +31,7 @@ from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.models import Model
+from ostinato.models.checkpoint import weights_hash
 from ostinato.nn.execution import Execution, ExitScope
 from ostinato.tasks.registry import build_task, task_config
 
@@ -40,7 +41,7 @@ FILE, CURVE = "halting-threshold.json", "threshold-curve"
 FORMAT = 2
 """Of both files; those of format 1 know no criteria, and are read."""
 _FORMATS = (1, FORMAT)
-_LATER = ("oracle", "oracle_metric")
+_LATER = ("oracle", "oracle_metric", "weights")
 """Fields that files of format 2 may lack."""
 _ROUNDING = 1e-9
 _T = TypeVar("_T")
@@ -56,7 +57,8 @@ class TunedThreshold:
     Args:
         threshold: of all stacks in which tokens halt; None: their trained ones.
         exit, exit_scope: the criterion whose threshold it is, see `ostinato.nn.Execution`; None: the model's own rules.
-        checkpoint: its name. split, metric, max_drop: the metric of the split fell by at most max_drop.
+        checkpoint: its name. weights: their SHA-256; None in files of earlier versions.
+        split, metric, max_drop: the metric of the split fell by at most max_drop.
     """
 
     threshold: float | None
@@ -66,6 +68,11 @@ class TunedThreshold:
     max_drop: float
     exit: str | None = None
     exit_scope: str = "token"
+    weights: str | None = None
+
+    def is_of(self, checkpoint: Path) -> bool:
+        """Return whether it was chosen for the weights of a checkpoint; a mean of several may be made anew."""
+        return self.checkpoint == checkpoint.name and self.weights in (None, weights_hash(checkpoint))
 
     @property
     def execution(self) -> dict[str, Any]:

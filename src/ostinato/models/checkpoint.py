@@ -163,6 +163,12 @@ def _save_weights(weights: dict[str, torch.Tensor], directory: Path) -> None:
         save_file(weights, directory / WEIGHTS)
 
 
+def weights_hash(directory: Path) -> str | None:
+    """Return the SHA-256 of a checkpoint's weights, as it was written with them; None of earlier versions."""
+    found = _read_description(directory / _DESCRIPTION).get("sha256", {}).get(WEIGHTS)
+    return None if found is None else str(found)
+
+
 def _write_description(directory: Path, config: dict[str, Any]) -> None:
     hashes = {WEIGHTS: sha256_of(directory / WEIGHTS)}
     description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}

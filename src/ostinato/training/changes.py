@@ -50,6 +50,9 @@ _RECORDED = (
     "training.log_every",
     "training.save_every",
     "training.selection.patience",
+    "data.eval_tokens_per_batch",
+    "decoding.pack_weights",
+    "decoding.static_cache",
     "evaluation.",
 )
 

@@ -33,6 +33,9 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
     if config.compile and config.rounds.per == "sentence":
         why = "passes whose sentences have rounds of their own (training.rounds.per) cannot be compiled"
         problems.append(Problem("training.compile", True, why))
+    elif config.compile and (config.rounds.kind != "plan" or config.consistency.is_there):
+        why = "drawn numbers of rounds (training.rounds, training.consistency) would each be compiled anew"
+        problems.append(Problem("training.compile", True, why))
     is_lowered = config.precision == "bfloat16"
     if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device, is_lowered)) is not None:
         problems.append(Problem("training.compile", True, reason))

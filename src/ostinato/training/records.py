@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
 
+from ostinato.data.disk import finite
 from ostinato.errors import CheckpointError
 from ostinato.system_errors import naming
 
@@ -81,16 +81,7 @@ class Records:
 
 
 def _append(path: Path, record: dict[str, Any]) -> bytes:
-    line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+    line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
     with naming(path), path.open("ab") as file:
         file.write(line)
     return line
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with infinities and NaN as None, for JSON has no such numbers."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,7 @@ import torch
 from ostinato.config.halting import ExitConfig
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example, take_evenly
-from ostinato.errors import TrainingError
+from ostinato.errors import ConfigError, DataError, Problem, TrainingError
 from ostinato.evaluation import evaluate
 from ostinato.models import Model, build_model
 from ostinato.tasks.checks import FORCED_METRICS
@@ -195,7 +195,7 @@ class Session:
                 # The last update was not one to evaluate after when it was saved.
                 self._evaluate()
                 self._save_progress()
-            if self.config.n_updates == 0:
+            if self.config.n_updates == 0 and not self.progress.ranking:
                 self._follow_up()
             while self.progress.update < self.config.n_updates and self.progress.stopped is None:
                 began = time.perf_counter()
@@ -218,7 +218,7 @@ class Session:
     def _update(self) -> tuple[float, Gradient]:
         """Do one optimiser step; return the learning rate and the gradient's losses and norm."""
         update = self.progress.update + 1
-        batches = [next(self.prepared.batches) for _ in range(self.config.accumulate)]
+        batches = self._labelled_batches()
         gradient = self.updater.accumulate(batches, update, observed=self._is_logged(update))
         if not gradient.is_finite:
             self.progress.batches = self.prepared.batches.state()
@@ -231,6 +231,20 @@ class Session:
         self._busy_labels += gradient.n_labels
         self.progress.update = update
         return rate, gradient
+
+    def _labelled_batches(self) -> list[Batch]:
+        """Return the batches of an update: the next ones that have a label between them.
+
+        Raises:
+            DataError: an epoch without any label.
+        """
+        found, epoch = self.prepared.batches, self.prepared.batches.epoch
+        while True:
+            batches = [next(found) for _ in range(self.config.accumulate)]
+            if any(batch.n_labels for batch in batches):
+                return batches
+            if found.epoch > epoch + 1:
+                raise DataError("no example of the training split has a label that counts (data.max_source_length?)")
 
     def _is_logged(self, update: int) -> bool:
         return update == self.config.n_updates or update % self.config.log_every == 0
@@ -278,9 +292,11 @@ class Session:
         """Evaluate on the selection split in rank 0, and rank this model among the best."""
         selection = self.config.selection
         try:
-            with self._interrupts.at_once(), self.average.shown():
+            # Ctrl-C ends an evaluation at once, but neither the exchange of the weights nor that of random states.
+            with self.average.shown(), preserved_randomness():
                 model = self.parallel.whole_model()
-                result = self.processes.broadcast(lambda: self._scores(model))
+                with self._interrupts.at_once():
+                    result = self.processes.broadcast(lambda: self._scores(model))
         except KeyboardInterrupt:
             if self.processes.is_distributed:  # the others wait for this evaluation, and cannot save
                 raise
@@ -308,16 +324,19 @@ class Session:
         selection, recipe = self.config.selection, self.prepared.recipe
         if self._selection is None:  # Held, because reading the examples may cost more than scoring them.
             self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
-        with preserved_randomness():
-            return evaluate(
-                model or self.model,
-                self._selection,
-                self.prepared.tokenizers,
-                data=recipe.data,
-                decoding=recipe.decoding,
-                metrics=[] if selection.metric in FORCED_METRICS else [selection.metric],
-                name=selection.split,
-            )
+        found = evaluate(
+            model or self.model,
+            self._selection,
+            self.prepared.tokenizers,
+            data=recipe.data,
+            decoding=recipe.decoding,
+            metrics=[] if selection.metric in FORCED_METRICS else [selection.metric],
+            name=selection.split,
+        )
+        if selection.metric not in found:  # as bits_per_byte, of texts one of which was truncated
+            reason = f"there is none of {selection.split}: it needs whole texts, every token of which is a label"
+            raise ConfigError([Problem("training.selection.metric", selection.metric, reason)])
+        return found
 
     def _save(self) -> None:
         self.progress.batches = self.prepared.batches.state()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ostinato.config.recipe import Recipe
@@ -14,9 +14,12 @@ from ostinato.data.packs.rows import packed_rows
 from ostinato.data.packs.shards import Pack
 from ostinato.data.packs.source import PackSource
 from ostinato.data.rows import encode_rows
+from ostinato.data.symbols import LabelTokenizer
 from ostinato.data.tokenizers import Tokenizers
+from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.base import Task
 from ostinato.tasks.packing import pack_source, tokenizers_of
+from ostinato.training.freeze import matches
 from ostinato.training.initial import load_tokenizers
 from ostinato.training.rundir import describe_split
 
@@ -35,9 +38,24 @@ class HeldData:
         new = examples if recipe.training.extend_vocabulary else None
         if new is not None and reads in ("classification", "tagging", "span"):
             # Targets are labels, which a tokenizer of texts does not hold.
-            new = [Example(None, example.source or "") for example in examples]
+            new = [Example(example.source or "", "") for example in examples]
         tokenizers = load_tokenizers(origin, new=new)
-        return tokenizers if recipe.model.generates else tokenizers.with_labels(examples, reads)
+        if recipe.model.generates:
+            return tokenizers
+        found = tokenizers.with_labels(examples, reads)
+        before, now = tokenizers.target, found.target
+        if not isinstance(before, LabelTokenizer) or not isinstance(now, LabelTokenizer):
+            return found
+        # A row of the head stands for a label by its number, which follows from how frequent the label is.
+        if set(before.labels) == set(now.labels):
+            return tokenizers
+        if not matches("head.weight", recipe.training.init_except):
+            reason = (
+                f"its head is for the labels {_few(before.labels)}, and the data have {_few(now.labels)}: "
+                "training.init_except=[head.*] begins with a new one"
+            )
+            raise ConfigError([Problem("training.init_from", origin, reason)])
+        return found
 
     def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""
@@ -87,6 +105,10 @@ class PackedData:
         if self._pack is None:
             self._pack = make_pack(self._source, tokenizers, n_processes=n_processes, on_progress=on_progress)
         return self._pack
+
+
+def _few(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
 
 
 def training_data(recipe: Recipe, task: Task, *, is_packed: bool | None = None) -> HeldData | PackedData:

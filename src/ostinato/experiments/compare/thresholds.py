@@ -27,6 +27,7 @@ from ostinato.evaluation.threshold import (
     write_tuned,
 )
 from ostinato.metrics import METRICS
+from ostinato.models.checkpoint import weights_hash
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, ExitScope
 from ostinato.tasks.registry import task_config
 
@@ -93,7 +94,8 @@ def tune_threshold(
     data = run.directory / f"{CURVE}.json"
     write_json(data, tuning.as_dict())
     figures = save_figure(figure_of(tuning), run.directory / CURVE, overwrite=True) if can_draw() else ()
-    choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop, **rule)
+    weights = weights_hash(run.checkpoint)
+    choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop, **rule, weights=weights)
     return replace(tuning, files=(write_tuned(run.directory, choice), data, *figures))
 
 
