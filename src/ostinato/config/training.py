@@ -17,8 +17,8 @@ ExpertBackend = Literal["auto", "loop", "segments", "padded", "grouped"]
 
 
 class OptimizerConfig(Config):
-    """Adam (L2 penalty in the gradient) or AdamW (decoupled weight decay; norms, biases and embeddings exempt, tables of
-    values and vectors of rounds not)."""
+    """Adam (L2 penalty in the gradient) or AdamW (decoupled weight decay; norms, biases and embeddings exempt, not so
+    tables of values and vectors of rounds)."""
 
     kind: Literal["adamw", "adam"] = "adamw"
     """adamw: decoupled weight decay. adam: the decay as an L2 penalty in the gradient."""
