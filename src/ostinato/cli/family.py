@@ -86,12 +86,15 @@ def family(
 
 
 def _longest(recipe: Recipe) -> int:
-    """Return the most tokens that a recipe's model reads on a side."""
+    """Return the most tokens that a recipe's model reads on a side; a source and its target may be one."""
+    from ostinato.tasks.registry import task_config
+
     data, model = recipe.data, recipe.model
     if model.has_two_sides:
         return max(data.max_source_length, data.max_target_length)
-    of_target = model.generates or model.reads == "masked"
-    return data.block_length or (data.max_target_length if of_target else data.max_source_length)
+    of_target = data.max_target_length * (model.generates or model.reads == "masked")
+    of_source = data.max_source_length * (task_config(recipe.task).has_sources or not of_target)
+    return data.block_length or of_target + of_source
 
 
 def parse_depths(text: str) -> list[int]:

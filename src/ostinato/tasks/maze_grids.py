@@ -14,7 +14,7 @@ from random import Random
 from ostinato.errors import DataError
 
 WALL, FREE, START, GOAL = "#.SG"
-_TRIES = 1000
+_TRIES = 10_000
 Maze = tuple[str, ...]
 Place = tuple[int, int]
 

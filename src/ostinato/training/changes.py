@@ -2,8 +2,8 @@
 
 Settings that describe a run, place it on a machine, or say how many checkpoints stay are free: they do not change its
 results. Settings that change nothing of what was learned so far may change too, and are recorded: how long the run is,
-how its learning rate goes on, when it logs, evaluates, saves and stops, and what is measured at its end. All others are
-refused.
+how its learning rate goes on, when it logs, evaluates, saves and stops, what is measured at its end, and how passes are
+compiled, evaluated in batches and decoded. All others are refused.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ _RECORDED = (
     "training.log_every",
     "training.save_every",
     "training.selection.patience",
+    "training.compile",
     "data.eval_tokens_per_batch",
     "decoding.pack_weights",
     "decoding.static_cache",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import ExpertBackend, PlannedRoundsConfig, TrainingConfig
+from ostinato.config.training import ExpertBackend, PlannedRoundsConfig, RoundsConfig, TrainingConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.models import Model
 from ostinato.models.base import TokenModel
@@ -33,7 +33,7 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
     if config.compile and config.rounds.per == "sentence":
         why = "passes whose sentences have rounds of their own (training.rounds.per) cannot be compiled"
         problems.append(Problem("training.compile", True, why))
-    elif config.compile and (config.rounds.kind != "plan" or config.consistency.is_there):
+    elif config.compile and (_draws_several(config.rounds) or config.consistency.is_there):
         why = "drawn numbers of rounds (training.rounds, training.consistency) would each be compiled anew"
         problems.append(Problem("training.compile", True, why))
     is_lowered = config.precision == "bfloat16"
@@ -51,6 +51,12 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         problems += round_problems(model, config.rounds, config.round_loss, config.consistency)
     if problems:
         raise ConfigError(problems)
+
+
+def _draws_several(rounds: RoundsConfig) -> bool:
+    """Return whether updates may have different numbers of rounds."""
+    is_one = rounds.kind == "uniform" and rounds.least == rounds.most and not rounds.ramp
+    return rounds.kind != "plan" and not is_one
 
 
 def _parallel_problems(model: Model, config: TrainingConfig) -> list[Problem]:

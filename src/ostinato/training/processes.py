@@ -234,7 +234,9 @@ class Interrupts:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Defer nothing inside: an evaluation may take hours."""
+        """Defer nothing inside, for an evaluation may take hours, nor what came just before it in a single process."""
+        if self._is_pending and not self._processes.is_distributed:
+            raise KeyboardInterrupt
         self._is_at_once = True
         try:
             yield

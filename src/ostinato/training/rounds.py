@@ -110,7 +110,7 @@ def gradient_of_rounds(config: RoundsConfig) -> dict[str, Any]:
 
 
 def _generator(seed: int, update: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed * 2**31 + update) % 2**63)
+    return torch.Generator().manual_seed((seed * 2**31 + update) % 2**64)
 
 
 def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Mapping[str, int | RoundsBySentence]:

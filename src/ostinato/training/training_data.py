@@ -46,16 +46,15 @@ class HeldData:
         before, now = tokenizers.target, found.target
         if not isinstance(before, LabelTokenizer) or not isinstance(now, LabelTokenizer):
             return found
-        # A row of the head stands for a label by its number, which follows from how frequent the label is.
-        if set(before.labels) == set(now.labels):
+        if matches("head.weight", recipe.training.init_except):
+            return found
+        # A row of the head stands for a label by its number, which follows from how frequent the label was.
+        if before.kind == now.kind and set(now.labels) <= set(before.labels):
             return tokenizers
-        if not matches("head.weight", recipe.training.init_except):
-            reason = (
-                f"its head is for the labels {_few(before.labels)}, and the data have {_few(now.labels)}: "
-                "training.init_except=[head.*] begins with a new one"
-            )
-            raise ConfigError([Problem("training.init_from", origin, reason)])
-        return found
+        reason = f"its head is for the labels {_few(before.labels)}, and the data have {_few(now.labels)}"
+        if recipe.training.init_shared is None:
+            reason += ": training.init_except=[head.*] begins with a new one"
+        raise ConfigError([Problem("training.init_from", origin, reason)])
 
     def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -164,7 +165,8 @@ def _descend(found: Any, path: str) -> Any:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise LookupError(f"must be a number, not {'null' if value is None else type(value).__name__}")
+        found = "null (there is none, or it is not finite)" if value is None else type(value).__name__
+        raise LookupError(f"must be a number, not {found}")
     return value
 
 
@@ -217,4 +219,7 @@ def select(table: Table, selection: TableSelection, name: str) -> float:
     if not numbers or len(numbers) < len(values):
         wanted = ", ".join(f"{key} {value}" for key, value in selection.where.items()) or "any"
         raise DataError(f"measure {name}: no number in {selection.column!r} of {wanted}: {values or 'no such row'}")
-    return float(_TAKE[selection.take](numbers))
+    found = float(_TAKE[selection.take](numbers))
+    if not isfinite(found):  # of states that do not vary, of experts that got no token
+        raise DataError(f"measure {name}: {selection.column!r} is {found}, which is no number to compare")
+    return found
