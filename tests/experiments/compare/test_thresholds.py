@@ -13,6 +13,7 @@ from ostinato.config.load import check_recipe
 from ostinato.errors import ConfigError
 from ostinato.evaluation.threshold import Point, TunedThreshold, choose, read_tuned
 from ostinato.experiments.compare.thresholds import THRESHOLDS, tune_threshold
+from ostinato.models.checkpoint import weights_hash
 from ostinato.training import train
 
 TRAINED = {"encoder": 0.9, "decoder": 0.95}
@@ -81,7 +82,10 @@ def test_curve_and_choice_are_written_into_the_run(run: Path) -> None:
     data = json.loads((run / "threshold-curve.json").read_text(encoding="utf-8"))
     assert data == json.loads(json.dumps(found.as_dict()))
     assert (data["format"], data["split"], data["checkpoint"]) == (2, "dev", found.checkpoint)
-    assert read_tuned(run) == TunedThreshold(found.chosen.threshold, found.checkpoint, "dev", "token_accuracy", 0.002)
+    weights = weights_hash(ostinato.load(run, device="cpu").checkpoint)
+    assert weights is not None
+    chosen = TunedThreshold(found.chosen.threshold, found.checkpoint, "dev", "token_accuracy", 0.002, weights=weights)
+    assert read_tuned(run) == chosen
     svg = (run / "threshold-curve.svg").read_text(encoding="utf-8")
     assert "<svg" in svg
 

@@ -144,13 +144,17 @@ def measures_hash(claim: Claim) -> str | None:
         return None
     named = named_by([*claim.config.expect, *claim.config.controls])
     sweep, compared = named_part(source_sweep(source, None), source, named)
-    content = [_stated(one) for one in (*sweep.measures, *compared)]
+    # A measure that names no checkpoint is of those that its arms score.
+    scored = ", ".join(sorted({recipe.evaluation.checkpoint for recipe in claim_recipes(claim).values()}))
+    content = [_stated(one, scored) for one in (*sweep.measures, *compared)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _stated(measure: BaseModel) -> dict[str, Any]:
+def _stated(measure: BaseModel, scored: str) -> dict[str, Any]:
     """Return the settings of a measure, or of a measure of several runs; of those in `_LATER` the ones that are set."""
     settings = measure.model_dump(mode="json", exclude={"arms"})
+    if isinstance(measure, EvaluateMeasure) and measure.checkpoint is None:
+        settings["checkpoint"] = scored
     return {name: value for name, value in settings.items() if _LATER.get(name, ...) != value}
 
 
