@@ -92,6 +92,8 @@ def test_other_settings_are_refused_with_what_is_valid(run) -> None:
     assert "give a reference or a number" in run("solve", "depth/41m", "depth/134m", "--target", 3).err
     assert "name one recipe" in run("solve", "free=2").err
     assert "did you mean d_ff" in run("solve", "depth/41m", "--free", "dff").err
+    assert "--beam: has no effect on parameters" in run("solve", "depth/41m", "--beam", 5).err
+    assert "--rounding: has no effect on latency" in run("solve", "depth/41m", "--match=latency", "--rounding=down").err
 
 
 def test_a_recipe_is_solved_for_the_size_of_another(run, tmp_path: Path) -> None:
@@ -110,6 +112,12 @@ def test_a_recipe_is_solved_for_the_size_of_another(run, tmp_path: Path) -> None
     assert "residual" in text
     assert "decoder.self_attention" in text
     assert f"wrote {file}" in text
+
+
+def test_a_solved_recipe_names_the_options_that_made_it_and_no_defaults(run, tmp_path: Path) -> None:
+    file = tmp_path / "solved.yaml"
+    run("solve", "depth/small", "--match", "bytes", "--target", 9e6, "--beam", 2, "--source-length", 32, "--write", file)
+    assert "--free d_ff --match bytes --target 9e+06 --beam 2\n" in file.read_text()
 
 
 def test_without_a_reference_a_recipe_keeps_its_own_cost_under_other_settings(run) -> None:

@@ -28,7 +28,7 @@ from ostinato.evaluation.loading import load
 from ostinato.models import build_model
 from ostinato.tasks.registry import task_problems
 from ostinato.training import Reporter, train
-from ostinato.training.changes import OPERATIONAL
+from ostinato.training.changes import FREE_TO_CHANGE
 from ostinato.training.prepare import prepare
 from ostinato.training.rundir import RunDirectory
 
@@ -141,6 +141,19 @@ VALUES: dict[str, list[Any]] = {
 }
 """Values where those that are drawn by type would not show: names of things, limits that nothing meets."""
 
+OPERATIONAL = (
+    *FREE_TO_CHANGE,
+    "name",
+    "training.log_every",
+    "training.save_every",
+    "training.compile",
+    "training.checkpoint_activations",
+    "decoding.pack_weights",
+    "decoding.static_cache",
+    "data.eval_tokens_per_batch",
+    "data.packed",
+)
+"""Beginnings of the keys of settings that decide no result: text, logging, devices, memory and speed."""
 # Which examples there are decides whether these matter, and not another setting.
 BY_DATA = ("data.over_length", "data.unknown", "task")
 # Thresholds that four updates of a tiny model do not reach, and (stopping) ends of a search that others seldom follow:

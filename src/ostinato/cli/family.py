@@ -28,6 +28,7 @@ _HELD = {"exact": "stored parameters", "paper": "matrices and embeddings, withou
 
 
 def family(
+    context: typer.Context,
     base: RecipeArgument,
     overrides: OverridesArgument = None,
     depths: Annotated[str, typer.Option(help="Depths of the arms: 1..12, or 1,2,4, or both.")] = "1..12",
@@ -74,8 +75,7 @@ def family(
         n_ctx=n_ctx or _longest(recipe),
     )
     options = ["--depths", depths, "--rounding", rounding]
-    options += words_of(stack=(stack, None), count=(count, None), n_ctx=(n_ctx, None))
-    options += words_of(source_vocab=(source_vocab, None), target_vocab=(target_vocab, None))
+    options += words_of(context, ("stack", "count", "n_ctx", "source_vocab", "target_vocab"))
     files = [] if write is None else _write(write, base, given, found, options)
     if json:
         print_json(_as_dict(recipe.name, found, files))

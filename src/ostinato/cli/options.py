@@ -298,10 +298,11 @@ def options_given(context: typer.Context, names: Iterable[str]) -> str:
     return " ".join("--" + name.replace("_", "-") for name in given)
 
 
-def words_of(**given: tuple[object, object]) -> list[str]:
-    """Return options as they stand on a command line, those that are not at their default: name=(value, default)."""
-    unlike = {f"--{name.replace('_', '-')}": value for name, (value, default) in given.items() if value != default}
-    return [word for name, value in unlike.items() for word in (name, str(value))]
+def words_of(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Return those of the named options that are not at their default, with their values, as words of a command."""
+    defaults = {parameter.name: parameter.default for parameter in context.command.params}
+    unlike = {name: context.params[name] for name in names if context.params[name] != defaults[name]}
+    return [word for name, value in unlike.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:

@@ -17,6 +17,7 @@ from ostinato.cli.options import (
     JsonOption,
     SourceVocabOption,
     TargetVocabOption,
+    options_given,
     split_settings,
     words_of,
 )
@@ -27,10 +28,24 @@ if TYPE_CHECKING:
     from ostinato.config.model import ModelConfig
     from ostinato.experiments.compare.matched_models import Wanted
 
-_MATCHES = ("parameters", "active", "macs", "macs_per_generated_token", "bytes", "cache", "latency")
+_LENGTHS = ("source_length", "target_length")
+_SEARCH = (*_LENGTHS, "batch_size", "beam")
+_BEAR_ON: dict[str, tuple[str, ...]] = {
+    "parameters": ("rounding",),
+    "active": ("rounding",),
+    "macs": ("rounding", *_LENGTHS),
+    "macs_per_generated_token": ("rounding", *_LENGTHS),
+    "bytes": ("rounding", *_SEARCH),
+    "cache": ("rounding", *_SEARCH),
+    "latency": (*_SEARCH, "threads", "device"),
+}
+"""What can be matched, and the options that change what it comes to."""
+_RECORDED = ("rounding", *_SEARCH, "tolerance", "threads", "device", "source_vocab", "target_vocab")
+"""Options that stand in the command which a written recipe names, where they are not at their default."""
 
 
 def solve(
+    context: typer.Context,
     recipes: Annotated[
         list[str],
         typer.Argument(
@@ -50,7 +65,7 @@ def solve(
     match: Annotated[
         str,
         typer.Option(
-            help=f"What is to be equal: {', '.join(_MATCHES)}. Several, with commas between them: a model for each of "
+            help=f"What is to be equal: {', '.join(_BEAR_ON)}. Several, with commas between them: a model for each of "
             "them, side by side with the reference."
         ),
     ] = "parameters",
@@ -94,6 +109,14 @@ def solve(
     if target is not None and len(names) == 2:
         raise typer.BadParameter("give a reference or a number, not both", param_hint="--target")
 
+    matches: list[Any] = [name.strip() for name in match.split(",")]
+    if unknown := [name for name in matches if name not in _BEAR_ON]:
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(_BEAR_ON)}", param_hint="--match")
+    bearing = {name for one in matches for name in _BEAR_ON[one]}
+    of_others = dict.fromkeys(name for names in _BEAR_ON.values() for name in names if name not in bearing)
+    if named := options_given(context, of_others):
+        raise typer.BadParameter(f"has no effect on {match}", param_hint=named)
+
     def sized(name: str, settings: list[str]) -> tuple[ModelConfig, int | None]:
         recipe = load_recipe(name, settings)
         model = size_model(recipe, access, source=source_vocab, target=target_vocab).model
@@ -103,9 +126,6 @@ def solve(
     of_data = [one for one in overrides if one.startswith(("data.", "task."))] if len(names) == 1 else []
     reference, kept_of_reference = (None, None) if target is not None else sized(names[-1], of_data)
     model, kept = sized(names[0], overrides)
-    matches: list[Any] = [name.strip() for name in match.split(",")]
-    if unknown := [name for name in matches if name not in _MATCHES]:
-        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(_MATCHES)}", param_hint="--match")
     wanted = Wanted(
         free=free,
         match=matches[0],
@@ -136,16 +156,7 @@ def solve(
     if write is not None:
         goal_option = [] if reference is not None else ["--target", f"{target:g}"]
         options = ["--free", free, "--match", match, *goal_option]
-        options += words_of(
-            rounding=(rounding, "nearest"),
-            source_length=(source_length, 32),
-            target_length=(target_length, 32),
-            batch_size=(batch_size, 1),
-            beam=(beam, 1),
-            tolerance=(tolerance, 0.05),
-            source_vocab=(source_vocab, None),
-            target_vocab=(target_vocab, None),
-        )
+        options += words_of(context, _RECORDED)
         write_derived(
             write,
             names[0],

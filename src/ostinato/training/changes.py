@@ -28,20 +28,6 @@ FREE_TO_CHANGE = (
     "training.parallel",
 )
 """Beginnings of the keys of settings that may differ where a run is resumed."""
-
-OPERATIONAL = (
-    *FREE_TO_CHANGE,
-    "name",
-    "training.log_every",
-    "training.save_every",
-    "training.compile",
-    "training.checkpoint_activations",
-    "decoding.pack_weights",
-    "decoding.static_cache",
-    "data.eval_tokens_per_batch",
-    "data.packed",
-)
-"""Beginnings of the keys of all settings of this sort: text, logging, devices, memory and speed."""
 _LENGTH, _SCHEDULE = "training.n_updates", "training.schedule."
 _RECORDED = (
     _LENGTH,
