@@ -180,7 +180,7 @@ class Updater:
         return noting_plan(
             self.model.config,
             batch.shape,
-            trains=True,
+            trained=self.model.parameters(),
             precision=self.config.precision,
             checkpoint_activations=self.config.checkpoint_activations,
         )
