@@ -19,7 +19,7 @@ from ostinato.data.hub import read_data_set, state_of
 from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.sweep.run_key import DataHashes, run_key
-from ostinato.tasks.files import given_splits, read_split
+from ostinato.tasks.own_files import given_splits, read_split
 
 ROWS = [{"source": f"a b {i}", "target": "yes" if i % 2 else "no", "n": i} for i in range(8)]
 

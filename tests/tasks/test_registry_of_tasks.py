@@ -8,10 +8,9 @@ from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.errors import ConfigError
 from ostinato.metrics import METRICS
-from ostinato.tasks.files import OwnFilesTask
 from ostinato.tasks.registry import TASKS, build_task, task_problems
 
-OWN_FILES = {name for name, task in TASKS.items() if issubclass(task, OwnFilesTask)}
+OWN_FILES = {name for name, task in TASKS.items() if task.config_type().reads_own_files}
 
 
 def build(kind: str, **settings: object):

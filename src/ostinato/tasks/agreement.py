@@ -18,7 +18,7 @@ from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.errors import DataError
 from ostinato.tasks.base import PAIR_FIELDS, TEXT_FIELD, Only, Task, TaskConfig
-from ostinato.tasks.files import check_paths, given_splits, read_split
+from ostinato.tasks.own_files import read_split
 
 NOUNS = ("author", "bird", "boat", "doctor", "farmer", "garden", "key", "letter", "pilot", "river", "song", "tower")
 VERBS = ("appear", "change", "disappear", "fall", "move", "return", "shine", "sing", "sleep", "stand", "turn", "wait")
@@ -102,13 +102,8 @@ class AgreementTask(Task):
     def _configure(self) -> None:
         self.by = ("n_attractors",)
         if self.config.reads_own_files:
-            check_paths(self.data)
             self.contrast = self.config.wrong_field
             self.by = () if self.config.by_field is None else (self.config.by_field,)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, dev and test, of files those that are given."""
-        return given_splits(self.data) if self.config.reads_own_files else self.fixed_splits
 
     def _examples(self, split: str) -> Iterator[Example]:
         return self._read(split) if self.config.reads_own_files else self._drawn(split)

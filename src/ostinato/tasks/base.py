@@ -15,6 +15,7 @@ from ostinato.config.data import DataConfig
 from ostinato.data.disk import refetch_hint
 from ostinato.data.lines import read_lines
 from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.tasks.own_files import SPLITS, check_paths, given_splits, read_split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,10 +151,12 @@ class Task(ABC):
         self.config = config
         self.data = data
         self._access = access
+        if config.reads_own_files:
+            check_paths(data)
         self._configure()
 
     def _configure(self) -> None:  # noqa: B027, most tasks have nothing to set
-        """Check the user's files, and set the attributes that depend on the settings."""
+        """Set the attributes that depend on the settings."""
 
     @property
     def name(self) -> str:
@@ -179,8 +182,8 @@ class Task(ABC):
         return replace(self._access or DataAccess.default(), task=" ".join([self.name, *words]))
 
     def splits(self) -> tuple[str, ...]:
-        """Return the names of the splits, the training split first."""
-        return self.fixed_splits
+        """Return the names of the splits, the training split first; of the user's files those that are given."""
+        return given_splits(self.data) if self.config.reads_own_files else self.fixed_splits
 
     def published_sizes(self) -> dict[str, int]:
         """Return the published number of examples of every split for which one is stated.
@@ -200,8 +203,6 @@ class Task(ABC):
             reason = self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
             raise ConfigError([Problem("split", split, reason)])
         if split == self.splits()[0] and self.data.train is not None and not self.config.reads_own_files:
-            from ostinato.tasks.files import read_split
-
             return read_split(self.data, "train", "seq2seq" if self.config.has_sources else "language_model")
         return self._examples(split)
 
@@ -214,6 +215,8 @@ class Task(ABC):
 
     def why_missing(self, split: str) -> str | None:
         """Return which setting would give a split that does not exist; None where none would."""
+        if self.config.reads_own_files:
+            return f"data.{split} names no file" if split in SPLITS else None
         name, reason = self.missing
         return reason if split == name else None
 

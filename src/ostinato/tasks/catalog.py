@@ -14,8 +14,8 @@ from ostinato.config.load import check_recipe
 from ostinato.data.registry import DataAccess, RemoteFile
 from ostinato.errors import MissingFileError, OstinatoError
 from ostinato.tasks.base import Task
-from ostinato.tasks.files import paths_of
 from ostinato.tasks.overlap import measure_overlap
+from ostinato.tasks.own_files import paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import TASKS, build_task, task_problems
 

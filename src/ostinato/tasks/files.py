@@ -7,21 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ostinato.config.data import DataConfig, DataSetConfig, FieldName
+from ostinato.config.data import FieldName
 from ostinato.data.example import Example
-from ostinato.data.hub import read_data_set
 from ostinato.data.lines import read_lines
 from ostinato.data.paths import find_files, name_of
 from ostinato.data.sources import fields_of, kind_of_file, read_examples
-from ostinato.errors import ConfigError, DataError, Problem, see
-from ostinato.system_errors import kind_of
+from ostinato.errors import DataError, Problem, see
 from ostinato.tasks.base import Only, Task, TaskConfig
+from ostinato.tasks.own_files import data_set_of, paths_of, read_split
 
 if TYPE_CHECKING:
     from ostinato.data.packs.source import PackSource
-
-_SPLITS = ("train", "dev", "test")
-"""Splits of every task on own files; `data.test` may name others."""
 
 
 class OwnFilesConfig(TaskConfig):
@@ -31,23 +27,6 @@ class OwnFilesConfig(TaskConfig):
     def reads_own_files(self) -> bool:
         """True."""
         return True
-
-
-class OwnFilesTask(Task):
-    """Base of tasks whose splits are the files that `data` names."""
-
-    config: OwnFilesConfig
-
-    def _configure(self) -> None:
-        check_paths(self.data)
-
-    def splits(self) -> tuple[str, ...]:
-        """Return train, and dev and the test splits where files are given."""
-        return given_splits(self.data)
-
-    def why_missing(self, split: str) -> str | None:
-        """Name the setting that gives the split its files."""
-        return f"data.{split} names no file" if split in _SPLITS else None
 
 
 class LanguagesConfig(OwnFilesConfig):
@@ -99,13 +78,12 @@ class LanguagesConfig(OwnFilesConfig):
             raise DataError(f"{split}: no example in {', '.join(missing)}; its languages are {', '.join(seen)}")
 
 
-class LanguagesTask(OwnFilesTask):
+class LanguagesTask(Task):
     """Base of tasks on the user's own files that are reported by language."""
 
     config: LanguagesConfig
 
     def _configure(self) -> None:
-        super()._configure()
         self.by = self.config.by
 
 
@@ -135,7 +113,7 @@ class FilesConfig(OwnFilesConfig):
         return super().fields if self.documents == "lines" else frozenset()
 
 
-class FilesTask(OwnFilesTask):
+class FilesTask(Task):
     """Your own files: data.train, data.dev and data.test, pairs of texts or, with model_kind=language_model, texts.
 
     Splits: train, and dev and test where they are given; data.test may name several test splits (data.test={test: ..,
@@ -152,7 +130,6 @@ class FilesTask(OwnFilesTask):
     config: FilesConfig
 
     def _configure(self) -> None:
-        super()._configure()
         if not self.config.has_sources:
             self.metrics = ()
             self.forced = ("perplexity", "word_perplexity", "bits_per_byte")
@@ -216,74 +193,3 @@ class FilesTask(OwnFilesTask):
             if not text.strip():
                 raise DataError(f"{path}: no text")
             yield Example(None, text, {})
-
-
-def given_splits(data: DataConfig) -> tuple[str, ...]:
-    """Return the splits the user gave files for: train, dev, then the test splits in their order."""
-    named = tuple(data.test) if isinstance(data.test, dict) else ("test",)
-    return tuple(split for split in ("train", "dev", *named) if _given(data, split))
-
-
-def read_split(data: DataConfig, split: str, model_kind: str = "seq2seq") -> Iterator[Example]:
-    """Yield the examples of a split, of files (`read_examples`) or of a data set (`ostinato.data.hub`)."""
-    given = data_set_of(data, split)
-    if given is not None:
-        return read_data_set(given, data, model_kind)
-    return read_examples(paths_of(data, split), data, model_kind)
-
-
-def paths_of(data: DataConfig, split: str) -> list[str]:
-    """Return the files of a split, none where the user gave none, or a data set."""
-    given = _given(data, split)
-    if given is None or isinstance(given, DataSetConfig):
-        return []
-    return [given] if isinstance(given, str) else list(given)
-
-
-def data_set_of(data: DataConfig, split: str) -> DataSetConfig | None:
-    """Return the data set of Hugging Face that a split is; None: it is files, or not given."""
-    given = _given(data, split)
-    return given if isinstance(given, DataSetConfig) else None
-
-
-def check_no_data_set(data: DataConfig, split: str, why: str) -> None:
-    """Refuse a data set where a format of files is read.
-
-    Raises:
-        ConfigError: the split is one.
-    """
-    if (given := data_set_of(data, split)) is not None:
-        raise ConfigError([Problem(f"data.{split}.hf", given.hf, f"must be a file: {why}")])
-
-
-def _given(data: DataConfig, split: str) -> str | list[str] | DataSetConfig | None:
-    test = data.test if isinstance(data.test, dict) else {"test": data.test}
-    return {"train": data.train, "dev": data.dev, **test}.get(split)
-
-
-def check_paths(data: DataConfig) -> None:
-    """Check that the user's files are there.
-
-    Raises:
-        ConfigError: with every one that is missing; also where data.train is not given.
-    """
-    problems = [] if data.train else [Problem("data.train", data.train, "name a file to train on: data.train=my.jsonl")]
-    for split in given_splits(data):
-        key = f"data.test.{split}" if isinstance(data.test, dict) and split in data.test else f"data.{split}"
-        problems += [Problem(key, path, why) for path in paths_of(data, split) if (why := _why_no_files(path))]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _why_no_files(given: str) -> str | None:
-    """Return why there are no files behind what a setting names; None where there are."""
-    path = Path(given)
-    try:
-        if all(file.is_file() for file in find_files(given)):
-            return None
-    except DataError as error:
-        return str(error).removeprefix(f"{given}: ")
-    kind = kind_of(path)
-    if kind is None or kind == "a folder":
-        return f"there is no such file (looked in {path.absolute().parent})"
-    return f"is {kind}, not a file"

@@ -8,8 +8,9 @@ from typing import Literal
 
 from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.errors import DataError
-from ostinato.tasks.base import PAIR_FIELDS, TEXT_FIELD
-from ostinato.tasks.files import OwnFilesConfig, OwnFilesTask, read_split
+from ostinato.tasks.base import PAIR_FIELDS, TEXT_FIELD, Task
+from ostinato.tasks.files import OwnFilesConfig
+from ostinato.tasks.own_files import read_split
 
 _SIZES = {"dev": 4_869, "test": 5_153}
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)")
@@ -37,7 +38,7 @@ class LambadaConfig(OwnFilesConfig):
         return TEXT_FIELD if self.passages == "texts" else TEXT_FIELD | PAIR_FIELDS
 
 
-class LambadaTask(OwnFilesTask):
+class LambadaTask(Task):
     """LAMBADA (Paperno et al. 2016): predict the last word of a passage of a novel, as a language model or by reading.
 
     Splits: data.train, a text a line, or JSON lines with data.text_field (the released novels); data.dev and data.test,

@@ -11,7 +11,8 @@ from ostinato.data.lines import bad_line, read_lines
 from ostinato.data.paths import find_files
 from ostinato.errors import DataError
 from ostinato.tasks.base import Only
-from ostinato.tasks.files import LanguagesConfig, LanguagesTask, check_no_data_set, paths_of, read_split
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask
+from ostinato.tasks.own_files import check_no_data_set, paths_of, read_split
 
 _DOCUMENT = "-DOCSTART-"
 

@@ -12,7 +12,7 @@ from ostinato.data.lines import bad_line
 from ostinato.data.registry import RemoteFile, published_files
 from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Only, Task, TaskConfig
-from ostinato.tasks.files import check_paths, given_splits, read_split
+from ostinato.tasks.own_files import read_split
 
 _FILES = published_files(
     repo="multi30k/dataset",
@@ -92,10 +92,9 @@ class TranslationTask(Task):
 
     config: TranslationConfig
     metrics = ("bleu", "chrf")
+    fixed_splits = tuple(_FILE_OF)
 
     def _configure(self) -> None:
-        if self.config.corpus == "files":
-            check_paths(self.data)
         if self.config.target_tag is not None:
             self.by = (self.config.target_tag,)
 
@@ -108,10 +107,6 @@ class TranslationTask(Task):
         if self.config.corpus == "files":
             return {}
         return {split: _FILES[f"{name}.en"].n_rows or 0 for split, name in _FILE_OF.items()}
-
-    def splits(self) -> tuple[str, ...]:
-        """Return the splits of the corpus."""
-        return given_splits(self.data) if self.config.corpus == "files" else tuple(_FILE_OF)
 
     def _examples(self, split: str) -> Iterator[Example]:
         is_own = self.config.corpus == "files"

@@ -48,7 +48,7 @@ from ostinato.data.file_hashes import file_hash
 from ostinato.data.paths import find_files
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
-from ostinato.tasks.files import given_splits, paths_of
+from ostinato.tasks.own_files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.changes import Changes, changes_between
 from ostinato.training.checkpoint import Checkpoints

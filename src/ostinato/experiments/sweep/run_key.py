@@ -37,7 +37,7 @@ from ostinato.evaluation.loading import find_checkpoint
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.models.checkpoint import WEIGHTS
 from ostinato.tasks.base import Task
-from ostinato.tasks.files import data_set_of, given_splits, paths_of
+from ostinato.tasks.own_files import data_set_of, given_splits, paths_of
 from ostinato.tasks.packing import pack_source
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config

@@ -1,0 +1,88 @@
+"""The files of the user's own that `data` names, by split: which are given, whether they are there, what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ostinato.config.data import DataConfig, DataSetConfig
+from ostinato.data.example import Example
+from ostinato.data.hub import read_data_set
+from ostinato.data.paths import find_files
+from ostinato.data.sources import read_examples
+from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.system_errors import kind_of
+
+SPLITS = ("train", "dev", "test")
+"""Splits that files may be given for; `data.test` may name others."""
+
+
+def given_splits(data: DataConfig) -> tuple[str, ...]:
+    """Return the splits the user gave files for: train, dev, then the test splits in their order."""
+    named = tuple(data.test) if isinstance(data.test, dict) else ("test",)
+    return tuple(split for split in ("train", "dev", *named) if _given(data, split))
+
+
+def read_split(data: DataConfig, split: str, model_kind: str = "seq2seq") -> Iterator[Example]:
+    """Yield the examples of a split, of files (`read_examples`) or of a data set (`ostinato.data.hub`)."""
+    given = data_set_of(data, split)
+    if given is not None:
+        return read_data_set(given, data, model_kind)
+    return read_examples(paths_of(data, split), data, model_kind)
+
+
+def paths_of(data: DataConfig, split: str) -> list[str]:
+    """Return the files of a split, none where the user gave none, or a data set."""
+    given = _given(data, split)
+    if given is None or isinstance(given, DataSetConfig):
+        return []
+    return [given] if isinstance(given, str) else list(given)
+
+
+def data_set_of(data: DataConfig, split: str) -> DataSetConfig | None:
+    """Return the data set of Hugging Face that a split is; None: it is files, or not given."""
+    given = _given(data, split)
+    return given if isinstance(given, DataSetConfig) else None
+
+
+def check_no_data_set(data: DataConfig, split: str, why: str) -> None:
+    """Refuse a data set where a format of files is read.
+
+    Raises:
+        ConfigError: the split is one.
+    """
+    if (given := data_set_of(data, split)) is not None:
+        raise ConfigError([Problem(f"data.{split}.hf", given.hf, f"must be a file: {why}")])
+
+
+def _given(data: DataConfig, split: str) -> str | list[str] | DataSetConfig | None:
+    test = data.test if isinstance(data.test, dict) else {"test": data.test}
+    return {"train": data.train, "dev": data.dev, **test}.get(split)
+
+
+def check_paths(data: DataConfig) -> None:
+    """Check that the user's files are there.
+
+    Raises:
+        ConfigError: with every one that is missing; also where data.train is not given.
+    """
+    problems = [] if data.train else [Problem("data.train", data.train, "name a file to train on: data.train=my.jsonl")]
+    for split in given_splits(data):
+        key = f"data.test.{split}" if isinstance(data.test, dict) and split in data.test else f"data.{split}"
+        problems += [Problem(key, path, why) for path in paths_of(data, split) if (why := _why_no_files(path))]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _why_no_files(given: str) -> str | None:
+    """Return why there are no files behind what a setting names; None where there are."""
+    path = Path(given)
+    try:
+        if all(file.is_file() for file in find_files(given)):
+            return None
+    except DataError as error:
+        return str(error).removeprefix(f"{given}: ")
+    kind = kind_of(path)
+    if kind is None or kind == "a folder":
+        return f"there is no such file (looked in {path.absolute().parent})"
+    return f"is {kind}, not a file"
