@@ -16,6 +16,11 @@ def shortened(text: str, longest: int) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
 
 
+def on_one_line(error: object) -> str:
+    """Return a message without its line breaks."""
+    return " ".join(str(error).split())
+
+
 def printable(text: str) -> str:
     """Return a text in which characters that a terminal obeys, or cannot show, are escapes such as \\x1b."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)

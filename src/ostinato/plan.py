@@ -30,7 +30,6 @@ Scheme = Literal["individual", "all", "sequence", "cycle", "cycle_rev", "none"]
 Keys = Literal["own", "first", "all"]
 Placement = Literal["post", "pre", "peri", "output", "sandwich", "parallel", "scores"]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 PLACES: dict[Placement, tuple[str, ...]] = {
     "post": ("after",),

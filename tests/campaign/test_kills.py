@@ -177,6 +177,7 @@ def sweep(folder: Path) -> Kills:
 
     from ostinato.experiments.sweep import pool
     from ostinato.experiments.sweep.files import load_sweep
+    from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.schedule import SweepError, run_sweep
     from ostinato.experiments.sweep.watch import Event, Watcher
 
@@ -199,7 +200,7 @@ def sweep(folder: Path) -> Kills:
 
     def work(watcher: Watcher | None = None) -> None:
         try:
-            run_sweep(planned, root / "store", workers=2, watcher=watcher)
+            run_sweep(planned, root / "store", executor=LocalPool(2), watcher=watcher)
         except SweepError as error:
             print(error)
             sys.exit(1)

@@ -26,7 +26,8 @@ from ostinato.config.model import Seq2SeqConfig
 from ostinato.errors import CheckpointError
 from ostinato.models import Model
 from ostinato.nn.cache import Cache
-from ostinato.nn.exits import CRITERIA, OF_STATES
+from ostinato.nn.execution import CRITERIA_AT_TEST
+from ostinato.nn.exits import OF_STATES
 from ostinato.onnx.graphs import graphs_of
 
 
@@ -108,7 +109,7 @@ def test_graphs_know_what_tokens_add_to_values(stack: str) -> None:
     assert_graph_is(kinds.language_model(stack))
 
 
-@pytest.mark.parametrize("criterion", [name for name in CRITERIA if name not in OF_STATES])
+@pytest.mark.parametrize("criterion", [name for name in CRITERIA_AT_TEST if name not in OF_STATES])
 def test_graphs_stop_tokens_by_what_is_predicted(criterion: str) -> None:
     model = kinds.language_model("shared, coordinates, ACT").double()
     ids = of_sentences(SENTENCES).target.ids_BT

@@ -13,7 +13,7 @@ from ostinato.config.recipe import TaskRef
 from ostinato.metrics import make_metric
 from ostinato.tasks.learning_to_execute import LearningToExecuteTask
 from ostinato.tasks.overlap import measure_overlap
-from ostinato.tasks.programs import FAMILIES, MEMORY, draw_family, draw_script, next_stage, stages
+from ostinato.tasks.programs import FAMILIES, MEMORY, draw_family, draw_script
 from ostinato.tasks.registry import build_task, task_problems
 
 
@@ -147,14 +147,6 @@ def test_a_stage_bounds_the_difficulty_of_training() -> None:
     longest = Counter(example.columns["length"] for example in scripts.examples("train"))
     assert longest[2] > 100
     assert max(longest) == 5
-
-
-def test_the_curriculum_goes_through_the_lengths_of_every_nesting() -> None:
-    assert stages((3, 2)) == [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)]
-    walk = [(1, 1)]
-    while (following := next_stage(walk[-1], (3, 2))) is not None:
-        walk.append(following)
-    assert walk == stages((3, 2))
 
 
 def test_sources_can_be_reversed_or_doubled() -> None:

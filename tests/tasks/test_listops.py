@@ -10,7 +10,7 @@ import pytest
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.metrics import make_metric
-from ostinato.tasks.listops import TreeShape, binary_form, depth_of, draw_tree, evaluate
+from ostinato.tasks.listops import TreeShape, depth_of, draw_tree, evaluate
 from ostinato.tasks.overlap import measure_overlap
 from ostinato.tasks.registry import build_task
 
@@ -49,13 +49,6 @@ def value_of_nested(tokens: list[str]) -> int:
 )
 def test_the_worked_checks_come_out(expression: str, value: int) -> None:
     assert evaluate(expression.split()) == value_of_nested(expression.split()) == value
-
-
-def test_the_form_of_the_arena_s_files_is_a_tree_to_the_left() -> None:
-    tokens = ["[MAX", "2", "9", "[MIN", "4", "7", "]", "0", "]"]
-    written = binary_form(tokens)
-    assert written == "( ( ( ( ( [MAX 2 ) 9 ) ( ( ( [MIN 4 ) 7 ) ] ) ) 0 ) ] )"
-    assert [token for token in written.split() if token not in "()"] == tokens
 
 
 @pytest.mark.parametrize(

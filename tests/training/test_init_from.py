@@ -16,10 +16,9 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
-from ostinato.evaluation.loading import load
+from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.models.checkpoint import load_model
 from ostinato.training import train
-from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.initial import start_from
 from ostinato.training.reporter import Reporter
 
@@ -50,7 +49,7 @@ def with_gates(recipe: Recipe) -> Recipe:
 def test_a_run_starts_from_the_weights_and_the_tokenizers_of_another(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path / "data")
     train(recipe, tmp_path / "first")
-    best = load_file(Checkpoints(tmp_path / "first" / "checkpoints", 1).best_directory() / "model.safetensors")
+    best = load_file(find_checkpoint(tmp_path / "first", "best") / "model.safetensors")
     # A rate of next to nothing leaves what a run starts from; its data has other words, and another order of them.
     for split in ("train", "dev", "test"):
         Path(getattr(recipe.data, split)).write_text(
@@ -59,7 +58,7 @@ def test_a_run_starts_from_the_weights_and_the_tokenizers_of_another(tmp_path: P
     notes = Notes()
     still = changed(with_gates(recipe), init_from=str(tmp_path / "first"), optimizer={"kind": "adam", "lr": 1e-12})
     train(still, tmp_path / "second", reporter=notes)
-    found = load_file(Checkpoints(tmp_path / "second" / "checkpoints", 1).best_directory() / "model.safetensors")
+    found = load_file(find_checkpoint(tmp_path / "second", "best") / "model.safetensors")
     assert sorted(notes.info["new_parameters"]) == sorted(found.keys() - best.keys())
     assert all(".halting.encoder." in name for name in notes.info["new_parameters"])
     assert notes.info["new_parameters"]
@@ -80,7 +79,7 @@ def test_a_run_that_was_interrupted_goes_on_from_its_own_weights(tmp_path: Path)
 def test_weights_without_a_place_and_runs_that_are_not_there_are_refused(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path / "data")
     train(with_gates(recipe), tmp_path / "first")
-    model = load_model(Checkpoints(tmp_path / "first" / "checkpoints", 1).best_directory())
+    model = load_model(find_checkpoint(tmp_path / "first", "best"))
     report = start_from(model, TrainingConfig(init_from=str(tmp_path / "first")))
     assert (report.fresh, report.resized, report.left) == ([], {}, [])
     assert sorted(report.taken) == sorted(model.state_dict())
@@ -137,9 +136,7 @@ def test_a_head_is_exchanged_and_every_parameter_accounted_for(tmp_path: Path, p
     assert report["left"] == ["output_weight"]
     assert report["fresh"] == ["head.weight", "head.bias"]
     assert report["resized"] == {}
-    own, first = (
-        load_model(Checkpoints(run / "checkpoints", 1).best_directory()) for run in (tmp_path / "run", pretrained)
-    )
+    own, first = (load_model(find_checkpoint(run, "best")) for run in (tmp_path / "run", pretrained))
     assert sorted(report["taken"] + report["fresh"]) == sorted(own.state_dict())
     # What was frozen is still the run's; the embedding has moved.
     assert all(torch.equal(own.state_dict()[name], p) for name, p in first.banks.state_dict(prefix="banks.").items())
@@ -191,10 +188,7 @@ def test_a_vocabulary_is_extended_and_the_mask_symbol_keeps_its_row(tmp_path: Pa
     report = json.loads((tmp_path / "run" / "initial.json").read_text(encoding="utf-8"))
     # 4 special symbols, a b c d, and the mask symbol; e and f are new.
     assert report["resized"] == {"target_weight": [9, 11]}
-    before, after = (
-        load_model(Checkpoints(run / "checkpoints", 1).best_directory()).target_weight
-        for run in (pretrained, tmp_path / "run")
-    )
+    before, after = (load_model(find_checkpoint(run, "best")).target_weight for run in (pretrained, tmp_path / "run"))
     torch.testing.assert_close(after[:8], before[:8])
     torch.testing.assert_close(after[10], before[8])
     tokenizer = Tokenizers.load(tmp_path / "run" / "tokenizers").source
@@ -215,7 +209,7 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path) -> None:
     models = {}
     for name, one in (("scaled", recipe), ("plain", plain)):
         train(one, tmp_path / name)
-        models[name] = load_model(Checkpoints(tmp_path / name / "checkpoints", 1).best_directory()).state_dict()
+        models[name] = load_model(find_checkpoint(tmp_path / name, "best")).state_dict()
     # Adam's first step is the learning rate in every coordinate that has a gradient.
     apart = {name: (models["plain"][name] - models["scaled"][name]).abs() for name in models["plain"]}
     torch.testing.assert_close(apart["head.weight"], torch.full_like(apart["head.weight"], 5e-3), rtol=1e-3, atol=1e-6)
@@ -253,8 +247,8 @@ def test_a_run_with_shared_steps_starts_from_what_a_dense_one_makes_of_them(tmp_
     shared = check_recipe(content)
     content["training"]["optimizer"] = {"kind": "adam", "lr": 1e-12}
     train(check_recipe(content), tmp_path / "shared")
-    made = load_model(Checkpoints(tmp_path / "shared" / "checkpoints", 1).best_directory())
-    dense = load_model(Checkpoints(tmp_path / "dense" / "checkpoints", 1).best_directory())
+    made = load_model(find_checkpoint(tmp_path / "shared", "best"))
+    dense = load_model(find_checkpoint(tmp_path / "dense", "best"))
     steps = [step.uses[-1].weights for step in dense.stacks["decoder"].plan.steps]
     expected = dense.banks.ffn[steps[-1]].up.weight
     torch.testing.assert_close(made.banks.ffn["decoder_0"].up.weight, expected, rtol=0, atol=1e-6)

@@ -15,7 +15,8 @@ from tiny_runs import BALANCE, ROUTERS, records, tiny_recipe, weights
 
 from ostinato.config.experts import HypersphereRouterConfig
 from ostinato.config.model import Seq2SeqConfig
-from ostinato.models.losses import BALANCE_LOSSES, raw_balance_loss
+from ostinato.config.training import BALANCE_LOSSES
+from ostinato.models.losses import raw_balance_loss
 from ostinato.nn import balance
 from ostinato.nn.routing import HypersphereRouter
 from ostinato.training import Reporter, train, update

@@ -10,8 +10,8 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import BALANCE, ROUTERS, tiny_recipe
 from torch import Tensor, nn
 
-from ostinato.config.training import BalanceConfig
-from ostinato.models.losses import BALANCE_LOSSES, balance_loss, raw_balance_loss
+from ostinato.config.training import BALANCE_LOSSES, BalanceConfig
+from ostinato.models.losses import balance_loss, raw_balance_loss
 from ostinato.nn import balance
 from ostinato.nn.routing import HypersphereRouter
 from ostinato.training.optim import build_optimizer

@@ -13,6 +13,7 @@ from ostinato.config.model import LanguageModelConfig
 from ostinato.config.training import OptimizerConfig, SelectionConfig
 from ostinato.data import disk
 from ostinato.errors import CheckpointError
+from ostinato.evaluation.loading import find_checkpoint
 from ostinato.models import LanguageModel, build_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.optim import build_optimizer
@@ -92,7 +93,7 @@ def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path: Path, keep_l
     assert (_pointer(run, "last"), _pointer(run, "best")) == (50, 20)
     run.save(60, best=True)
     assert run.updates_on_disk() == sorted((60, 50)[:keep_last])
-    assert run.checkpoints.best_directory() == run.checkpoints.directory(60)
+    assert find_checkpoint(tmp_path, "best") == run.checkpoints.directory(60)
 
 
 def test_what_else_lies_among_the_checkpoints_is_left_alone_with_a_line(
@@ -177,8 +178,7 @@ def test_a_save_interrupted_at_any_write_leaves_a_whole_state_to_go_on_from(tmp_
         assert all(torch.equal(saved.model.state_dict()[name], expected[name]) for name in expected)
         assert saved.progress.best is not None
         assert saved.progress.best.update == update
-        assert checkpoints.best_directory() == checkpoints.directory(update)
-        assert (checkpoints.best_directory() / "model.safetensors").is_file()
+        assert find_checkpoint(root, "best") == checkpoints.directory(update)
         left = sorted(path.name for path in checkpoints.root.iterdir())
         assert left == ["best.json", "last.json", f"update-{update:06d}"], crash_at
     assert seen == {20, 30}
@@ -195,8 +195,8 @@ def test_an_interrupted_first_save_leaves_nothing(tmp_path: Path) -> None:
     assert run.checkpoints.last_update() is None
     with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
         run.checkpoints.load(CPU)
-    with pytest.raises(CheckpointError, match="nothing has been evaluated"):
-        run.checkpoints.best_directory()
+    with pytest.raises(CheckpointError, match="has no best checkpoint yet"):
+        find_checkpoint(tmp_path, "best")
 
 
 def test_a_state_of_another_format_version_is_refused_with_both_versions(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
 from ostinato.advise.report import REPORT, is_report, write_report
 from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
-from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer
+from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer, sign_of
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.space import SpaceConfig
@@ -253,7 +253,7 @@ def _row_of(outcome: Outcome) -> dict[str, Any]:
 
 def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
     """Return whether a candidate of the last stage is told apart from the best one, by the seeds so far."""
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     scores = scores_by_seed(outcomes)
     means = adjusted_means(scores)
     best = min(means, key=lambda key: sign * means[key])

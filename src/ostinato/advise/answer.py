@@ -22,7 +22,7 @@ from ostinato.advise.curves import Expected
 from ostinato.advise.halving import N_STAGES, Found, drift_of, expect
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import best_of, range_of
-from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate
+from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate, sign_of
 from ostinato.config.space import SpaceConfig
 from ostinato.experiments.inference import ALPHA, judge, seeds_needed
 
@@ -105,9 +105,9 @@ class Answer:
         """The recipe itself, where it was tried."""
         return next((one for one in self.standings if one.name == BASE), None)
 
-    def cheapest_equal(self, figure: str = "macs") -> Standing:
+    def cheapest_equal(self) -> Standing:
         """Return the one of the best and its equals that costs least."""
-        return min([self.best, *self.equals], key=lambda one: one.figures[figure])
+        return min([self.best, *self.equals], key=lambda one: one.figures["macs"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -207,7 +207,7 @@ def _warnings(
             warnings.append(f"{one.n_failed} of {n} seeds of {one.name} failed, so that it stands behind: {one.failed}")
     first = best_by_candidate(found.stages[0], mode)
     if without is not None:
-        sign = 1.0 if mode == "min" else -1.0
+        sign = sign_of(mode)
         name, score = without
         n = sum(one.score is not None and sign * one.score >= sign * score for one in first)
         if n:
@@ -269,7 +269,7 @@ def _standings(
                 dict(candidates[name].figures), failed=_reason(one),
             ),
         )  # fmt: skip
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     ranks = {
         name: sign * mean
         for stage in {one.stage for one in made.values()}
@@ -311,7 +311,7 @@ def _seed_noise(outcomes: Sequence[Outcome]) -> float:
 
 def worse_by(standing: Standing, best: Standing, mode: Mode) -> list[float]:
     """Return by how much a candidate is worse than the best, for every seed that both have."""
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     return [sign * (standing.scores[seed] - best.scores[seed]) for seed in best.scores if seed in standing.scores]
 
 
@@ -346,7 +346,7 @@ def _with_front(standings: Sequence[Standing], mode: Mode, limits: Limits, toler
     """
     if not standings:
         return []
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     pool = [
         one
         for one in standings
@@ -365,10 +365,7 @@ def _with_front(standings: Sequence[Standing], mode: Mode, limits: Limits, toler
             if key != name
         )
 
-    return [
-        replace(one, is_on_front=one.name in points and not is_beaten(one.name)) if one in pool else one
-        for one in standings
-    ]
+    return [replace(one, is_on_front=not is_beaten(one.name)) if one.name in points else one for one in standings]
 
 
 def importance(
@@ -386,7 +383,7 @@ def importance(
 
     if len(outcomes) < 3:
         return []
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     scores = np.array([np.inf if one.score is None else sign * one.score for one in outcomes])
     ranks = stats.rankdata(scores)
     found = []
@@ -471,7 +468,7 @@ def _seeds_in_words(
 def _overtaker(standings: Sequence[Standing], mode: Mode, limits: Limits) -> Standing | None:
     """Return the candidate of the best one's stage whose curve, continued beyond that stage, ends before the best
     one's; None: there is none, or nothing beyond."""
-    sign, best = (1.0 if mode == "min" else -1.0), standings[0]
+    sign, best = sign_of(mode), standings[0]
     if best.expected is None or best.expected.update <= best.updates:
         return None
     able = [one for one in standings if one is best or (_same_size(one, best) and is_eligible(one, limits))]

@@ -82,7 +82,7 @@ def make_candidates(
     sized = size_model(recipe, access)
     if not limits.counted():
         parameters = limits.figures(sized.model)["parameters"]
-        limits = Limits(parameters, None, None, limits.latency, limits.source_length, limits.target_length)
+        limits = replace(limits, parameters=parameters)
     maker = _Maker(base, list(overrides), recipe, sized, space, limits)
     maker.add(BASE, {})
     n_wanted = len(maker.found) + space.n_candidates

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ostinato.advise.trials import Mode, Outcome
+from ostinato.advise.trials import Mode, Outcome, sign_of
 from ostinato.experiments.inference import holm, judge
 
 
@@ -60,7 +60,7 @@ def compare(scores: Mapping[str, Mapping[int, float]], best: str, mode: Mode) ->
 
     The p values are corrected by Holm as the smallest of those of all ordered pairs: any might have been the best.
     """
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     samples = {
         name: [sign * (own[seed] - score) for seed, score in scores[best].items() if seed in own]
         for name, own in scores.items()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ostinato.advise.curves import Expected, continue_curve, missed
-from ostinato.advise.trials import Mode, Outcome, Point, TimeUp, Trainer, Trial, best_by_candidate
+from ostinato.advise.trials import Mode, Outcome, Point, TimeUp, Trainer, Trial, best_by_candidate, sign_of
 
 ETA = 3
 """Of so many candidates one goes on to the next stage."""
@@ -129,7 +129,7 @@ def _with_late_one(found: Found, ranked: list[Outcome], n_places: int, halving: 
     """Return the ranking with the most promising candidate behind the last place put there, where there is one."""
     if n_places < 2 or len(ranked) <= n_places or not halving.length:
         return ranked
-    sign = 1.0 if halving.mode == "min" else -1.0
+    sign = sign_of(halving.mode)
     drift = drift_of(found, halving.best)
 
     def hoped(one: Outcome) -> float:

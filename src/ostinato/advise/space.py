@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
-from ostinato.config.files import did_you_mean, read_yaml, shipped_files
+from ostinato.config.files import find_file, read_yaml
 from ostinato.config.load import check_settings
 from ostinato.config.space import LevelConfig, SpaceConfig
 from ostinato.errors import ConfigError, Problem
-from ostinato.system_errors import kind_of
 
-_FOLDER = "spaces"
-_SUFFIXES = (".yaml", ".yml")
 Combination = dict[str, str]
 """The level of every axis, by name."""
 
@@ -26,13 +22,7 @@ def load_space(name_or_path: str) -> SpaceConfig:
     Raises:
         ConfigError: there is none of that name, or with every problem of it.
     """
-    path = shipped_files(_FOLDER).get(name_or_path, Path(name_or_path))
-    if (kind := kind_of(path)) is not None:
-        raise ConfigError([Problem("--space", name_or_path, f"is {kind}, not a space's file or name")])
-    if not path.is_file():
-        hint = did_you_mean(_FOLDER, name_or_path) or f"; shipped are {', '.join(shipped_files(_FOLDER))}"
-        reason = "there is no such file" if path.suffix in _SUFFIXES else f"no space or file of that name{hint}"
-        raise ConfigError([Problem("--space", name_or_path, reason)])
+    path = find_file("spaces", name_or_path, "--space")
     settings = read_yaml(path)
     settings.setdefault("name", path.stem)
     return check_settings(settings, SpaceConfig)

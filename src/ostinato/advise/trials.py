@@ -11,6 +11,11 @@ Mode = Literal["min", "max"]
 Point = tuple[int, float]
 
 
+def sign_of(mode: Mode) -> float:
+    """Return 1 where a smaller score is better, else -1: times it, smaller is better."""
+    return 1.0 if mode == "min" else -1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One training.
@@ -69,7 +74,7 @@ def order(outcome: Outcome, mode: Mode) -> tuple[float, float]:
     """Return a key that sorts outcomes, the best first."""
     if outcome.score is None:
         return math.inf, math.inf
-    return (outcome.score if mode == "min" else -outcome.score), outcome.loss
+    return sign_of(mode) * outcome.score, outcome.loss
 
 
 def best_by_candidate(outcomes: Sequence[Outcome], mode: Mode) -> list[Outcome]:

@@ -21,9 +21,9 @@ class ExpectedDepth:
     """How many rounds of one stack a token takes part in, on average.
 
     Args:
-        expected: rounds a token takes part in. rounds: those the stack has.
+        expected: rounds a token takes part in; where a router chooses among all tokens in every round, counted as if
+            they were the first ones. rounds: those the stack has.
         halting: kind of its halting rule; with "none" both numbers are the same.
-            Where a router chooses among all in every round, they are counted as if they were the first ones.
         skips_halted: a halted token is gathered away and costs only what others see of it. False: it is computed until
             its whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that
             does not freeze), or because a separable convolution reads its column.

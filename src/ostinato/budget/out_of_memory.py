@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ostinato.budget.memory import Precision, count_bytes
 from ostinato.config.model import ModelConfig
 from ostinato.system_errors import is_out_of_memory
-
-if TYPE_CHECKING:
-    from torch.nn import Parameter
 
 _MIB = 2**20
 
@@ -21,7 +17,7 @@ def noting_plan(
     config: ModelConfig,
     shape: tuple[int, int, int],
     *,
-    trained: Iterable[Parameter] | None = None,
+    trained_bytes: Callable[[], int] | None = None,
     beam: int = 1,
     precision: Precision = "float32",
     checkpoint_activations: bool = False,
@@ -33,7 +29,7 @@ def noting_plan(
 
     Args:
         config: with its vocabulary sizes. shape: sentences, source tokens and target tokens of its batch.
-        trained: the model's parameters in training: those that need a gradient count; None: it is not trained.
+        trained_bytes: of training, gives the bytes of the weights that are trained; None: nothing is trained.
         beam, precision, checkpoint_activations: as of `count_bytes`.
     """
     try:
@@ -55,9 +51,8 @@ def noting_plan(
         if config.has_two_sides:
             tokens = f"{source_length:,} source and {target_length:,} target tokens"
         taken = f"weights {_size(found.weights)}"
-        if trained is not None:
-            learned = sum(parameter.nbytes for parameter in trained if parameter.requires_grad)
-            taken += f", gradients and optimiser {_size(3 * learned)}, activations {_size(found.activations)}"
+        if trained_bytes is not None:
+            taken += f", gradients and optimiser {_size(3 * trained_bytes())}, activations {_size(found.activations)}"
         elif config.generates:
             taken += f", cache of decoding {_size(found.cache)} at beam {beam}"
         error.add_note(f"the plan says for {batch_size:,} sentences of {tokens}: {taken}")

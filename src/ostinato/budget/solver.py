@@ -188,21 +188,20 @@ def solve_measured(
     measure: Measure,
     *,
     tolerance: float = 0.05,
-    repeats: int = 3,
 ) -> Solution:
     """Return a configuration whose measured cost is within a tolerance of a target, or as near as measuring came.
 
     The search starts at the configuration's own value, doubles or halves it until the target lies between two
     measured values, and bisects between them. It ends as soon as a value lies within `tolerance` of the target. Where
     neighbouring values are within `tolerance` of each other and none is near enough, noise has misled a comparison: the
-    search starts again, up to `_SEARCHES` times, and measures every value `repeats` times more. A value costs the
+    search starts again, up to `_SEARCHES` times, and measures every value once more. A value costs the
     median of all its measurements (of an even number the lower: disturbances only make a call slower). The answer is
     the nearest of all values.
 
     Args:
         config, target, free: as for `solve`.
         measure: seconds (or the like) of a configuration; grows with the free variable, up to noise.
-        tolerance: relative. repeats: readings of a value in one search.
+        tolerance: relative.
 
     Raises:
         OutOfReach: `_FURTHEST` doublings or halvings do not reach the target.
@@ -217,7 +216,7 @@ def solve_measured(
     value = variable.lead.near(variable.lead.value)
     for search in range(1, _SEARCHES + 1):
 
-        def at(value: int, n_readings: int = repeats * search) -> float:
+        def at(value: int, n_readings: int = search) -> float:
             candidate = with_settings(config, variable.at(value))
             seen = readings.setdefault(value, [])
             while len(seen) < n_readings:

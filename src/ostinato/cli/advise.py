@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -20,13 +19,17 @@ from ostinato.cli.options import (
     SlurmOption,
     StoreOption,
     split_settings,
+    words_of,
 )
 from ostinato.cli.output import console, print_json, print_line, print_table
 
 _BUDGET, _SEARCH = "Budget", "Search"
+_RECORDED = ("params", "macs", "memory", "latency", "source_length", "target_length", "metric", "hours", "space", "out")
+"""Options that stand in the command which the recommended recipe names, where they are not at their default."""
 
 
 def advise(
+    context: typer.Context,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -113,10 +116,6 @@ def advise(
     from ostinato.experiments.sweep.choose import ExecutorChoice
     from ostinato.experiments.sweep.watch import make_watcher
 
-    budget = {"--params": params, "--macs": macs, "--memory": memory, "--latency": latency}
-    lengths = {"--source-length": source_length, "--target-length": target_length}
-    rest = {"--metric": metric, "--hours": hours, "--space": space, "--out": out}
-    asked = [(name, str(value)) for name, value in (budget | lengths | rest).items() if value is not None]
     choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
     question = Question(
         source=names[0],
@@ -129,7 +128,7 @@ def advise(
         hours=hours,
         n_workers=workers,
         n_threads=threads,
-        command=shlex.join(["ostinato", "advise", *words, *chain.from_iterable(asked)]),
+        command=shlex.join(["ostinato", "advise", *words, *words_of(context, _RECORDED)]),
     )
     advice = answer_question(
         question,

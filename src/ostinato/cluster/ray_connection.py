@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from ostinato.errors import ConfigError, see
+from ostinato.errors import ConfigError, on_one_line, see
 
 HOW_TO_GET = f"--executor ray needs Ray: pip install 'ostinato[ray]'{see('clusters')}"
 _ANSWER_S = 20
@@ -52,7 +52,7 @@ def connect(address: str | None, n_cpus: int) -> tuple[Any, Callable[[], None]]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **(own if address == "local" else {}))
     except Exception as error:  # Ray has no class for it: ConnectionError, ValueError, RuntimeError
-        reason = " ".join(str(error).split())
+        reason = on_one_line(error)
         raise ConfigError(f"--address: no connection to the Ray cluster at {address}: {reason}") from error
     # Ray prints to the standard output, where answers are, that a worker died; no public setting keeps it from there.
     # What it means for the work, the callers say. A Ray without this name goes on printing.

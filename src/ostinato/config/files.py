@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from ostinato.config.renamed import with_new_names
 from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slots_of
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, on_one_line
 from ostinato.system_errors import kind_of
 
 FindBase = Callable[[str], Path]
@@ -40,7 +40,8 @@ _NOT_YAML = (yaml.YAMLError, OmegaConfBaseException, ValueError, AttributeError,
 # An even number of backslashes before a reference is text; an odd one makes the reference text, too.
 _REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{(\w[\w.\-\[\]]*)\}")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
-_SUFFIXES = (".yaml", ".yml")
+YAML_SUFFIXES = (".yaml", ".yml")
+"""Endings of the files of recipes, sweeps, claims and spaces."""
 _DATA_PATHS = ("data.train", "data.dev", "data.test", "data.tokenizer.path", "data.target_tokenizer.path")
 _SPLITS, _HF = _DATA_PATHS[:3], "hf"
 _OF_DATA_SETS = ("split", "subset", "columns", "streaming", "revision")
@@ -74,7 +75,7 @@ def read_yaml(path: Path) -> Settings:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{where}: is not valid YAML: {_yaml_reason(error)}") from error
     except _NOT_YAML as error:
-        raise ConfigError(f"{path}: is not valid YAML: {_one_line(error)}") from error
+        raise ConfigError(f"{path}: is not valid YAML: {on_one_line(error)}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings as 'key: value' lines")
     return cast(Settings, map_texts(data))
@@ -218,7 +219,7 @@ def read_recipe(
         raise ConfigError([Problem("base", base, f"must be the name of a recipe or a path to a YAML file (in {path})")])
     beside = path.parent / base
     if not beside.is_file():
-        if base.endswith(_SUFFIXES):
+        if base.endswith(YAML_SUFFIXES):
             raise ConfigError([Problem("base", base, f"there is no such file beside {path}")])
         beside = find_base(base)
     parent = read_recipe(beside, find_base, root, settle, (*chain, here))
@@ -402,11 +403,7 @@ def _short(text: str) -> str:
 def _yaml_reason(error: Exception) -> str:
     """Return what is wrong without the parser's account of where it was."""
     reason = getattr(error, "problem", None) or getattr(error, "context", None)
-    return str(reason or _one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return str(reason or on_one_line(error))
 
 
 def shipped_directory(kind: str) -> Path:
@@ -419,6 +416,26 @@ def shipped_files(kind: str) -> dict[str, Path]:
     """Return the files of a kind by name, their path in the folder without its ending, in alphabetical order."""
     root = shipped_directory(kind)
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+
+
+def find_file(kind: str, name_or_path: str | Path, key: str) -> Path:
+    """Return the file of a sweep, claim or space: one that is shipped, by its name, or the user's own.
+
+    Args:
+        kind: "sweeps", "claims" or "spaces". key: what the error calls it.
+
+    Raises:
+        ConfigError: there is none, with the nearest names.
+    """
+    name, shipped, what = str(name_or_path), shipped_files(kind), kind.removesuffix("s")
+    path = shipped.get(name, Path(name_or_path))
+    if (found := kind_of(path)) is not None:
+        raise ConfigError([Problem(key, name, f"is {found}, not a {what}'s file or name")])
+    if not path.is_file():
+        hint = did_you_mean(kind, name) or f"; shipped are {', '.join(shipped)}"
+        reason = "there is no such file" if path.suffix in YAML_SUFFIXES else f"no {what} or file of that name{hint}"
+        raise ConfigError([Problem(key, name, reason)])
+    return path
 
 
 def did_you_mean(kind: str, name: str) -> str:

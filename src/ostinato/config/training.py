@@ -86,6 +86,9 @@ class SelectionConfig(Config):
     """Examples of the split used while training, spread evenly over it; None: all."""
 
 
+BALANCE_LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance", "sequence_entropy")
+
+
 class BalanceConfig(Config):
     """Weights of the losses that spread tokens over experts, added for every router: see `ostinato.nn.balance`.
 
@@ -118,8 +121,7 @@ class BalanceConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A temperature of a loss without a weight, a factor of no weights."""
-        names = ("switch", "hypersphere", "mutual_information", "z", "importance", "sequence_entropy")
-        if self.attention_factor != 1.0 and not any(getattr(self, name) for name in names):
+        if self.attention_factor != 1.0 and not any(getattr(self, name) for name in BALANCE_LOSSES):
             reason = "has no effect, because no loss has a weight: remove it"
             yield Inert(f"{path}attention_factor", self.attention_factor, reason)
         if self.temperature is not None and not self.hypersphere:
@@ -274,12 +276,9 @@ class RoundLossConfig(Config):
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings of other kinds; weights that are not there, or leave out the round that every update has."""
-        of_kinds = {"n_rounds": "window", "weights": "weights", "weight": "drawn"}
-        of_kinds |= {"slope": "improvement", "margin": "improvement"}
-        for name, kind in of_kinds.items():
-            value = getattr(self, name)
-            if kind != self.kind and value != type(self).model_fields[name].default:
-                yield Inert(f"{path}{name}", value, f"has no effect with {path}kind={self.kind}: remove it")
+        own = {"window": {"n_rounds"}, "weights": {"weights"}, "drawn": {"weight"}, "improvement": {"slope", "margin"}}
+        reason = f"has no effect with {path}kind={self.kind}: remove it"
+        yield from inert(self, path, reason, but={"kind"} | own.get(self.kind, set()))
         if self.kind == "weights" and self.weights is None:
             reason = f"{path}kind=weights needs a number for each of the last rounds, for instance [0.25, 0.25, 0.5]"
             yield Problem(f"{path}weights", None, reason)
@@ -446,8 +445,14 @@ class TrainingConfig(Config):
     """Programs that are told the numbers of a run beside its own logs: tensorboard (files in the run's directory),
     trackio (its store on this machine), wandb (a service; sends them there). Each has to be installed."""
 
+    @property
+    def draws_rounds(self) -> bool:
+        """Whether updates may run other rounds than the plan's."""
+        return self.rounds.kind != "plan" or self.consistency.is_there
+
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Settings of a start from a run need one, those of what trains something frozen, and gates to be asked."""
+        """Settings that need another one (a start, what is frozen, gates that are asked), and pairs that exclude each
+        other."""
         if self.consistency.is_there and self.rounds.per == "sentence":
             reason = f"needs rounds that are the same for all sentences: {path}rounds.per=update"
             yield Problem(f"{path}consistency", "set", reason)

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
     with naming(path), Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_of_all(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of the hashes of several files, in their order, in hexadecimal."""
+    return hashlib.sha256(b"".join(bytes.fromhex(sha256_of(path)) for path in paths)).hexdigest()
 
 
 @contextmanager

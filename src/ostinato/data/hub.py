@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.sources import checked_text, missing
-from ostinato.errors import DataError, see
+from ostinato.errors import DataError, on_one_line, see
 
 if TYPE_CHECKING:
     from ostinato.config.data import DataConfig, DataSetConfig
@@ -103,7 +103,7 @@ def _loaded(given: DataSetConfig) -> Any:
     except DataError:
         raise
     except Exception as error:  # of its own, of the network, of file formats: there is no common base
-        reason = " ".join(str(error).split())[:300]
+        reason = on_one_line(error)[:300]
         raise DataError(f"{given.hf}: cannot be loaded as a data set, split {given.split!r}: {reason}") from error
 
 

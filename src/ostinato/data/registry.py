@@ -31,7 +31,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from ostinato.data.disk import json_object, reading, refetch_hint, sha256_of, stored_hash, stored_hash_path
-from ostinato.errors import DataError, MissingFileError, see
+from ostinato.errors import DataError, MissingFileError, on_one_line, see
 from ostinato.folders import cache_folder
 
 _BASE = "https://raw.githubusercontent.com"
@@ -319,7 +319,7 @@ def open_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:  # OSError: of bzip2, too
         if isinstance(error, OSError) and error.errno is not None:
             raise DataError(f"{archive}: cannot be read: {error.strerror}") from error
-        raise DataError(f"{archive}: not a sound tar archive: {_on_one_line(error)}{refetch_hint(archive)}") from error
+        raise DataError(f"{archive}: not a sound tar archive: {on_one_line(error)}{refetch_hint(archive)}") from error
 
 
 def read_split_numbers(archive: Path, member: str, splits: Iterable[str]) -> dict[str, list[int]]:
@@ -334,7 +334,3 @@ def read_split_numbers(archive: Path, member: str, splits: Iterable[str]) -> dic
     with reading(where, DataError, hint):
         record = json_object(text, where, DataError, hint)
         return {split: [int(number) for number in record[f"{split}Idxs"]] for split in splits}
-
-
-def _on_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ostinato.data.disk import refetch_hint
-from ostinato.errors import DataError
+from ostinato.errors import DataError, on_one_line
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -50,7 +50,7 @@ def _sound(path: Path) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = on_one_line(error)
         raise DataError(f"{path}: is damaged, or no {path.suffix} file: {reason}{refetch_hint(path)}") from error
 
 

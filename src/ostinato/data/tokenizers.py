@@ -16,7 +16,7 @@ from ostinato.data.pieces import KeptTokenizer, SubwordTokenizer
 from ostinato.data.subwords import train_subwords
 from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
 from ostinato.data.tokenizer import FORMAT, N_SPECIAL, VERSION, Tokenizer
-from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, on_one_line
 from ostinato.system_errors import kind_of
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: in
         special = SpecialIds(**{"bos": found["eos"], "pad": found["eos"], **found})
         return KeptTokenizer(json.dumps(content), special, vocab_size)
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())
+        reason = on_one_line(error)
         raise DataError(f"{file}: cannot be read as a tokenizer: {reason}") from error
 
 

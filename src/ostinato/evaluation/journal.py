@@ -7,7 +7,6 @@ whatever is made of them comes out the same, byte for byte.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
 
+from ostinato.data.disk import sha256_of_all
 from ostinato.decoding.work import BatchRunner, Item, Result, Work
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.loading import LoadedRun
@@ -117,13 +117,9 @@ def _is_journal(head: bytes) -> bool:
 
 def question_of(run: LoadedRun, **settings: Any) -> dict[str, Any]:
     """Return what the results of a run's batches depend on: its weights, how it runs, and the settings of the work."""
-    digest = hashlib.sha256()
-    for path in sorted(run.checkpoint.glob("model*")):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
     return {
         "version": __version__,
-        "weights": digest.hexdigest(),
+        "weights": sha256_of_all(sorted(run.checkpoint.glob("model*"))),
         "execution": repr(run.model.current_execution),
         "device": run.model.device.type,
         "decoding": run.recipe.decoding.model_dump(mode="json"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ostinato.data.disk import write_json
+from ostinato.data.disk import sha256_of_all, write_json
 from ostinato.data.example import fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
@@ -108,8 +108,8 @@ def run_outputs(
         "version": __version__,
         "split": split,
         "examples": fingerprint(take_evenly(task.examples(split), n)),
-        "weights": _hash_files(sorted(run.checkpoint.glob("model*"))),
-        "tokenizers": _hash_files(sorted((run.directory / "tokenizers").iterdir())),
+        "weights": sha256_of_all(sorted(run.checkpoint.glob("model*"))),
+        "tokenizers": sha256_of_all(sorted((run.directory / "tokenizers").iterdir())),
         "data": run.recipe.data.model_dump(mode="json"),
         "decoding": run.decoding(**decoding).model_dump(mode="json"),
         "device": run.model.device.type,
@@ -134,7 +134,7 @@ def run_outputs(
             split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
         )
     result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
-    write_json(note, {"settings": settings, "sha256": _hash_files([file]), "evaluation": result})
+    write_json(note, {"settings": settings, "sha256": sha256_of_all([file]), "evaluation": result})
     return replace(read_outputs(file), evaluation=result, is_new=True)
 
 
@@ -143,16 +143,8 @@ def _read_stored(note: Path) -> Outputs | None:
     file = note.with_suffix(".jsonl")
     try:
         content = json.loads(note.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.get("sha256") != _hash_files([file]):
+        if not isinstance(content, dict) or content.get("sha256") != sha256_of_all([file]):
             return None
     except (FileNotFoundError, RecursionError, ValueError):
         return None
     return replace(read_outputs(file), evaluation=content["evaluation"])
-
-
-def _hash_files(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()

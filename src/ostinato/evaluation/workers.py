@@ -23,7 +23,7 @@ from ostinato.cluster.processes import end_with_parent
 from ostinato.cluster.ray_connection import check_fits, connect, resources
 from ostinato.decoding import inference
 from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work
-from ostinato.errors import ConfigError, OstinatoError
+from ostinato.errors import ConfigError, OstinatoError, on_one_line
 from ostinato.evaluation.journal import Journal, question_of
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models.checkpoint import load_model
@@ -91,13 +91,9 @@ class _Workers:
         return lambda: work.unpack(json.loads(future.result()))
 
 
-def model_source(run: LoadedRun, n_jobs: int, n_threads: int | None = None) -> ModelSource:
-    """Return what workers need to do what a loaded run does.
-
-    Args:
-        n_threads: CPU threads of each; None: those of this process are shared out.
-    """
-    share = n_threads or max(1, torch.get_num_threads() // n_jobs)
+def model_source(run: LoadedRun, n_jobs: int) -> ModelSource:
+    """Return what workers need to do what a loaded run does; they share out this process's CPU threads."""
+    share = max(1, torch.get_num_threads() // n_jobs)
     device, packs_weights = run.model.device.type, run.recipe.decoding.pack_weights
     return ModelSource(run.checkpoint.absolute(), device, run.model.current_execution, packs_weights, share)
 
@@ -171,7 +167,7 @@ def ray_actors(
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        raise WorkerDiedError(f"an actor of Ray has died: {' '.join(str(error).split())[:200]}; {KEPT}") from error
+        raise WorkerDiedError(f"an actor of Ray has died: {on_one_line(error)[:200]}; {KEPT}") from error
     finally:
         for actor in actors:
             ray.kill(actor)

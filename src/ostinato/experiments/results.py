@@ -21,7 +21,6 @@ LENGTHS = (16, 16)
 _NEEDED: dict[str, Any] = {"name": str, "seed": int, "parameters": int, "seconds": int | float}
 """What results.json holds that tables read."""
 _NAMES: dict[Any, str] = {str: "a text", int: "an integer", int | float: "a number"}
-_FORCED = ("loss", "token_accuracy")
 _NO_SCORES = ("seconds", "decoding_seconds", "perplexity")
 
 
@@ -146,7 +145,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
     for row in rows:
         for found in row["splits"].values():
             own = [k for k, v in found.items() if isinstance(v, float) and k not in _NO_SCORES]
-            scores += [k for k in own if k not in scores and (k in _FORCED or "forced" not in k)]
+            scores += [k for k in own if k not in scores and "forced" not in k]
     columns = ["run", "seed", "parameters", "M MACs", "seconds", "split", "n", *scores]
     lines: list[list[object]] = [
         [

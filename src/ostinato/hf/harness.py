@@ -18,6 +18,7 @@ from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+from ostinato.config.files import YAML_SUFFIXES
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.export import wrapped
@@ -92,9 +93,9 @@ def score(
     """
     if not run.model.config.generates:
         raise ConfigError("lm-eval scores models that write text; this run's model has another head")
-    names = [str(Path(task).absolute()) if task.endswith((".yaml", ".yml")) else task for task in tasks]
+    names = [str(Path(task).absolute()) if task.endswith(YAML_SUFFIXES) else task for task in tasks]
     # The index of what comes with lm-eval takes seconds to make.
-    manager = TaskManager(include_defaults=any(not name.endswith((".yaml", ".yml")) for name in names))
+    manager = TaskManager(include_defaults=any(not name.endswith(YAML_SUFFIXES) for name in names))
     try:
         # It prints what it is doing. Its processes for bootstraps are forked from this one, which has threads and takes
         # SIGTERM as Ctrl-C: they may wait for ever when they are told to end.

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ostinato.config.training import RoundLossConfig
 from ostinato.data.batch import Batch
-from ostinato.errors import CheckpointError, ConfigError, Problem
+from ostinato.errors import CheckpointError, ConfigError, Problem, on_one_line
 from ostinato.hf.configuration import CODE, Exported, OstinatoConfig
 from ostinato.hf.outputs import IGNORED, States, wanted
 from ostinato.models import build_model
@@ -86,7 +86,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         try:
             model, report = super().from_pretrained(*args, **kwargs)
         except (OSError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
+            reason = on_one_line(error)
             raise CheckpointError(f"{folder}: no weights that can be read (safetensors only): {reason}") from error
         lacking = sorted(name for name in report["missing_keys"] if not name.startswith("model.head."))
         heads = ("model.head.", "model.output_")

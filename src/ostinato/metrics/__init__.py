@@ -90,12 +90,11 @@ def decoded_scores(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: result[name] for name in names if isinstance(result.get(name), int | float)}
 
 
-def make_metric(name: str, key: str = "evaluation.metrics") -> Metric:
+def make_metric(name: str) -> Metric:
     """Return a fresh accumulator of one metric.
 
     Args:
         name: one of `METRICS`.
-        key: the setting that the error names.
 
     Raises:
         ConfigError: no metric has this name, with a list of those that there are; a class of the user's own that cannot
@@ -104,7 +103,7 @@ def make_metric(name: str, key: str = "evaluation.metrics") -> Metric:
     if name not in METRICS:
         close = get_close_matches(name, METRICS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError([Problem(key, name, f"must be one of {', '.join(METRICS)}{hint}")])
+        raise ConfigError([Problem("evaluation.metrics", name, f"must be one of {', '.join(METRICS)}{hint}")])
     metric = METRICS[name]()
     metric.name = name
     return metric

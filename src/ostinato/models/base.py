@@ -222,7 +222,7 @@ class TokenModel(Embeddings, ABC):
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, not_so)])
             if isinstance(n_rounds, RoundsBySentence) and (not_so := self.stacks[name].why_not_by_sentence()):
                 raise ConfigError([Problem(f"rounds.{name}", "by sentence", not_so)])
-            if (most := n_rounds if n_rounds is None or isinstance(n_rounds, int) else n_rounds.most) is not None:
+            if (most := execution.most_rounds_of(name)) is not None:
                 self.stacks[name].plan.with_rounds(most)
         return execution
 
@@ -233,10 +233,8 @@ class TokenModel(Embeddings, ABC):
 
     def n_rounds(self) -> dict[str, int]:
         """Return how many rounds every stack runs at most where a call does not say otherwise."""
-        given = {
-            name: asked if isinstance(asked, int) else asked.most for name, asked in self._execution.rounds.items()
-        } | {name: len(path) for name, path in self._execution.paths.items()}
-        return {name: given.get(name) or stack.plan.n_rounds for name, stack in self.stacks.items()}
+        most = self._execution.most_rounds_of
+        return {name: most(name) or stack.plan.n_rounds for name, stack in self.stacks.items()}
 
     def trained_thresholds(self) -> dict[str, float]:
         """Return the thresholds of the model's own halting rules, by stack in which tokens halt by one."""

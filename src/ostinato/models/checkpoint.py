@@ -23,7 +23,7 @@ from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
 from ostinato.data.disk import give_mode, read_json_object, sha256_of
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, on_one_line
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
 from ostinato.system_errors import naming
@@ -81,9 +81,7 @@ def load_model(
     try:
         config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])
     except ValidationError as error:
-        raise CheckpointError(
-            f"{directory / _DESCRIPTION}: not a model configuration: {' '.join(str(error).split())}"
-        ) from error
+        raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {on_one_line(error)}") from error
     path = directory / WEIGHTS
     weights = _read_weights(path, device, description if verify else {})
     model = build_model(config, execution).to(device)

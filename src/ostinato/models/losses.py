@@ -29,15 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.config.training import BalanceConfig, RoundLossConfig
+from ostinato.config.training import BALANCE_LOSSES, BalanceConfig, RoundLossConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import IGNORED, cross_entropy_sums, mean_where
 from ostinato.models.output import ByRouter, ModelOutput
 from ostinato.nn import balance
 from ostinato.nn.balance import JoinedRoutings, Sum, no_reduction
 from ostinato.nn.types import Routing
-
-BALANCE_LOSSES = ("switch", "hypersphere", "mutual_information", "z", "importance", "sequence_entropy")
 
 
 @dataclass(frozen=True, slots=True)

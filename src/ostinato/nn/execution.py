@@ -13,7 +13,8 @@ from ostinato.nn.shapes import Tensor
 
 Compaction = Literal["auto", "always", "never"]
 ExitScope = Literal["token", "sequence"]
-CRITERIA_AT_TEST = ("change", "cosine", "agreement", "certainty", "settled", "margin", "stable")
+CriterionAtTest = Literal["change", "cosine", "agreement", "certainty", "settled", "margin", "stable"]
+CRITERIA_AT_TEST: tuple[CriterionAtTest, ...] = get_args(CriterionAtTest)
 """Criteria of `ostinato.nn.exits` that need no training."""
 
 
@@ -158,6 +159,11 @@ class Execution:
     def rounds_of(self, stack: str) -> int | RoundsByLength | RoundsBySentence | None:
         """Return the rounds of a stack; None: the plan's."""
         return len(self.paths[stack]) if stack in self.paths else self.rounds.get(stack)
+
+    def most_rounds_of(self, stack: str) -> int | None:
+        """Return how many rounds a stack runs at most; None: as many as the plan has."""
+        asked = self.rounds_of(stack)
+        return asked if asked is None or isinstance(asked, int) else asked.most
 
 
 DEFAULT_EXECUTION = Execution()

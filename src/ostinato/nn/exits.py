@@ -31,19 +31,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
 from ostinato.nn.act import ActUnit
 from ostinato.nn.context import Pass
+from ostinato.nn.execution import CriterionAtTest
 from ostinato.nn.graph import is_first
 from ostinato.nn.halting import HaltingPass, HaltingRule, Visible, where_active
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
-Criterion = Literal["gate", "change", "cosine", "agreement", "certainty", "settled", "margin", "stable"]
-CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
+Criterion = Literal["gate"] | CriterionAtTest
 OF_STATES = ("gate", "change", "cosine")
 """Criteria that need no predictions."""
 _TINY = 1e-30

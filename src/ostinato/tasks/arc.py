@@ -68,6 +68,7 @@ class ArcTask(Task):
     """
 
     config: ArcConfig
+    answers = "tags"
     metrics = ("exact_match", "tag_accuracy")
     missing = ("dev", "task.dev_fraction above 0 cuts one from train")
 

@@ -142,6 +142,8 @@ class Task(ABC):
     """A split that only some settings give, and which ones do."""
     contrast: str | None = None
     """Column of a wrong target, which a language model should give a lower probability than the right one."""
+    answers: ClassVar[Literal["text", "tags", "span", "last_word"]] = "text"
+    """What a target is, by which baselines without a model (`ostinato data baselines`) answer."""
 
     def __init_subclass__(cls) -> None:
         if "config_type" not in vars(cls):

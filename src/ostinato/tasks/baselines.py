@@ -56,13 +56,15 @@ def trivial_scores(
         max_examples: most examples, spread evenly over the split, as in an evaluation.
 
     Returns:
-        ``majority``: the training split's most frequent target as every answer. ``copy``: the source as the answer.
-        Tagging: ``majority``, the most frequent tag for every word, and ``by_word``, the tag that the word has most
-        often in training (words that training lacks: the most frequent); so for puzzles, each beside the rules of its
-        own task (`Task.rules`). Extraction: ``majority``, and ``last``, what
-        stands last in the passage of all that is an answer in training. LAMBADA's pairs: ``majority``, and of the
-        words of the passage ``random``, one drawn with a fixed seed, ``frequent``, the most frequent, and ``name``, the
-        most frequent that has a capital and does not begin a sentence.
+        Of targets that are (`Task.answers`)
+        - text: ``majority``, the most frequent target of training; ``copy``, the source.
+        - tags: ``majority``, the most frequent tag for every word; ``by_word``, the tag that the word has most often in
+          training (words that training lacks: the most frequent).
+        - a span of the passage: ``majority``; ``last``, of all answers of training the one that begins last in it.
+        - the last word of a passage: ``majority``; of the words before it ``random``, one drawn with a fixed seed,
+          ``frequent``, the most frequent, and ``name``, the most frequent that has a capital and does not begin a
+          sentence.
+        Beside them the rules of the task itself (`Task.rules`).
 
     Raises:
         ConfigError: no such split or metric.
@@ -70,9 +72,8 @@ def trivial_scores(
     """
     rows = list(take_evenly(task.examples(split), max_examples))
     names = task.metrics if metrics is None else metrics
-    by_kind = dict.fromkeys(("tagging", "parity", "sudoku", "maze", "arc"), _tags)
-    answers = {**by_kind, "span_extraction": _spans, "lambada": _words}.get(task.name, _targets)
-    found = answers(task.examples(task.splits()[0]), rows)
+    answer = {"text": _targets, "tags": _tags, "span": _spans, "last_word": _words}[task.answers]
+    found = answer(task.examples(task.splits()[0]), rows)
     for example in rows:
         for rule, output in task.rules(example.source or "").items():
             found.setdefault(rule, []).append(output)

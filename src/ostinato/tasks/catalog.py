@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ostinato.config.files import parse_overrides
+from ostinato.config.files import YAML_SUFFIXES, parse_overrides
 from ostinato.config.load import check_recipe
 from ostinato.data.registry import DataAccess, RemoteFile
 from ostinato.errors import MissingFileError, OstinatoError
@@ -85,7 +85,7 @@ def open_task(name: str, settings: Sequence[str] = (), access: DataAccess | None
     Raises:
         ConfigError: an unknown task or impossible settings, all of them together.
     """
-    if name not in TASKS and (name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_dir()):
+    if name not in TASKS and (name.endswith(YAML_SUFFIXES) or "/" in name or Path(name).is_dir()):
         recipe = load_recipe(name, settings)
         return build_task(recipe.task, recipe.data, access)
     given = parse_overrides(settings)

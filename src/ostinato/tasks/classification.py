@@ -11,7 +11,8 @@ from pydantic import Field
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.errors import DataError
-from ostinato.tasks.files import LanguagesConfig, LanguagesTask, read_split
+from ostinato.tasks.files import LanguagesConfig, LanguagesTask
+from ostinato.tasks.own_files import read_split
 
 _OTHERS = "other_labels"
 """Column of the labels that an example has not."""

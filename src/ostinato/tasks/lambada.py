@@ -60,6 +60,7 @@ class LambadaTask(Task):
     """
 
     config: LambadaConfig
+    answers = "last_word"
 
     def _configure(self) -> None:
         super()._configure()

@@ -213,22 +213,3 @@ def depth_of(tokens: Sequence[str]) -> int:
         depth += token.startswith("[") - (token == CLOSE)
         deepest = max(deepest, depth)
     return deepest
-
-
-def binary_form(tokens: Sequence[str]) -> str:
-    """Return an expression as the arena's files have it: a tree in round brackets that branches to the left.
-
-    `[OP a1 .. an ]` is `( ( .. ( ( [OP a1 ) a2 ) .. an ) ] )`.
-    """
-    stack: list[list[str]] = [[]]
-    for token in tokens:
-        if token.startswith("["):
-            stack.append([token])
-        elif token == CLOSE:
-            folded, *rest = stack.pop()
-            for part in (*rest, CLOSE):
-                folded = f"( {folded} {part} )"
-            stack[-1].append(folded)
-        else:
-            stack[-1].append(token)
-    return " ".join(stack[0])

@@ -77,6 +77,7 @@ class MazeTask(Task):
     """
 
     config: MazeConfig
+    answers = "tags"
     metrics = ("exact_match", "tag_accuracy")
     by = ("size", "path")
     fixed_splits = ("train", "dev", "test", "larger")

@@ -68,6 +68,7 @@ class ParityTask(Task):
     """
 
     config: ParityConfig
+    answers = "tags"
     metrics = ("tag_accuracy",)
     forced = ("sequence_accuracy_forced",)
     by = ("length",)

@@ -17,7 +17,7 @@ end with `#`, the program with `@`, the target with a full stop:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -163,19 +163,3 @@ class _Script:
         length, _ = self.difficulty()
         self.longest = max(self.longest, length)
         return length
-
-
-def next_stage(stage: tuple[int, int], target: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the (length, nesting) that follows in the curriculum; None after the target.
-
-    Length grows by one up to its target, then starts again at 1 with one more nesting (Zaremba and Sutskever 2014).
-    """
-    (length, nesting), (max_length, max_nesting) = stage, target
-    if length < max_length:
-        return length + 1, nesting
-    return (1, nesting + 1) if nesting < max_nesting else None
-
-
-def stages(target: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return all stages of the curriculum, (1, 1) first."""
-    return [(length, nesting) for nesting in range(1, target[1] + 1) for length in range(1, target[0] + 1)]

@@ -10,14 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.config.files import did_you_mean, map_data_paths, parse_overrides, read_yaml, shipped_files, yaml_text
+from ostinato.config.files import (
+    YAML_SUFFIXES,
+    did_you_mean,
+    map_data_paths,
+    parse_overrides,
+    read_yaml,
+    shipped_files,
+    yaml_text,
+)
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.data.output_files import check_output, write_new_text
 from ostinato.errors import ConfigError, Problem, see
 from ostinato.system_errors import kind_of
 
-_SUFFIXES = (".yaml", ".yml")
 _RUN_RECIPE = "recipe.yaml"
 _FOLDER = "recipes"
 _DERIVED_MARK = "# Written by:"
@@ -61,7 +68,7 @@ def find_recipe(name_or_path: str | Path) -> Path:
         reason = f"this folder holds no {_RUN_RECIPE}, so it is not a run"
     elif (kind := kind_of(path)) is not None:
         reason = f"is {kind}, not a file or run directory"
-    elif path.suffix in _SUFFIXES:
+    elif path.suffix in YAML_SUFFIXES:
         reason = "there is no such file"
     else:
         hint = did_you_mean(_FOLDER, name)

@@ -56,6 +56,7 @@ class SpanExtractionTask(LanguagesTask):
     """
 
     config: SpanExtractionConfig
+    answers = "span"
     metrics = ("answer_em", "answer_f1")
 
     def _examples(self, split: str) -> Iterator[Example]:

@@ -80,6 +80,7 @@ class SudokuTask(Task):
     """
 
     config: SudokuConfig
+    answers = "tags"
     metrics = ("exact_match", "tag_accuracy")
     by = ("givens",)
 

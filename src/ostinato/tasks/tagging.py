@@ -56,6 +56,7 @@ class TaggingTask(LanguagesTask):
     """
 
     config: TaggingConfig
+    answers = "tags"
     metrics = ("tag_accuracy", "span_f1")
 
     def _examples(self, split: str) -> Iterator[Example]:

@@ -117,7 +117,7 @@ class Checkpoints:
         directory = self.directory(progress.update)
         _write(directory, parallel or Parallel(model, SINGLE_PROCESS), optimizer, progress, randoms, trained or {})
         if parallel is None or parallel.processes.is_main:
-            self._write_pointer("last", progress.update)
+            self.write_pointer("last", progress.update)
             self._after_save(progress)
         return directory
 
@@ -129,7 +129,7 @@ class Checkpoints:
 
     def _after_save(self, progress: Progress) -> None:
         if progress.best is not None:
-            self._write_pointer("best", progress.best.update)
+            self.write_pointer("best", progress.best.update)
         self._prune(progress)
 
     def save_failed(
@@ -176,17 +176,6 @@ class Checkpoints:
         trained = _strip_prefix(_TRAINED, _read_tensors(directory / _TENSORS, _TRAINED))
         return SavedState(model, progress, randoms, optimizer, trained)
 
-    def best_directory(self) -> Path:
-        """Return the folder of the best checkpoint.
-
-        Raises:
-            CheckpointError: there is none.
-        """
-        update = self._read_pointer("best")
-        if update is None:
-            raise CheckpointError(f"{self.root} holds no best checkpoint: nothing has been evaluated yet")
-        return self.directory(update)
-
     def recover(self) -> None:
         """Clear away what an interrupted save left behind, so that the last checkpoint is the newest there is."""
         if not self.root.is_dir():
@@ -201,7 +190,7 @@ class Checkpoints:
             return
         progress = _read_progress(self.directory(last))
         if progress.best is not None and self._read_pointer("best") != progress.best.update:
-            self._write_pointer("best", progress.best.update)
+            self.write_pointer("best", progress.best.update)
         self._prune(progress)
 
     def _prune(self, progress: Progress) -> None:
@@ -214,7 +203,8 @@ class Checkpoints:
     def _updates(self) -> list[int]:
         return list(checkpoint_folders(self.root))
 
-    def _write_pointer(self, role: str, update: int) -> None:
+    def write_pointer(self, role: str, update: int) -> None:
+        """Say which checkpoint is the "last" or "best" one."""
         write_json(self.root / f"{role}.json", {"directory": self.directory(update).name, "update": update})
 
     def _read_pointer(self, role: str) -> int | None:

@@ -27,16 +27,16 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
             cannot be compiled, or not on this machine, or not held by processes as asked for.
     """
     config, problems = recipe.training, pattern_problems(recipe)
+    is_lowered = config.precision == "bfloat16"
     if config.expert_backend != "auto":
-        model, lowered = without_memory(recipe.model), config.precision == "bfloat16"
-        problems += _backend_problems(model, config.expert_backend, device, lowered)
+        model = without_memory(recipe.model)
+        problems += _backend_problems(model, config.expert_backend, device, is_lowered)
     if config.compile and config.rounds.per == "sentence":
         why = "passes whose sentences have rounds of their own (training.rounds.per) cannot be compiled"
         problems.append(Problem("training.compile", True, why))
     elif config.compile and (_draws_several(config.rounds) or config.consistency.is_there):
         why = "drawn numbers of rounds (training.rounds, training.consistency) would each be compiled anew"
         problems.append(Problem("training.compile", True, why))
-    is_lowered = config.precision == "bfloat16"
     if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device, is_lowered)) is not None:
         problems.append(Problem("training.compile", True, reason))
     if (
@@ -108,17 +108,17 @@ def _why_not_compilable(model: TokenModel, device: torch.device, is_lowered: boo
     return None
 
 
-def _backend_problems(model: TokenModel, name: ExpertBackend, device: torch.device, lowered: bool) -> list[Problem]:
+def _backend_problems(model: TokenModel, name: ExpertBackend, device: torch.device, is_lowered: bool) -> list[Problem]:
     """Run one parameter set with experts of each type and size on two rows, and return how the backend fails.
 
     Args:
-        lowered: whether to run in bfloat16, too: training may use it, evaluation is in float32 always.
+        is_lowered: whether to run in bfloat16, too: training may use it, evaluation is in float32 always.
     """
     model.eval()
     kinds = {(type(module), *(tuple(p.shape) for p in module.parameters())): module for module in model.routed()}
     for module in kinds.values():
         module.to_empty(device=device)
-        for is_low in (False, True) if lowered else (False,):
+        for is_low in (False, True) if is_lowered else (False,):
             try:
                 with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_low):
                     _run(module, model.config.d_model, device, name)

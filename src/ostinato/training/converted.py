@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.interop.pretrained import Pretrained
 from ostinato.interop.recursive import Shared, to_recursive
@@ -33,11 +32,7 @@ def convert_run(
         ConfigError: settings that are not valid, or a model that cannot be made of the run's.
     """
     target = RunDirectory(Path(run_dir))
-    if target.path.is_dir() and any(target.path.iterdir()):
-        raise CheckpointError(
-            f"{target.path}: holds something already, and nothing is overwritten: name another folder"
-        )
-    target.open(resume=False)
+    target.check_empty()
     recipe = load_recipe(run.directory, overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

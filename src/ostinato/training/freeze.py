@@ -16,10 +16,10 @@ _KEY, _EXCEPT = "training.freeze", "training.freeze_except"
 def freeze(model: nn.Module, patterns: Sequence[str], but: Sequence[str] = ()) -> list[str]:
     """Freeze the parameters whose name matches a pattern (`*` stands for anything), and return their names.
 
+    Gradients still flow through them: the balance loss of a frozen router reaches the states below it.
+
     Args:
         but: patterns of those that train nevertheless.
-
-    Gradients still flow through them: the balance loss of a frozen router reaches the states below it.
 
     Raises:
         ConfigError: every pattern that matches nothing; or nothing is left to train.

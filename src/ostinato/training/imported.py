@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ostinato.data.disk import new_folder, sha256_of, write_json
-from ostinato.errors import CheckpointError, see
+from ostinato.data.disk import new_folder, sha256_of
+from ostinato.errors import CheckpointError, on_one_line, see
 from ostinato.interop.pretrained import Pretrained, read_pretrained
 from ostinato.models import save_model
+from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -38,10 +39,8 @@ def import_run(
             holds something already; no folder of that name, and no hub that gives such a model.
     """
     run = RunDirectory(Path(run_dir))
-    if run.path.is_dir() and any(run.path.iterdir()):
-        raise CheckpointError(f"{run.path}: holds something already, and nothing is overwritten: name another folder")
+    run.check_empty()
     folder = _folder_of(source, say)
-    run.open(resume=False)
     found = read_pretrained(folder, tokenizer)
     write_run(found, run, folder)
     return found
@@ -57,11 +56,11 @@ def write_run(found: Pretrained, run: RunDirectory, source: Path) -> None:
     try:
         with new_folder(run.tokenizers) as folder:
             found.tokenizers.save(folder)
-        name = "update-000000"
-        with new_folder(run.checkpoints / name) as folder:
+        checkpoints = Checkpoints(run.checkpoints, keep_last=1)
+        with new_folder(checkpoints.directory(0)) as folder:
             save_model(found.model, folder)
         for role in ("last", "best"):
-            write_json(run.checkpoints / f"{role}.json", {"directory": name, "update": 0})
+            checkpoints.write_pointer(role, 0)
         files = [{"path": str(file.absolute()), "sha256": sha256_of(file)} for file in _files(source)]
         run.describe(found.recipe, {"task": found.recipe.task.settings(), "splits": {}, "files": files})
     finally:
@@ -88,5 +87,5 @@ def _folder_of(source: str, say: Callable[[str], None]) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=list(_READ)))
     except Exception as error:  # of its own, of the network, of the operating system
-        reason = " ".join(str(error).split())
+        reason = on_one_line(error)
         raise CheckpointError(f"{source}: there is no such folder, and no hub gives it: {reason}") from error

@@ -18,7 +18,7 @@ from typing import Any
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import LoggerName
 from ostinato.data.packs.make import Progress
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, on_one_line
 from ostinato.training.reporter import Reporter
 
 _PROJECT = "ostinato"
@@ -147,7 +147,7 @@ class Tracker(Reporter):
             self._module.init(project=_PROJECT, name=Path(info["directory"]).name, config=settings)
         except Exception as error:  # each library raises its own
             self._module = None
-            told = f"it does not start: {' '.join(str(error).split()) or type(error).__name__}"
+            told = f"it does not start: {on_one_line(error) or type(error).__name__}"
             raise ConfigError([Problem("training.loggers", self._name, told)]) from error
 
     def on_update(self, record: dict[str, Any]) -> None:

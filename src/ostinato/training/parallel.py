@@ -175,6 +175,6 @@ def why_not_ddp(model: Model, config: TrainingConfig) -> str | None:
     """Return why it depends on data, or on the update, what an update of a model computes; None: it does not."""
     if any(not isinstance(stack.halting, NoHalting) for stack in model.stacks.values()):
         return "it depends on the tokens of this model how many rounds are run"
-    if config.rounds.kind != "plan" or config.round_loss.kind == "drawn" or config.consistency.is_there:
+    if config.draws_rounds or config.round_loss.kind == "drawn":
         return "the rounds of an update are drawn"
     return None

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.config.training import BalanceConfig
+from ostinato.config.training import BALANCE_LOSSES, BalanceConfig
 from ostinato.models.base import TokenModel
-from ostinato.models.losses import BALANCE_LOSSES, balance_weights, raw_balance_loss
+from ostinato.models.losses import balance_weights, raw_balance_loss
 from ostinato.models.output import ByRouter
 from ostinato.nn import balance
 from ostinato.nn.balance import Sum

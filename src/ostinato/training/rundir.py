@@ -86,13 +86,27 @@ class RunDirectory:
             CheckpointError: there is a run already and `resume` is False, it is no directory, or another process is at
                 work on it.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.path} is a file, but a run needs a directory")
+        self._check_directory()
         if self.exists:
             self._check_new(resume)
             self._acquire()
             remove_leftovers(self.path)
         return self.exists
+
+    def check_empty(self) -> None:
+        """Refuse a place where anything is: an imported or converted run replaces nothing.
+
+        Raises:
+            CheckpointError: it is a file, or a directory that holds something.
+        """
+        self._check_directory()
+        if self.path.is_dir() and any(self.path.iterdir()):
+            reason = "holds something already, and nothing is overwritten: name another folder"
+            raise CheckpointError(f"{self.path}: {reason}")
+
+    def _check_directory(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is a file, but a run needs a directory")
 
     def claim(self) -> None:
         """Make the directory of a new run this process's own.

@@ -94,7 +94,7 @@ class Sharded(Parallel):
             self._mesh = init_device_mesh(device.type, (processes.world_size,))
         self.device = device
         plans = (stack.plan for stack in model.stacks.values())
-        uses = set_uses(plans, is_drawn=config.rounds.kind != "plan" or config.consistency.is_there)
+        uses = set_uses(plans, is_drawn=config.draws_rounds)
         groups = {(kind, name): Call(parameter_set=getattr(model.banks, kind)[name]) for kind, name in uses}
         self._root = Call(sets=nn.ModuleList(groups.values()), model=model)
         whole = {p for p in model.parameters() if not p.ndim}

@@ -180,7 +180,7 @@ class Updater:
         return noting_plan(
             self.model.config,
             batch.shape,
-            trained=self.model.parameters(),
+            trained_bytes=lambda: sum(p.nbytes for p in self.model.parameters() if p.requires_grad),
             precision=self.config.precision,
             checkpoint_activations=self.config.checkpoint_activations,
         )

@@ -8,9 +8,10 @@ from claim_files import ALIKE, DIFFERENCE, TINY, swept_claim
 from ostinato.config.files import fill_inputs
 from ostinato.config.measures import TableSelection
 from ostinato.errors import ConfigError, DataError
-from ostinato.experiments.claims.design import first_recipe, named_part, source_sweep
+from ostinato.experiments.claims.design import named_part, source_sweep
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.experiments.claims.staleness import arm_fingerprints
+from ostinato.experiments.sweep.files import first_recipe
 from ostinato.experiments.sweep.measures import select
 
 

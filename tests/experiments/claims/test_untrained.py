@@ -17,9 +17,10 @@ from ostinato.config.claim import ClaimConfig, SweepSource
 from ostinato.config.files import parse_value, shipped_files
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
-from ostinato.experiments.claims.design import first_recipe, source_sweep
+from ostinato.experiments.claims.design import source_sweep
 from ostinato.experiments.claims.files import Claim, load_claim
 from ostinato.experiments.claims.reproduce import Resources, reproduce
+from ostinato.experiments.sweep.files import first_recipe
 from ostinato.experiments.sweep.schedule import SweepError
 
 SHARED = Path(__file__).parents[4] / "shared/data"

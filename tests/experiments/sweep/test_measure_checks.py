@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from ostinato.config.files import shipped_files
 from ostinato.errors import ConfigError
-from ostinato.experiments.sweep.files import load_sweep, shipped_sweeps
+from ostinato.experiments.sweep.files import load_sweep
 
 
 def sweep_of(*measures: dict[str, Any]) -> dict[str, Any]:
@@ -138,10 +139,10 @@ def test_a_seed_that_seeds_would_win_over_is_refused(changes: dict[str, Any], me
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", shipped_sweeps())
+@pytest.mark.parametrize("name", shipped_files("sweeps"))
 def test_shipped_sweeps_measure_what_there_will_be(name: str, tmp_path: Path) -> None:
     inputs = {}
-    for own in re.findall(r"input:(\w+)", shipped_sweeps()[name].read_text(encoding="utf-8")):
+    for own in re.findall(r"input:(\w+)", shipped_files("sweeps")[name].read_text(encoding="utf-8")):
         inputs[own] = str(tmp_path / f"{own}.jsonl")
         Path(inputs[own]).write_text('{"text": "a b", "label": "x"}\n', encoding="utf-8")
     assert load_sweep(name, inputs).measures

@@ -51,7 +51,7 @@ def test_a_worker_that_is_killed_is_reported_and_another_one_does_the_rest(tmp_p
 def test_workers_find_what_this_process_finds(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1])
     here = run_sweep(sweep, tmp_path / "here")
-    there = run_sweep(sweep, tmp_path / "there", workers=2)
+    there = run_sweep(sweep, tmp_path / "there", executor=LocalPool(2))
     assert [row["values"] for row in there] == [row["values"] for row in here]
     weights = [
         [(store / row["key"][:16] / "metrics.jsonl").read_bytes() for row in here]

@@ -10,9 +10,10 @@ from tiny_sweeps import LONGER, LOSS, SEEN, SMALL, TIME, Recorder, stamps, tiny
 
 from ostinato.budget import count_macs
 from ostinato.budget.compare import check_match
+from ostinato.config.files import shipped_files
 from ostinato.errors import ConfigError
 from ostinato.experiments.sweep import measures
-from ostinato.experiments.sweep.files import arm_recipe, load_sweep, shipped_sweeps
+from ostinato.experiments.sweep.files import arm_recipe, load_sweep
 from ostinato.experiments.sweep.rows import read_sweep, results_folder
 from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
@@ -298,9 +299,9 @@ def test_reversing_digits_compares_arms_that_differ_in_depth_sharing_only() -> N
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", sorted(shipped_sweeps()))
+@pytest.mark.parametrize("name", sorted(shipped_files("sweeps")))
 def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Path) -> None:
-    text = shipped_sweeps()[name].read_text(encoding="utf-8")
+    text = shipped_files("sweeps")[name].read_text(encoding="utf-8")
     needed = {found: str(tmp_path / found) for found in re.findall(r"input:(\w+)", text)}
     for path in needed.values():
         Path(path).write_text("text\n")

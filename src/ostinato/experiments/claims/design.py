@@ -14,19 +14,17 @@ from typing import Any
 from ostinato.config.claim import ComparedConfig, DesignConfig, ExpectationConfig, SweepSource, TuningConfig
 from ostinato.config.files import parse_value
 from ostinato.config.load import check_settings
-from ostinato.config.recipe import Recipe
 from ostinato.config.schema import leaves
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.claims.statistics import measured_by, terms_of
-from ostinato.experiments.sweep.files import arm_recipe, load_sweep, read_sweep_settings
+from ostinato.experiments.sweep.files import first_recipe, load_sweep, read_sweep_settings
 from ostinato.experiments.sweep.run_key import key_settings
 
 _LENGTH, _UNALIKE = "training.n_updates", ("seed", "training.init_from")
 """A run's own: its seed, and where it starts."""
 _FILES = ("train", "dev", "test")
 """Settings of data that are no part of an address: there the hash of the examples takes their place."""
-_ANOTHER_RUN = "another-arm's-run"
 
 Rows = list[dict[str, Any]]
 
@@ -134,11 +132,6 @@ def with_seeds(sweep: SweepConfig, wanted: set[tuple[str, int]]) -> SweepConfig:
         if seeds := [seed for seed in sweep.seeds_of(arm) if (arm.name, seed) in needed]:
             arms.append(arm.model_copy(update={"seeds": seeds}))
     return sweep.model_copy(update={"arms": arms})
-
-
-def first_recipe(sweep: SweepConfig, arm: ArmConfig) -> Recipe:
-    """Return the recipe of an arm with its first seed; what it starts from is not known yet."""
-    return arm_recipe(sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ANOTHER_RUN)
 
 
 def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ostinato.config.claim import ClaimConfig
-from ostinato.config.files import did_you_mean, read_yaml, shipped_directory, shipped_files
+from ostinato.config.files import find_file, read_yaml, shipped_directory, shipped_files
 from ostinato.config.load import check_settings
 from ostinato.data.output_files import write_new_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
-from ostinato.system_errors import kind_of
 
 State = Literal["supported", "contradicted", "inconclusive", "void", "not run", "stale"]
 STATES: tuple[State, ...] = get_args(State)
@@ -100,13 +99,7 @@ def load_claim(name_or_path: str | Path) -> Claim:
     Raises:
         ConfigError: nothing of that name, with the nearest ones; or all that is wrong with the file.
     """
-    name = str(name_or_path)
-    path = shipped_files(_FOLDER).get(name, Path(name_or_path))
-    if (kind := kind_of(path)) is not None:
-        raise ConfigError([Problem("claim", name, f"is {kind}, not a claim's file or name")])
-    if not path.is_file():
-        reason = f"no claim or file of that name{did_you_mean(_FOLDER, name)} (`ostinato claims` lists them)"
-        raise ConfigError([Problem("claim", name, reason)])
+    path = find_file(_FOLDER, name_or_path, "claim")
     settings = read_yaml(path)
     settings.setdefault("name", path.stem)
     return Claim(check_settings(settings, ClaimConfig), path)

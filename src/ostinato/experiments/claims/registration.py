@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ostinato.config.claim import SweepSource
-from ostinato.config.files import read_yaml
+from ostinato.config.files import read_yaml, shipped_files
 from ostinato.errors import ConfigError
 from ostinato.experiments.claims.design import named_by
 from ostinato.experiments.claims.files import (
@@ -34,7 +34,6 @@ from ostinato.experiments.claims.files import (
     registered_hash,
     variant,
 )
-from ostinato.experiments.sweep.files import shipped_sweeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def why_not_registered(claim: Claim, outcome: Outcome, directory: Path) -> str |
         return f"its runs began {began:%Y-%m-%d %H:%M} UTC, when the claim said otherwise ({newest.name[:7]})"
     source = claim.config.source
     if isinstance(source, SweepSource) and isinstance(source.sweep, str):
-        path = shipped_sweeps()[source.sweep] if source.sweep in shipped_sweeps() else Path(source.sweep)
+        path = shipped_files("sweeps").get(source.sweep, Path(source.sweep))
         then = [one for one in _history(path) if one.seconds <= began.timestamp()]
         if not then or then[0].text is None:
             return f"its runs began before the sweep {source.sweep} was committed"

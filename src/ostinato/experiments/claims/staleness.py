@@ -23,10 +23,11 @@ from ostinato.config.measures import EvaluateMeasure
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
 from ostinato.experiments.claims.counts import counted_rows
-from ostinato.experiments.claims.design import first_recipe, named_by, named_part, source_sweep
+from ostinato.experiments.claims.design import named_by, named_part, source_sweep
 from ostinato.experiments.claims.files import Claim, Outcome, State
 from ostinato.experiments.claims.fingerprint import fingerprint, is_alike, is_near
 from ostinato.experiments.claims.tiny_scores import Scores, tiny_scores
+from ostinato.experiments.sweep.files import first_recipe
 from ostinato.experiments.sweep.run_key import key_settings
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import versions

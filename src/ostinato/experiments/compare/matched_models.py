@@ -74,6 +74,5 @@ def match_model(model: ModelConfig, target: ModelConfig | float, wanted: Wanted)
     cost = wanted.cost()
     goal = target if isinstance(target, int | float) else cost(target)
     if wanted.match == "latency":
-        # One reading is a median already: every value is read once.
-        return solve_measured(model, goal, wanted.free, cost, tolerance=wanted.tolerance, repeats=1)
+        return solve_measured(model, goal, wanted.free, cost, tolerance=wanted.tolerance)
     return solve(model, goal, wanted.free, cost, wanted.rounding)

@@ -15,7 +15,6 @@ Both leave one thing unequal: where in its schedule of learning rates a run stoo
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ostinato.analysis.curves import METRICS, learning_curves
 from ostinato.errors import CheckpointError, DataError
 from ostinato.evaluation.loading import check_run, load
 from ostinato.models.checkpoint import checkpoint_folders
@@ -54,21 +54,14 @@ def read_curve(run: Path) -> Curve:
     """Read the evaluations of a run on its selection split, and which of its checkpoints are there.
 
     Raises:
-        CheckpointError: no run, no evaluations, or records that cannot be read.
+        CheckpointError: no run, or no evaluations. DataError: records that cannot be read.
     """
     check_run(run)
     recipe = load_recipe(run)
-    path = run / "metrics.jsonl"
-    points: dict[int, float] = {}
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if record["kind"] == "evaluation":
-                points[int(record["update"])] = float(record["scores"]["loss"])
-    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
+    scores = learning_curves(run / METRICS).scores.get(recipe.training.selection.split, {})
+    points = dict(scores.get("loss", ()))
     if not points:
-        raise CheckpointError(f"{path}: no evaluations yet")
+        raise CheckpointError(f"{run / METRICS}: no evaluations yet")
     saved = list(checkpoint_folders(run / "checkpoints"))
     model = recipe.model
     depth = max([s.n_steps for s in model.stacks().values()] + [r.n_layers for r in model.recurrences().values()])

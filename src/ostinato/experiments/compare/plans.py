@@ -122,7 +122,6 @@ def rank_bytes(planned: PlannedRecipe, n_ranks: int) -> RankBytes:
 
     config, a = planned.training, planned.budget.assumptions
     names = parameter_shapes(planned.model)
-    drawn = config.rounds.kind != "plan" or config.consistency.is_there
     bytes_of_rank = count_bytes(
         planned.model,
         a.source_length,
@@ -134,7 +133,7 @@ def rank_bytes(planned: PlannedRecipe, n_ranks: int) -> RankBytes:
     )
     return count_rank_bytes(
         names,
-        set_uses(planned.model.plans().values(), is_drawn=drawn),
+        set_uses(planned.model.plans().values(), is_drawn=config.draws_rounds),
         config.parallel if config.parallel.kind == "fsdp" else FsdpConfig(),
         n_ranks,
         activations=bytes_of_rank.activations,

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ostinato.errors import on_one_line
 from ostinato.experiments.sweep.executors import Job, JobResult, Status, TakeEvent, attempt
 from ostinato.experiments.sweep.watch import Event
 from ostinato.version import __version__
@@ -142,7 +143,7 @@ class ClusterExecutor:
         try:
             status, reason = going.task.result()
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = on_one_line(error) or type(error).__name__
             if going.n_started > self.n_retries:
                 return JobResult(going.job, "died", f"{reason} (started {going.n_started} times)")
             text = f"its process or node has died, the run is started again: {reason}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config.sweep import SweepConfig
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, on_one_line
 from ostinato.experiments.sweep.rows import RESULTS, TIMINGS, results_folder
 from ostinato.experiments.sweep.runs import PlannedRun
 
@@ -33,7 +33,7 @@ class Copies:
         try:
             place: tuple[Any, str] = url_to_fs(url)
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"--copy-to: {url}: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"--copy-to: {url}: {on_one_line(error)}") from error
         self._files, self._root = place
 
     def write(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> int:
@@ -58,7 +58,7 @@ class Copies:
                 if path.is_file():
                     self._put(path, f"sweeps/{folder.name}/{path.name}")
         except (OSError, ImportError, ValueError) as error:
-            raise ConfigError(f"--copy-to: {self.url}: cannot be written: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"--copy-to: {self.url}: cannot be written: {on_one_line(error)}") from error
         return n_copied
 
     def _put(self, path: Path, name: str) -> None:

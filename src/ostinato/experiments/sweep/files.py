@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config.files import (
-    did_you_mean,
+    YAML_SUFFIXES,
     fill_inputs,
+    find_file,
     from_file,
     map_data_paths,
     parse_overrides,
@@ -22,17 +23,10 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.sweep.measure_checks import measure_problems
-from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 
-SUFFIXES = (".yaml", ".yml")
 _FOLDER = "sweeps"
-_ELSEWHERE = "another-arm's-run"
-
-
-def shipped_sweeps() -> dict[str, Path]:
-    """Return the files of the shipped sweeps by name."""
-    return shipped_files(_FOLDER)
+_ANOTHER_RUN = "another-arm's-run"
 
 
 def load_sweep(source: str | Path | Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> SweepConfig:
@@ -57,22 +51,15 @@ def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such sweep, with the nearest names, or the file cannot be read.
     """
-    name, shipped = str(name_or_path), shipped_sweeps()
-    path = shipped.get(name, Path(name_or_path))
-    if (kind := kind_of(path)) is not None:
-        raise ConfigError([Problem("sweep", name, f"is {kind}, not a sweep's file or name")])
-    if not path.is_file():
-        hint = did_you_mean(_FOLDER, name) or f"; shipped are {', '.join(shipped)}"
-        reason = "there is no such file" if path.suffix in SUFFIXES else f"no sweep or file of that name{hint}"
-        raise ConfigError([Problem("sweep", name, reason)])
+    path = find_file(_FOLDER, name_or_path, "sweep")
     settings = read_yaml(path)
-    names = {file: name for name, file in shipped.items()}
+    names = {file: name for name, file in shipped_files(_FOLDER).items()}
     settings.setdefault("name", names.get(path, path.stem))
     place = from_file(path)
     listed = [*(settings.get("arms") or []), *(settings.get("measures") or [])]
     for group in [settings, *(group for group in listed if isinstance(group, dict))]:
         recipe, changes = group.get("recipe"), group.get("set")
-        if isinstance(recipe, str) and recipe.endswith(SUFFIXES):
+        if isinstance(recipe, str) and recipe.endswith(YAML_SUFFIXES):
             group["recipe"] = str(path.parent / recipe)
         if isinstance(changes, dict):
             group["set"] = map_data_paths(changes, place)
@@ -108,14 +95,18 @@ def arm_recipe(
     return load_recipe(str(arm.recipe or sweep.recipe), [*overrides, *changes])
 
 
+def first_recipe(sweep: SweepConfig, arm: ArmConfig, changes: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of an arm with its first seed; what it starts from is not known yet."""
+    return arm_recipe(sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ANOTHER_RUN, changes)
+
+
 def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
     if list(sweep.problems()):
         return  # an arm with problems of its own has no recipe to check
     of_measures: dict[str, Problem] = {}  # by what they say: once for all arms
     for arm in sweep.arms:
-        given = sweep, arm, sweep.seeds_of(arm)[0], None if arm.after is None else _ELSEWHERE
         try:
-            recipe = arm_recipe(*given)
+            recipe = first_recipe(sweep, arm)
         except ConfigError as error:
             if not error.problems:
                 yield Problem(f"arms.{arm.name}", arm.recipe or sweep.recipe, str(error))
@@ -130,7 +121,7 @@ def _arm_problems(sweep: SweepConfig) -> Iterator[Problem]:
                     yield Problem(f"measures.{measure.name}.split", measure.split, reason)
                     continue
                 try:
-                    changed = arm_recipe(*given, measure.overrides()) if measure.kind == "evaluate" else recipe
+                    changed = first_recipe(sweep, arm, measure.overrides()) if measure.kind == "evaluate" else recipe
                     problems = list(measure_problems(measure, changed))
                 except ConfigError as error:
                     key = f"measures.{measure.name}.set"

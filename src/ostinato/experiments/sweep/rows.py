@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.budget import count_macs
+from ostinato.config.files import YAML_SUFFIXES, shipped_files
 from ostinato.config.measures import EvaluateMeasure
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
@@ -20,7 +21,7 @@ from ostinato.data.disk import reading, write_text
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.results import first_row, pass_lengths, read_rows
-from ostinato.experiments.sweep.files import SUFFIXES, load_sweep, shipped_sweeps
+from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.experiments.sweep.measures import values_of
 from ostinato.experiments.sweep.run_key import run_key, run_versions
@@ -234,7 +235,7 @@ def is_sweep(path: Path) -> bool:
     """Return True for a sweep's file or name, and for the rows that one wrote."""
     if path.is_dir():
         return False
-    if str(path) in shipped_sweeps() or path.suffix in SUFFIXES:
+    if str(path) in shipped_files("sweeps") or path.suffix in YAML_SUFFIXES:
         return True
     return path.is_file() and {"sweep", "arm", "values"} <= (first_row(path) or {}).keys()
 
@@ -247,7 +248,7 @@ def open_sweep(
     Raises:
         ConfigError: no such sweep, or one that cannot be used. DataError: there are no rows yet.
     """
-    if path.is_file() and path.suffix not in SUFFIXES:
+    if path.is_file() and path.suffix not in YAML_SUFFIXES:
         source = OpenedSweep(read_sweep(path), [])
     else:
         sweep = load_sweep(str(path), inputs)

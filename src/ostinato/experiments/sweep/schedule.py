@@ -14,7 +14,6 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
 from ostinato.experiments.sweep.executors import Executor, InProcess, Job, JobResult
 from ostinato.experiments.sweep.measure_checks import check_measurable
-from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.rows import SweepResults, collect_rows
 from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep.watch import Watcher
@@ -51,7 +50,6 @@ def run_sweep(
     store: Path,
     *,
     access: DataAccess | None = None,
-    workers: int = 1,
     executor: Executor | None = None,
     watcher: Watcher | None = None,
     n_threads: int | None = 1,
@@ -61,7 +59,7 @@ def run_sweep(
     Args:
         store: directory of runs; every one is in a directory of its own, named by its content address.
         access: where published data comes from; None: the default cache and mirror.
-        workers: processes of this machine that do the work; 1: this one. executor: does it in their place.
+        executor: what does the work; None: this process.
         watcher: shows progress. n_threads: CPU threads of a run whose recipe names none.
 
     Returns:
@@ -81,7 +79,7 @@ def run_sweep(
     results = SweepResults(sweep, runs, store)
     if results.missing:
         check_measurable(sweep.measures)
-    own = executor or (InProcess() if workers == 1 else LocalPool(workers))
+    own = executor or InProcess()
     schedule = _Schedule(sweep, runs, results, own, watcher, n_threads, access)
     try:
         schedule.run()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config.files import parse_overrides
-from ostinato.errors import ConfigError, see
+from ostinato.errors import ConfigError, on_one_line, see
 from ostinato.experiments.sweep.cluster_executor import attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.version import __version__
@@ -67,7 +67,7 @@ class SlurmCluster:
             self._executor = submitit.AutoExecutor(store.absolute() / FOLDER, cluster=name, **requeues)
             self._executor.update_parameters(gpus_per_node=n_gpus, **given)
         except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = on_one_line(error)
             raise ConfigError(f"{_OPTION}: {reason}") from error
 
     def start(self, job: Job, events: Path) -> _SlurmTask:
@@ -82,7 +82,7 @@ class SlurmCluster:
         try:
             return _SlurmTask(self._executor.submit(_Attempt(*given)))
         except RuntimeError as error:  # submitit's FailedJobError: what sbatch says
-            raise ConfigError(f"{_OPTION}: the job was refused: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{_OPTION}: the job was refused: {on_one_line(error)}") from error
 
     def stop(self) -> None:
         """Nothing is left to be done."""
