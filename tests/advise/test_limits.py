@@ -58,3 +58,10 @@ def test_the_share_is_that_of_the_budget_that_binds() -> None:
 def test_one_sequence_is_counted_with_both_sides() -> None:
     model = size_model(load_recipe("lm/transformer"), target=100).model
     assert Limits(source_length=5, target_length=7).figures(model)["macs"] == count_macs(model, 5, 12).total
+
+
+def test_a_language_model_of_texts_reads_no_source() -> None:
+    model = size_model(load_recipe("lm/transformer"), target=100).model
+    limits = Limits(source_length=5, target_length=7)
+    assert limits.of_task(model, has_sources=False).figures(model)["macs"] == count_macs(model, 5, 7).total
+    assert limits.of_task(model, has_sources=True) == limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,8 +81,8 @@ def test_a_stored_curve_is_read_for_its_checkpoint_only(runs: list[Path], tmp_pa
     shutil.copytree(runs[0], folder)
     run = load(folder, device="cpu")
     tuned = tune_threshold(run, "dev", thresholds=[0.5], metric="token_accuracy")
-    assert read_curve(folder, "another") is None
-    found = read_curve(folder, run.checkpoint.name)
+    assert read_curve(folder, run.checkpoint.with_name("another")) is None
+    found = read_curve(folder, run.checkpoint)
     assert found is not None
     assert found.as_dict() == tuned.as_dict()
     given = logic.subjects([run], None, 8)
@@ -89,9 +90,14 @@ def test_a_stored_curve_is_read_for_its_checkpoint_only(runs: list[Path], tmp_pa
     ((_, (shown,)),) = logic.survey(given, only=["thresholds"], on_start=told.append).found
     assert told == [0]
     assert shown.data["split"] == "dev"
+    stored = json.loads((folder / "threshold-curve.json").read_text(encoding="utf-8"))
+    # A mean of checkpoints that is made anew has the same name and other weights.
+    other = json.dumps(stored | {"weights": "0" * 64})
+    (folder / "threshold-curve.json").write_text(other, encoding="utf-8")
+    assert read_curve(folder, run.checkpoint) is None
     (folder / "threshold-curve.json").write_text("{}", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"threshold-curve.json: cannot be read"):
-        read_curve(folder, run.checkpoint.name)
+        read_curve(folder, run.checkpoint)
 
 
 def test_parts_add_up_to_the_counts_of_the_model(subject: Subject, surveyed: logic.Survey) -> None:

@@ -277,6 +277,15 @@ def test_masked_blocks_hold_the_texts_with_their_ends() -> None:
         list(encode_rows([Example("a", "b")], JOINT, data, CAUSAL, training=True, name="x"))
 
 
+def test_texts_that_are_continued_are_in_no_block() -> None:
+    data = DataConfig(block_length=5)
+    texts = [Example("a b", "c", continues=True), Example("d", "a b", continues=True)]
+    blocks = list(encode_rows(texts, JOINT, data, CAUSAL, training=False, name="x"))
+    alone = list(encode_rows(texts, JOINT, DataConfig(), CAUSAL, training=False, name="x"))
+    assert blocks == alone
+    assert [row.index for row in blocks] == [0, 1]
+
+
 def test_a_prefix_is_no_label_and_what_follows_is() -> None:
     row = LabelledRow([BOS_ID, A, B, C], [A, B, C, EOS_ID], size=TextSize(4, 6))
     seen = set()

@@ -21,13 +21,16 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 import huggingface_hub
 import runs
 import transformers
+from kept_tokenizers import keep_tokenizer
 from runs import ids_of, padded
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
+from ostinato.errors import CheckpointError
 from ostinato.evaluation.threshold import TunedThreshold, write_tuned
 from ostinato.hf.cache import CACHE
-from ostinato.hf.export import export_run, wrapped
+from ostinato.hf.export import export_plain, export_run, wrapped
+from ostinato.hf.fast_tokenizer import fast_tokenizer
 
 
 @pytest.mark.sampled
@@ -104,10 +107,13 @@ def test_a_saved_and_reloaded_model_is_the_same(made: Any, name: str, tmp_path: 
     assert again.config.model == run.model.config.model_dump(mode="json")
 
 
-def test_losses_are_those_of_training(made: Any) -> None:
+@pytest.mark.parametrize("trains", [True, False])
+def test_losses_are_those_of_training_and_of_evaluation(made: Any, trains: bool) -> None:
     for name in ("experts", "halting", "pairs"):
         run, _ = made(name)
-        model = wrapped(run)
+        model = wrapped(run).train(trains)
+        own = copy.deepcopy(run.model).train(trains)
+        torch.manual_seed(0)
         ids = ids_of(run, 4, 6)
         training = run.recipe.training
         if run.model.config.has_two_sides:
@@ -120,7 +126,11 @@ def test_losses_are_those_of_training(made: Any) -> None:
             found = model(input_ids=begun[:, :-1], labels=begun[:, :-1]).loss
             batch = Batch(batch.target, torch.roll(labels[:, :-1], -1, 1),
                           torch.ones_like(ids).bool() & (torch.arange(6) < 5))  # fmt: skip
-        expected = run.model.loss(batch, balance=training.balance, halting=training.halting)
+        torch.manual_seed(0)
+        # In evaluation the loss has no balance and no cost of depth in it.
+        names = ("balance", "halting", "round_loss", "label_smoothing") if trains else ()
+        added = {name: getattr(training, name) for name in names}
+        expected = own.loss(batch, **added)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
@@ -240,6 +250,23 @@ def test_the_fast_tokenizer_has_our_ids(tokenizer: str, tmp_path: Path) -> None:
         assert fast.decode(ids) == run.tokenizers.target.decode(ids)
     assert (fast.pad_token_id, fast.bos_token_id, fast.eos_token_id, fast.unk_token_id) == (0, 1, 2, 3)
     assert len(fast) == run.tokenizers.target.vocab_size
+
+
+def test_an_exported_tokenizer_that_was_kept_surrounds_a_text_as_the_model_reads_it(tmp_path: Path) -> None:
+    kept = keep_tokenizer(tmp_path / "kept")
+    run = runs.make_run("language-model", tmp_path / "run", f"data.tokenizer={{kind: hf, path: {kept}}}")
+    fast = fast_tokenizer(run)
+    assert fast("the cat").input_ids == [run.model.special_ids.bos, *run.tokenizers.target.encode("the cat")]
+
+
+def test_a_cache_of_some_rounds_is_not_lost_in_silence(tmp_path: Path) -> None:
+    run = runs.make_run("looped", tmp_path / "run", "decoding.cached_rounds=1")
+    for write in (export_run, lambda run, folder: export_plain(run, folder, "llama")):
+        with pytest.raises(
+            CheckpointError, match=r"decoding keeps 1 of the loop's rounds .* decoding\.cached_rounds=null"
+        ):
+            write(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_sources_end_with_the_end_symbol_and_masks_have_an_id(made: Any) -> None:

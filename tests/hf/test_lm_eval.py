@@ -108,6 +108,8 @@ CASES: list[tuple[str, Any, list[str], dict[str, Any], int | None]] = [
     ("pairs", labels, [], {"halting_threshold": 0.3}, 2),
     ("looped", labels, [], {}, None),
     ("pairs", pairs, [], {}, None),
+    # Both sides in one sequence, longer than the limit of each.
+    ("looped", pairs, ["data.max_source_length=7", "data.max_target_length=7"], {}, None),
 ]
 
 

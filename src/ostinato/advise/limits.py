@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.budget.solver import counts
 from ostinato.config.model import ModelConfig
@@ -59,6 +59,10 @@ class Limits:
         """Return the largest of cost / limit: 1 where a model meets the budget exactly."""
         limits = self.counted()
         return max(cost / limits[name] for name, cost in self._count(model, limits).items())
+
+    def of_task(self, model: ModelConfig, *, has_sources: bool) -> Limits:
+        """Return the same limits without the source tokens that a language model of texts does not read."""
+        return self if has_sources or not model.joins_pairs else replace(self, source_length=0)
 
     def _count(self, model: ModelConfig, names: Collection[str]) -> dict[str, float]:
         lengths = self.source_length, self.target_length

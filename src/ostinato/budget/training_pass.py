@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ostinato.budget.sizes import PlannedUse
 from ostinato.config.experts import RoutedConfig
 from ostinato.config.halting import StickBreakingConfig
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig, SeparableConvConfig
 
 FLOAT, HALF, ID = 4, 2, 8
@@ -48,7 +48,7 @@ class TrainingPass:
     @property
     def has_prefixes(self) -> bool:
         """Whether sentences have a part whose tokens see each other in both directions."""
-        return isinstance(self.config, LanguageModelConfig) and self.config.mask == "prefix"
+        return self.config.sees_prefix
 
     def copies_heads(self, attention: AttentionConfig) -> bool:
         """Return True where plain matrix products copy keys and values so that the heads are outermost."""

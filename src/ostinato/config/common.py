@@ -89,6 +89,11 @@ class CommonModelConfig(Config):
         return self.reads == "sequence"
 
     @property
+    def sees_prefix(self) -> bool:
+        """Whether the tokens that are given, of one sequence, see each other in both directions."""
+        return False
+
+    @property
     def has_two_sides(self) -> bool:
         """Whether source and target are read by parts of their own; else there is one sequence, the target side."""
         return self.reads == "pair"

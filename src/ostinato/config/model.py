@@ -126,6 +126,11 @@ class LanguageModelConfig(_StackedConfig, SequenceModelConfig):
     decoder: StackConfig = StackConfig()
     """The only stack."""
 
+    @property
+    def sees_prefix(self) -> bool:
+        """Whether `mask` is prefix."""
+        return self.mask == "prefix"
+
 
 class TokensConfig(Config):
     """Every token has a position of its own: its embedding."""

@@ -13,7 +13,6 @@ import torch
 
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import Batch, TextSize, Tokens
-from ostinato.data.tokenizer import PAD_ID
 from ostinato.errors import DataError
 
 IGNORED_LABEL = -1
@@ -63,6 +62,7 @@ class LabelledRow:
         facts: ids of every column, where a column is a fact; `ids` is then empty.
         positions: of every column in its text, where the sequence holds texts that see nothing of each other; a text
             begins where it is 0. None: one text.
+        special_ids: the tokenizer's, of whose padding id the words are that facts lack.
     """
 
     ids: list[int]
@@ -74,6 +74,7 @@ class LabelledRow:
     size: TextSize | None = None
     facts: list[list[int]] | None = None
     positions: list[int] | None = None
+    special_ids: SpecialIds = _SPECIAL
 
     @property
     def length(self) -> int:
@@ -132,7 +133,7 @@ def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
             "a batch needs rows of one kind: labels at places, prefixes, facts, or positions, in all of them or in none"
         )
     labels = Tokens.from_lists([row.labels for row in rows])
-    tokens = _pad_facts(facts) if facts else Tokens.from_lists([row.ids for row in rows])
+    tokens = _pad_facts(facts, rows[0].special_ids.pad) if facts else Tokens.from_lists([row.ids for row in rows])
     return Batch(
         _with_texts_apart(tokens, positions) if positions else tokens,
         labels.ids_BT.clamp_min(0),
@@ -151,10 +152,10 @@ def _with_texts_apart(tokens: Tokens, positions: Sequence[list[int]]) -> Tokens:
     return replace(tokens, positions_BT=positions_BT, texts_BT=begins_BT.cumsum(1))
 
 
-def _pad_facts(stories: Sequence[list[list[int]]]) -> Tokens:
+def _pad_facts(stories: Sequence[list[list[int]]], pad: int) -> Tokens:
     """Return stories side by side, `[B, T, W]`: facts padded to the longest, stories to the one with most facts."""
-    words_NW = Tokens.from_lists([fact for story in stories for fact in story]).ids_BT
+    words_NW = Tokens.from_lists([fact for story in stories for fact in story], pad=pad).ids_BT
     keep_BT = Tokens.from_lists([[1] * len(story) for story in stories]).keep_BT
-    ids_BTW = words_NW.new_full((*keep_BT.shape, words_NW.shape[1]), PAD_ID)
+    ids_BTW = words_NW.new_full((*keep_BT.shape, words_NW.shape[1]), pad)
     ids_BTW[keep_BT] = words_NW
     return Tokens(ids_BTW, keep_BT)

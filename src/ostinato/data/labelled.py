@@ -63,7 +63,8 @@ def facts_row(
     target = tokenizers.target
     is_new = data.unknown == "replace" and isinstance(target, LabelTokenizer) and not target.knows(example.target)
     labels = [IGNORED_LABEL] if is_new else target.encode(example.target)
-    return LabelledRow([], labels, columns=example.columns, index=index, facts=facts)
+    special = tokenizers.source.special_ids
+    return LabelledRow([], labels, columns=example.columns, index=index, facts=facts, special_ids=special)
 
 
 def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from ostinato.config.data import DataConfig, MaskingConfig
-from ostinato.config.model import LanguageModelConfig, ModelConfig
+from ostinato.config.model import ModelConfig
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.tokenizer import SPECIAL_TOKENS
 from ostinato.data.tokenizers import Tokenizers
@@ -40,9 +40,7 @@ def objective_of(config: ModelConfig, data: DataConfig, tokenizers: Tokenizers) 
             mask_id=source.special_ids.mask,
             special=source.special_tokens,
         )
-    if isinstance(config, LanguageModelConfig) and config.mask == "prefix":
-        return split_prefix
-    return None
+    return split_prefix if config.sees_prefix else None
 
 
 def mask_tokens(

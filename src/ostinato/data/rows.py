@@ -76,9 +76,8 @@ def encode_rows(
     rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=config.joins_pairs)
     objective = objective_of(config, data, tokenizers)
     if objective is not None or blocks is not None:
-        rows = _as_labelled(rows, is_masked=config.reads == "masked", sees_prefix=objective is split_prefix)
-    if blocks is not None:
-        rows = _pack(rows, data, blocks)
+        label = partial(_as_labelled, is_masked=config.reads == "masked", sees_prefix=objective is split_prefix)
+        rows = map(label, rows) if blocks is None else _pack(rows, data, blocks, label)
     for row in rows:
         if training or objective is None or not isinstance(row, LabelledRow):
             yield row
@@ -160,24 +159,20 @@ def too_long(n: int, limit: int, side: str, where: str, *, training: bool) -> Da
     )
 
 
-def _as_labelled(rows: Iterable[AnyRow], *, is_masked: bool, sees_prefix: bool) -> Iterator[AnyRow]:
-    """Yield texts as labelled rows, whatever else as it is; where a text is continued, what is given is its prefix.
+def _as_labelled(row: AnyRow, *, is_masked: bool, sees_prefix: bool) -> AnyRow:
+    """Return a text as a labelled row, whatever else as it is; where a text is continued, what is given is its prefix.
 
     Raises:
         DataError: a masked model is to continue a text.
     """
-    for row in rows:
-        if isinstance(row, LabelledRow) and is_masked:
-            raise DataError(
-                "the texts of this task are continued, which masked models do not: model.kind=language_model"
-            )
-        if isinstance(row, LabelledRow) and sees_prefix:
-            # The label of the prefix's last token is the first that counts.
-            n_given = next(place for place, label in enumerate(row.labels) if label != IGNORED_LABEL)
-            yield replace(row, n_prefix=n_given + 1)
-            continue
-        is_text = isinstance(row, Row) and row.source_ids is None
-        yield labelled_text(row, is_masked=is_masked) if is_text else row  # type: ignore[arg-type]
+    if isinstance(row, LabelledRow) and is_masked:
+        raise DataError("the texts of this task are continued, which masked models do not: model.kind=language_model")
+    if isinstance(row, LabelledRow) and sees_prefix:
+        # The label of the prefix's last token is the first that counts.
+        n_given = next(place for place, label in enumerate(row.labels) if label != IGNORED_LABEL)
+        return replace(row, n_prefix=n_given + 1)
+    is_text = isinstance(row, Row) and row.source_ids is None
+    return labelled_text(row, is_masked=is_masked) if is_text else row  # type: ignore[arg-type]
 
 
 def labelled_text(row: Row, *, is_masked: bool) -> LabelledRow:
@@ -238,14 +233,26 @@ class Blocks:
         return LabelledRow(ids, new, columns=columns, index=index, size=size, positions=positions)
 
 
-def _pack(rows: Iterable[AnyRow], data: DataConfig, blocks: Blocks) -> Iterator[LabelledRow]:
-    """Cut texts into blocks; of a mixture those of every data set by themselves."""
+def _pack(
+    rows: Iterable[AnyRow], data: DataConfig, blocks: Blocks, label: Callable[[AnyRow], AnyRow]
+) -> Iterator[LabelledRow]:
+    """Cut texts into blocks; of a mixture those of every data set by themselves.
+
+    A text that is continued, of which only a part counts, stays a row of its own.
+
+    Args:
+        label: see `_as_labelled`.
+    """
     column = None if data.mixture is None else data.mixture.column
     packers: dict[str, _Packer] = {}
     index = 0
-    for row in rows:
+    for given in rows:
+        row = label(given)
         if not isinstance(row, LabelledRow):
             raise DataError("data.block_length packs texts: these examples have a source")
+        if isinstance(given, LabelledRow):
+            yield row
+            continue
         columns = {} if column is None or column not in row.columns else {column: row.columns[column]}
         packer = packers.setdefault(str(columns), _Packer(blocks, columns))
         for block in packer.add(row):

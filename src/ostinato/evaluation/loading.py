@@ -23,7 +23,7 @@ from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, se
 from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
-from ostinato.evaluation.threshold import TRAINED, TunedThreshold, read_tuned, threshold_origin
+from ostinato.evaluation.threshold import TRAINED, TunedThreshold, is_of, read_tuned, threshold_origin
 from ostinato.models import Encoder, Model, Writer
 from ostinato.models.checkpoint import load_model
 from ostinato.nn.execution import Execution, ExitScope
@@ -206,6 +206,17 @@ class LoadedRun:
         """Whether inputs are prompts to be continued: the model was trained on texts, which have no source."""
         return not task_config(self.recipe.task).has_sources
 
+    def check_exportable(self) -> None:
+        """Refuse a run whose decoding keeps keys and values of some rounds only: exported models keep all.
+
+        Raises:
+            CheckpointError: it does, by its recipe or as it was loaded.
+        """
+        kept = self.model.current_execution.cached_rounds or self.recipe.decoding.cached_rounds
+        if kept is not None:
+            reason = f"decoding keeps {kept} of the loop's rounds (cached_rounds), and exported models keep all"
+            raise CheckpointError(f"{reason}: export it with decoding.cached_rounds=null{see('limits')}")
+
     def decoding(self, **overrides: Any) -> DecodingConfig:
         """Return the recipe's decoding with settings replaced; `beam` alone also chooses the strategy it needs.
 
@@ -263,7 +274,7 @@ def load(
     # With a threshold given, the stored choice is not read: it may be a file that cannot be read.
     is_given = halting_threshold is not None or exit is not None or exit_scope != "token"
     tuned = None if is_given else read_tuned(directory)
-    if tuned is not None and not tuned.is_of(where):
+    if tuned is not None and not is_of(tuned, where):
         tuned = None
     if tuned is not None:
         execution = Execution(**tuned.execution)

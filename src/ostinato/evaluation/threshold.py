@@ -70,10 +70,6 @@ class TunedThreshold:
     exit_scope: str = "token"
     weights: str | None = None
 
-    def is_of(self, checkpoint: Path) -> bool:
-        """Return whether it was chosen for the weights of a checkpoint; a mean of several may be made anew."""
-        return self.checkpoint == checkpoint.name and self.weights in (None, weights_hash(checkpoint))
-
     @property
     def execution(self) -> dict[str, Any]:
         """The choice as fields of an `Execution`; empty where the trained thresholds are the choice."""
@@ -175,6 +171,7 @@ class Tuning:
         exit, exit_scope: the criterion whose thresholds were measured; None: the model's own rules.
         oracle: of the fewest rounds in which labels are right (`ostinato.evaluation.oracle`), with the skipped share of
             the stack that it is of, too; None: the model has no such rounds. oracle_metric: what its score is.
+        weights: SHA-256 of the checkpoint's; None in files of earlier versions.
     """
 
     checkpoint: str
@@ -190,6 +187,7 @@ class Tuning:
     exit_scope: str = "token"
     oracle: Point | None = None
     oracle_metric: str | None = None
+    weights: str | None = None
 
     @property
     def trained(self) -> Point:
@@ -248,7 +246,12 @@ def choose(points: Sequence[Point], max_drop: float, perfect: float = 1.0) -> Po
     return min(cheaper, key=lambda p: (p.macs["realised"], -p.score), default=trained)
 
 
-def read_curve(directory: Path, checkpoint: str) -> Tuning | None:
+def is_of(found: TunedThreshold | Tuning, checkpoint: Path) -> bool:
+    """Return whether something was found of the weights of a checkpoint; a mean of several may be made anew."""
+    return found.checkpoint == checkpoint.name and found.weights in (None, weights_hash(checkpoint))
+
+
+def read_curve(directory: Path, checkpoint: Path) -> Tuning | None:
     """Return the sweep that was stored with a run (`ostinato tune-threshold`) for a checkpoint; None: there is none.
 
     Raises:
@@ -264,7 +267,7 @@ def read_curve(directory: Path, checkpoint: str) -> Tuning | None:
         return Tuning(points=points, chosen=Point(**content["chosen"]), **plain)
 
     found = _read(directory / f"{CURVE}.json", curve, "measure it again")
-    return found if found is not None and found.checkpoint == checkpoint else None
+    return found if found is not None and is_of(found, checkpoint) else None
 
 
 def point_of(threshold: float | None, metric: str, result: dict[str, Any], n_rounds: dict[str, int]) -> Point:

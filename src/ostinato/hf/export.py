@@ -57,6 +57,7 @@ def export_run(run: LoadedRun, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     check_new(folder)
+    run.check_exportable()
     model = wrapped(run)
     tokenizer = fast_tokenizer(run)
     with new_folder(folder) as target:
@@ -160,12 +161,8 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     """
     folder = Path(folder)
     check_new(folder)
-    data, has_sources = run.recipe.data, task_config(run.recipe.task).has_sources
-    if run.model.config.has_two_sides:
-        longest = max(data.max_source_length, data.max_target_length)
-    else:  # a source and its target may be one sequence
-        longest = max(data.block_length or 0, data.max_target_length + has_sources * data.max_source_length)
-    plain = as_plain(run.model, name, longest)
+    run.check_exportable()
+    plain = as_plain(run.model, name, longest_sequence(run))
     tokenizer = renumbered(fast_tokenizer(run), plain.ids)
     special = SpecialIds(**{key: plain.config[f"{key}_token_id"] for key in ("pad", "bos", "eos")})
     with new_folder(folder) as target:
@@ -176,6 +173,14 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         generation_config(run.decoding(), special).save_pretrained(target)
         write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads].auto, is_plain=True))
     return folder
+
+
+def longest_sequence(run: LoadedRun) -> int:
+    """Return the most tokens that a run's model is given at once; a source and its target may be one sequence."""
+    data, has_sources = run.recipe.data, task_config(run.recipe.task).has_sources
+    if run.model.config.has_two_sides:
+        return max(data.max_source_length, data.max_target_length)
+    return max(data.block_length or 0, data.max_target_length + has_sources * data.max_source_length)
 
 
 def check_new(folder: Path) -> None:

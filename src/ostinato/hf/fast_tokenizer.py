@@ -18,6 +18,7 @@ from ostinato.data.tokenizer import Tokenizer
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 
+_PROBE = "a"
 _NAMES = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "mask": "<mask>"}
 
 
@@ -39,6 +40,7 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
         named = {f"{key}_token": texts[i] for key, i in tokenizer.special_ids if i is not None}
         content = tokenizers.Tokenizer.from_str(tokenizer.to_json())
         content.encode_special_tokens = False
+        _surround(content, tokenizer, _templates(run))
         return PreTrainedTokenizerFast(tokenizer_object=content, **named)
     reads_all = isinstance(run.model.config, EncoderConfig)
     content = _with_symbols(tokenizer, has_mask=reads_all)
@@ -51,6 +53,21 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
     )
     names = {f"{key}_token": text for key, text in _NAMES.items() if key != "mask" or reads_all}
     return PreTrainedTokenizerFast(tokenizer_object=content, clean_up_tokenization_spaces=False, **names)
+
+
+def _surround(content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tuple[str, str]) -> None:
+    """Have a tokenizer put around a text what the model read of it, where its own post-processor does not."""
+    special = kept.special_ids
+    ids = {"<bos>": [special.bos], "<eos>": [special.eos], "$A": kept.encode(_PROBE, unknown="replace")}
+    read = [i for piece in templates[0].split() for i in ids[piece]]
+    if content.encode(_PROBE).ids == read:
+        return
+    symbols = {"<bos>": (kept.special_texts[special.bos], special.bos)}
+    symbols["<eos>"] = kept.special_texts[special.eos], special.eos
+    single, pair = (" ".join(symbols[p][0] if p in symbols else p for p in text.split()) for text in templates)
+    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(symbols.values()))
+    own = content.post_processor
+    content.post_processor = template if own is None else processors.Sequence([own, template])
 
 
 def _templates(run: LoadedRun) -> tuple[str, str]:

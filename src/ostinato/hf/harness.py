@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from ostinato.config.files import YAML_SUFFIXES
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun
-from ostinato.hf.export import wrapped
+from ostinato.hf.export import longest_sequence, wrapped
 from ostinato.hf.fast_tokenizer import fast_tokenizer
 
 
@@ -57,7 +57,7 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
             pretrained=model.to(run.model.device),
             backend="seq2seq" if config.has_two_sides else "causal",
             tokenizer=fast_tokenizer(run),
-            max_length=max(run.recipe.data.max_source_length, run.recipe.data.max_target_length),
+            max_length=longest_sequence(run),
             batch_size=batch_size,
         )
 

@@ -27,7 +27,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: OstinatoConfig) -> None:
         super().__init__(config)
-        if self.model.config.mask == "prefix":
+        if self.model.config.sees_prefix:
             raise CheckpointError("a prefix language model (model.mask=prefix) has no class in transformers")
 
     def forward(

@@ -205,6 +205,8 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         n_labels = batch.loss_mask_BT.sum()
         n_all = n_labels if n_items is None else torch.as_tensor(n_items, device=n_labels.device)
         n_all = n_all.clamp_min(1)  # the loss of a batch none of whose labels counts is 0
+        if not self.training:  # the loss of an evaluation has nothing else in it
+            return sums.loss / n_all
         balance, halting = config.losses()
         spread = balance_loss(output.by_router(), balance, self.model.balance_temperatures())
         return add_auxiliary(sums.loss / n_all, spread, depth_cost(output), halting.weight, float(n_labels / n_all))

@@ -278,7 +278,7 @@ class LanguageModel(Transformer):
     config: LanguageModelConfig
 
     def __init__(self, config: LanguageModelConfig, execution: Execution | None = None) -> None:
-        prefixed = {"decoder"} if config.mask == "prefix" else set()
+        prefixed = {"decoder"} if config.sees_prefix else set()
         super().__init__(config, execution, prefixed=prefixed)
         self.make_embeddings("vocab_size")
         self.stacks["decoder"].readout = self.logits
@@ -346,7 +346,7 @@ class LanguageModel(Transformer):
         return super().step(ids_BT, cache, keep_BT)
 
     def _prefix_lengths(self, batch: Batch) -> Int[Tensor, "B"] | None:
-        if self.config.mask == "causal":
+        if not self.config.sees_prefix:
             return None
         if batch.prefix_lengths_B is None:
             raise DataError("a prefix language model needs the length of every prefix; this batch has no sources")

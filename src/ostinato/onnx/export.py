@@ -42,6 +42,7 @@ def export_onnx(run: LoadedRun, file: str | Path, *, int8: bool = False) -> list
     Raises:
         CheckpointError: a file is there, or has another ending; a model that cannot be written so.
     """
+    run.check_exportable()
     plain, graphs = Path(file), graphs_of(run.model)
     files = _files(plain, ".onnx", graphs)
     small = _files(plain.with_suffix(".int8.onnx"), ".onnx", graphs) if int8 else []
@@ -60,6 +61,7 @@ def export_torch(run: LoadedRun, file: str | Path) -> list[Path]:
     Raises:
         CheckpointError: a file is there, or has another ending than .pt2; a model that cannot be written so.
     """
+    run.check_exportable()
     graphs = graphs_of(run.model)
     files = _files(Path(file), ".pt2", graphs)
     with _new_files(files) as written:

@@ -337,7 +337,7 @@ def _decoder_graph(name: str, model: LanguageModel | Seq2Seq, sources: Sizes) ->
     inputs: Sizes = {"ids": ("batch", "columns"), "keep": ("batch", "columns")}
     if sources:
         inputs |= {"memory_keep": ("batch", "source")} | sources
-    elif isinstance(model, LanguageModel) and model.config.mask == "prefix":
+    elif model.config.sees_prefix:
         inputs["prefix_lengths"] = ("batch",)
     inputs |= _rounds_input(rounds) | {"past_keep": ("batch", "cached")}
     inputs |= {f"past_{one}": shape for one, shape in cached.items()}

@@ -66,7 +66,9 @@ def held_out_loss(run: LoadedRun, files: Sequence[Path], examples: Sequence[Exam
         DataError: no label of the examples counts.
     """
     graphs, sessions = graphs_of(run.model), [Session(file) for file in files]
-    data, total, n_labels = run.recipe.data, 0.0, 0
+    # A graph has no input that keeps the texts of a block apart: every text is a row of its own.
+    data = run.recipe.data.model_copy(update={"block_length": None})
+    total, n_labels = 0.0, 0
     rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name="examples")
     for batch in evaluation_batches(rows, data.eval_tokens_per_batch):
         logs = torch.log_softmax(whole_pass(graphs, sessions, batch).double(), -1)

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from ostinato.config.common import SequenceModelConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.recipe import Recipe
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.packing import pack_source, tokenizers_of
 from ostinato.tasks.registry import build_task
+from ostinato.tasks.start import is_run, start_tokenizers
 
-FromData = dict[str, tuple[tuple[int, int], str]]
-"""By task and data of a recipe: rows of both vocabularies, and where they come from in words."""
+FromData = dict[str, tuple[tuple[int, int], SpecialIds | None, str]]
+"""By task, data and start of a recipe: rows of both vocabularies, their special ids, where they come from in words."""
+_OF_START = {"init_from", "init_except", "init_shared", "extend_vocabulary"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,9 @@ def size_model(
 ) -> SizedModel:
     """Set the vocabulary sizes of a recipe's model.
 
-    They come from the arguments, else from the recipe, else from the tokenizers that the task's training data gives
-    (generated, the user's own, or already in the cache: nothing is downloaded), else, for trained subwords, from the
-    size the recipe asks for.
+    They come from the arguments, else from the recipe, else from the tokenizers of the run that it starts from, or
+    those that the task's training data gives (generated, the user's own, or already in the cache: nothing is
+    downloaded), else, for trained subwords, from the size the recipe asks for.
 
     Args:
         known: what earlier calls found in data, to which this one adds: recipes of the same data are read once.
@@ -65,23 +68,27 @@ def size_model(
     sizes, origin = {key: given[key] for key in model.vocabulary_sizes(1, 1)}, "given"
     if None in sizes.values():
         known = {} if known is None else known
-        key = f"{recipe.model.reads} {recipe.model_dump_json(include={'task', 'data'})}"
+        read = recipe.model_dump_json(include={"task": True, "data": True, "training": _OF_START})
+        key = f"{recipe.model.reads} {read}"
         if key not in known:
             known[key] = _from_data(recipe, access)
-        found, origin = known[key]
+        found, special, origin = known[key]
+        # Where the tokenizer has a mask symbol of its own, no row is added for one.
+        model = model if special is None else model.model_copy(update={"special_ids": special})
         sizes = {key: given[key] or size for key, size in model.vocabulary_sizes(*found).items()}
     rows = sizes["target_vocab_size" if "target_vocab_size" in sizes else "vocab_size"]
     assert rows is not None  # just set
     return SizedModel(model.model_copy(update=sizes), sizes.get("source_vocab_size"), rows, origin)
 
 
-def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, int], str]:
+def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, int], SpecialIds | None, str]:
     tokenizers = _train_tokenizers(recipe, access or DataAccess.default())
     if tokenizers is not None:
-        return (tokenizers.source.vocab_size, tokenizers.target.vocab_size), "from the task's data"
+        rows = tokenizers.source.vocab_size, tokenizers.target.vocab_size
+        return rows, tokenizers.source.special_ids, "from the task's data"
     left, right = recipe.data.tokenizer, recipe.data.target_tokenizer or recipe.data.tokenizer
     if {left.kind, right.kind} <= {"bpe", "unigram"}:
-        return (left.n_trained, right.n_trained), "as data.tokenizer asks; the data is not here yet"
+        return (left.n_trained, right.n_trained), None, "as data.tokenizer asks; the data is not here yet"
     fix = "name a file: data.train=..." if _needs_files(recipe) else f"`ostinato data fetch {recipe.task.kind}`"
     reason = f"is not known before the training data is here; {fix}, or give --source-vocab and --target-vocab"
     raise ConfigError([Problem("model.target_vocab_size", None, reason)])
@@ -93,9 +100,12 @@ def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
         return None
     task = build_task(recipe.task, recipe.data, access.offline())
     try:
-        if (source := pack_source(recipe, task)) is not None:
+        source, origin = pack_source(recipe, task), recipe.training.init_from
+        if origin is not None and is_run(origin):  # a shipped recipe may name one that is yet to be trained
+            return start_tokenizers(recipe, () if source is not None else list(task.examples(task.splits()[0])))
+        if source is not None:
             return tokenizers_of(source, recipe.data)
-        return Tokenizers.train(recipe.data, task.examples("train"), recipe.model.reads)
+        return Tokenizers.train(recipe.data, task.examples(task.splits()[0]), recipe.model.reads)
     except DataError:
         if task.files():
             return None

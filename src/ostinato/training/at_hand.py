@@ -14,8 +14,8 @@ from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.evaluate import check_reported
 from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.registry import build_task
+from ostinato.tasks.start import load_tokenizers
 from ostinato.training.checks import pattern_problems
-from ostinato.training.initial import load_tokenizers
 from ostinato.training.prepare import with_splits
 
 

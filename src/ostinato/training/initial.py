@@ -8,22 +8,18 @@ Where every parameter comes from is written to initial.json in the new run's dir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from ostinato.config.training import TrainingConfig
-from ostinato.data.example import Example
-from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.interop.recursive import Shared, to_recursive
 from ostinato.models import Encoder, Model
 from ostinato.models.checkpoint import load_model
 from ostinato.training.freeze import check_patterns, matches
-from ostinato.training.rundir import RunDirectory
 
 _KEY, _EXCEPT = "training.init_from", "training.init_except"
 _BY_ID = ("source_weight", "target_weight", "output_weight", "output_bias")
@@ -46,22 +42,6 @@ class InitialReport:
     made: list[str] = field(default_factory=list)
     resized: dict[str, tuple[int, int]] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
-
-
-def load_tokenizers(path: str, *, new: Sequence[Example] | None = None) -> Tokenizers:
-    """Return the tokenizers of the run to start from: a trained model needs the ids it was trained with.
-
-    Args:
-        new: examples whose new symbols are added at the end of the vocabularies; None: nothing is added.
-
-    Raises:
-        ConfigError: there is no run, or its tokenizers cannot be extended.
-    """
-    run = RunDirectory(Path(path))
-    if not run.exists:
-        raise ConfigError([Problem(_KEY, path, "holds no run: name a run directory, whose best checkpoint is taken")])
-    tokenizers = Tokenizers.load(run.tokenizers)
-    return tokenizers if new is None else tokenizers.extended(new)
 
 
 def start_from(model: Model, config: TrainingConfig) -> InitialReport:

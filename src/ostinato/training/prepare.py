@@ -175,6 +175,9 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
     if recipe.model.special_ids not in (SpecialIds(), special):
         given_ids = recipe.model.special_ids.model_dump()
         raise ConfigError([Problem("model.special_ids", given_ids, f"the tokenizer has {special.model_dump()}")])
+    if recipe.model.generates and (other := tokenizers.target.special_ids) != special:
+        reason = f"has the special ids {other.model_dump()}, the source's {special.model_dump()}: they must be the same"
+        raise ConfigError([Problem("data.target_tokenizer", str(recipe.data.target_tokenizer), reason)])
     model = recipe.model.model_copy(update={"special_ids": special})
     sizes = model.vocabulary_sizes(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     given = {key: getattr(recipe.model, key) for key in sizes}

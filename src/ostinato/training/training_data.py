@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ostinato.config.recipe import Recipe
@@ -14,13 +14,10 @@ from ostinato.data.packs.rows import packed_rows
 from ostinato.data.packs.shards import Pack
 from ostinato.data.packs.source import PackSource
 from ostinato.data.rows import encode_rows
-from ostinato.data.symbols import LabelTokenizer
 from ostinato.data.tokenizers import Tokenizers
-from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.base import Task
 from ostinato.tasks.packing import pack_source, tokenizers_of
-from ostinato.training.freeze import matches
-from ostinato.training.initial import load_tokenizers
+from ostinato.tasks.start import start_tokenizers
 from ostinato.training.rundir import describe_split
 
 
@@ -32,29 +29,9 @@ class HeldData:
 
     def tokenizers(self, recipe: Recipe, on_progress: OnProgress | None = None) -> Tokenizers:
         """Train tokenizers, or take those of the run to start from."""
-        origin, reads, examples = recipe.training.init_from, recipe.model.reads, self._examples
-        if origin is None:
-            return Tokenizers.train(recipe.data, examples, reads)
-        new = examples if recipe.training.extend_vocabulary else None
-        if new is not None and reads in ("classification", "tagging", "span"):
-            # Targets are labels, which a tokenizer of texts does not hold.
-            new = [Example(example.source or "", "") for example in examples]
-        tokenizers = load_tokenizers(origin, new=new)
-        if recipe.model.generates:
-            return tokenizers
-        found = tokenizers.with_labels(examples, reads)
-        before, now = tokenizers.target, found.target
-        if not isinstance(before, LabelTokenizer) or not isinstance(now, LabelTokenizer):
-            return found
-        if matches("head.weight", recipe.training.init_except):
-            return found
-        # A row of the head stands for a label by its number, which follows from how frequent the label was.
-        if before.kind == now.kind and set(now.labels) <= set(before.labels):
-            return tokenizers
-        reason = f"its head is for the labels {_few(before.labels)}, and the data have {_few(now.labels)}"
-        if recipe.training.init_shared is None:
-            reason += ": training.init_except=[head.*] begins with a new one"
-        raise ConfigError([Problem("training.init_from", origin, reason)])
+        if recipe.training.init_from is not None:
+            return start_tokenizers(recipe, self._examples)
+        return Tokenizers.train(recipe.data, self._examples, recipe.model.reads)
 
     def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""
@@ -78,11 +55,9 @@ class PackedData:
 
     def tokenizers(self, recipe: Recipe, on_progress: OnProgress | None = None) -> Tokenizers:
         """Train tokenizers, or take those of the run to start from."""
-        origin = recipe.training.init_from
-        if origin is None:
-            return tokenizers_of(self._source, recipe.data, on_progress)
-        tokenizers = load_tokenizers(origin)
-        return tokenizers if recipe.model.generates else tokenizers.with_labels((), recipe.model.reads)
+        if recipe.training.init_from is not None:
+            return start_tokenizers(recipe, ())
+        return tokenizers_of(self._source, recipe.data, on_progress)
 
     def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""
@@ -104,10 +79,6 @@ class PackedData:
         if self._pack is None:
             self._pack = make_pack(self._source, tokenizers, n_processes=n_processes, on_progress=on_progress)
         return self._pack
-
-
-def _few(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
 
 
 def training_data(recipe: Recipe, task: Task, *, is_packed: bool | None = None) -> HeldData | PackedData:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from ostinato.data.batch import Batch
 from ostinato.data.collate import AnyRow, Row, collate
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.rows import encode_rows
+from ostinato.data.rows import encode_examples, encode_rows, labelled_text
 from ostinato.data.symbols import LabelTokenizer
-from ostinato.data.tokenizer import BOS_ID, PAD_ID
 from ostinato.decoding import Hypothesis
 from ostinato.decoding.search import OnStep, left_padded, search_n_best
 from ostinato.errors import ConfigError, DataError, Problem
@@ -77,13 +76,14 @@ def read_row(opened: OpenRun, sentence: Sentence, found: Given) -> AnyRow:
     Raises:
         DataError: it cannot be encoded, or is too long.
     """
-    example = found.example
-    if opened.run.model.config.generates and sentence.reads == "output":
-        if example.continues:
-            example = Example(None, example.source or "")
-        elif example.source is not None:
-            example = Example(example.source, "", example.columns)
-    return row_of(opened, example)
+    run, example = opened.run, found.example
+    if not (run.model.config.generates and sentence.reads == "output"):
+        return row_of(opened, example)
+    if example.continues or example.source is None:  # a prompt, whose tokens are no labels
+        prompt = Example(None, example.source or example.target if example.continues else example.target)
+        (row,) = encode_examples([prompt], run.tokenizers, run.recipe.data, training=False, name="text")
+        return _shown(opened, row)
+    return row_of(opened, Example(example.source, "", example.columns))
 
 
 def row_of(opened: OpenRun, example: Example) -> AnyRow:
@@ -97,7 +97,10 @@ def row_of(opened: OpenRun, example: Example) -> AnyRow:
     rows = list(encode_rows([example], run.tokenizers, data, run.model.config, training=False, name="text"))
     if not rows:
         raise DataError("text: it is longer than this run reads")
-    (row,) = rows
+    return _shown(opened, rows[0])
+
+
+def _shown(opened: OpenRun, row: AnyRow) -> AnyRow:
     if row.length > opened.limits.tokens:
         raise DataError(f"text: {row.length} tokens; at most {opened.limits.tokens} are shown")
     return row
@@ -111,12 +114,16 @@ def with_output(opened: OpenRun, row: AnyRow, ids: list[int]) -> AnyRow:
     """
     if not isinstance(row, Row):
         raise ConfigError([Problem("output_ids", ids, "this model reads labels, and writes nothing")])
-    n_ids = opened.run.tokenizers.target.vocab_size
+    run = opened.run
+    n_ids = run.tokenizers.target.vocab_size
     if wrong := [i for i in ids if i >= n_ids]:
         raise ConfigError([Problem("output_ids", wrong[0], f"must be below {n_ids}, the ids of the vocabulary")])
     whole = replace(row, target_ids=[*row.target_ids, *ids], size=None)
     if whole.length > opened.limits.tokens:
         raise DataError(f"text and output have {whole.length} tokens; at most {opened.limits.tokens} are shown")
+    if whole.source_ids is None and run.recipe.model.sees_prefix:
+        # What was given sees all of itself, as it does in the search.
+        return replace(labelled_text(whole, is_masked=False), n_prefix=1 + len(row.target_ids))
     return whole
 
 
@@ -142,6 +149,7 @@ def write(opened: OpenRun, sentence: Sentence, row: AnyRow, call: Call, on_step:
     assert isinstance(row, Row)  # what a model that writes reads
     prefix = None
     if row.source_ids is None and row.target_ids:
-        prefix = left_padded([[BOS_ID, *row.target_ids]], PAD_ID, model.device)
+        special = model.special_ids
+        prefix = left_padded([[special.bos, *row.target_ids]], special.pad, model.device)
     ((best, *_),) = search_n_best(model, batch_of(opened, row), opened.decoding(sentence), prefix, on_step=step)
     return best

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from ostinato.data.tokenizer import EOS_ID
 from ostinato.decoding import Hypothesis, inference
 from ostinato.viewer.calls import Call
 from ostinato.viewer.opened import OpenRun
@@ -25,7 +24,7 @@ def generate(opened: OpenRun, sentence: Sentence, call: Call, emit: Callable[[To
     sentence = sentence.model_copy(update={"reads": "output"})
 
     def on_step(leading: Mapping[int, list[int]]) -> None:
-        ids = [i for i in leading[0] if i != EOS_ID]
+        ids = [i for i in leading[0] if i != model.special_ids.eos]
         shown = [opened.subject.text("decoder", i) for i in ids]
         emit(Token(text=tokenizer.decode(ids), tokens=shown))
 

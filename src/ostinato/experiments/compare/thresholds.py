@@ -83,6 +83,7 @@ def tune_threshold(
     points, n = sweep(run.model, metric, wanted, lambda: _evaluate(run, split, **measured), on_point, **rule)
     perfect = METRICS[metric].perfect if metric in METRICS else 1.0
     chosen = choose(points, max_drop, perfect)
+    rule["weights"] = weights_hash(run.checkpoint)
     tuning = Tuning(run.checkpoint.name, split, metric, perfect, max_drop, n, tuple(points), chosen, **rule)
     # What a model writes has no oracle: the share of sentences whose every label is right stands for it.
     of_oracle = FORCED[1] if run.model.config.generates and metric not in FORCED else metric
@@ -94,8 +95,7 @@ def tune_threshold(
     data = run.directory / f"{CURVE}.json"
     write_json(data, tuning.as_dict())
     figures = save_figure(figure_of(tuning), run.directory / CURVE, overwrite=True) if can_draw() else ()
-    weights = weights_hash(run.checkpoint)
-    choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop, **rule, weights=weights)
+    choice = TunedThreshold(chosen.threshold, tuning.checkpoint, split, metric, max_drop, **rule)
     return replace(tuning, files=(write_tuned(run.directory, choice), data, *figures))
 
 

@@ -29,6 +29,7 @@ from ostinato.decoding.search import Decodable, inference, search
 from ostinato.errors import ConfigError, Problem
 from ostinato.models import Encoder, build_model
 from ostinato.nn.cache import Cache
+from ostinato.training.freeze import freeze
 from ostinato.training.optim import build_optimizer
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.update import Updater, execution_of
@@ -104,6 +105,8 @@ class Bench:
         with preserved_randomness():
             torch.manual_seed(seed)
             self.model = build_model(candidate.model, execution_of(candidate.training)).to(device)
+        if frozen := candidate.training.freeze:
+            freeze(self.model, frozen, candidate.training.freeze_except)
 
     def call(self, workload: Workload) -> Callable[[], object]:
         """Return a function that does the work once, on the same ids every time.

@@ -1,0 +1,69 @@
+"""The tokenizers of a run that starts from another one: a trained model needs the ids it was trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ostinato.config.files import RUN_RECIPE
+from ostinato.config.recipe import Recipe
+from ostinato.data.example import Example
+from ostinato.data.symbols import LabelTokenizer
+from ostinato.data.tokenizers import Tokenizers
+from ostinato.errors import ConfigError, Problem
+
+_KEY = "training.init_from"
+
+
+def is_run(path: str | Path) -> bool:
+    """Return True for the directory of a run that has been started."""
+    return (Path(path) / RUN_RECIPE).is_file()
+
+
+def load_tokenizers(path: str) -> Tokenizers:
+    """Return the tokenizers of the run to start from.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    if not is_run(path):
+        raise ConfigError([Problem(_KEY, path, "holds no run: name a run directory, whose best checkpoint is taken")])
+    return Tokenizers.load(Path(path) / "tokenizers")
+
+
+def start_tokenizers(recipe: Recipe, examples: Sequence[Example]) -> Tokenizers:
+    """Return the tokenizers of a recipe that starts from a run: that run's, beside the labels that the data have.
+
+    Args:
+        examples: of the training split, whose new symbols `training.extend_vocabulary` adds to the vocabularies.
+
+    Raises:
+        ConfigError: there is no run, its tokenizers cannot be extended, or its head is for other labels.
+    """
+    origin, reads = str(recipe.training.init_from), recipe.model.reads
+    tokenizers = load_tokenizers(origin)
+    if recipe.training.extend_vocabulary:
+        # Where targets are labels, a tokenizer of texts does not hold them.
+        is_labelled = reads in ("classification", "tagging", "span")
+        new = [Example(example.source or "", "") for example in examples] if is_labelled else examples
+        tokenizers = tokenizers.extended(new)
+    if recipe.model.generates:
+        return tokenizers
+    found = tokenizers.with_labels(examples, reads)
+    before, now = tokenizers.target, found.target
+    if not isinstance(before, LabelTokenizer) or not isinstance(now, LabelTokenizer):
+        return found
+    if any(fnmatchcase("head.weight", pattern) for pattern in recipe.training.init_except):
+        return found
+    # A row of the head stands for a label by its number, which follows from how frequent the label was.
+    if before.kind == now.kind and set(now.labels) <= set(before.labels):
+        return tokenizers
+    reason = f"its head is for the labels {_few(before.labels)}, and the data have {_few(now.labels)}"
+    if recipe.training.init_shared is None:
+        reason += ": training.init_except=[head.*] begins with a new one"
+    raise ConfigError([Problem(_KEY, origin, reason)])
+
+
+def _few(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")

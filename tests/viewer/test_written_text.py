@@ -1,0 +1,49 @@
+"""What the page writes with models whose prompts or symbols are not the usual ones is what `generate` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import opened_runs  # noqa: F401, skips where the page's extra is not here
+import pytest
+from kept_tokenizers import keep_tokenizer
+
+from ostinato.evaluation.loading import load
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
+from ostinato.viewer.calls import Call
+from ostinato.viewer.inspecting import inspect
+from ostinato.viewer.opened import open_runs
+from ostinato.viewer.schema import Limits, Output, Sentence, Token
+from ostinato.viewer.writing import generate
+
+
+@pytest.mark.parametrize("kind", ["prefix", "kept"])
+def test_what_the_page_writes_is_what_generate_writes(kind: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the cat runs\nthe dog sat on the mat\n", encoding="utf-8")
+    kept = f"data.tokenizer={{kind: hf, path: {keep_tokenizer(tmp_path / 'kept')}}}"
+    settings = [
+        "task={kind: files, model_kind: language_model}",
+        f"data.train={texts}",
+        f"data.dev={texts}",
+        "training={n_updates: 0, n_threads: 1, selection: {max_examples: 2}}",
+        "evaluation.max_examples=2",
+        "model={kind: language_model, d_model: 8, decoder: {n_steps: 2, self_attention: {n_heads: 2}, ffn: {d_ff: 8}}}",
+        *(["model.mask=prefix", "data.tokenizer.kind=words"] if kind == "prefix" else [kept]),
+    ]
+    train(load_recipe("lm/transformer", settings), tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    opened = open_runs({"run": run}, Limits(tokens=64))["run"]
+    sentence, lines = Sentence(run="run", text="the cat", max_length=6), list[Token | Output]()
+    generate(opened, sentence, Call(60), lines.append)
+    (expected,) = run.generations(["the cat"], max_length=6)
+    found = lines[-1]
+    assert isinstance(found, Output)
+    assert found.output.text == expected.text
+    assert found.output.score == pytest.approx(expected.score)
+    # Looked at again with this output, every token of it is as probable as in the search.
+    seen = inspect(opened, sentence, Call(60))
+    again = inspect(opened, sentence.model_copy(update={"output_ids": found.output.ids}), Call(60))
+    assert again.predictions == seen.predictions
+    opened.close()
