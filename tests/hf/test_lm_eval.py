@@ -109,7 +109,7 @@ CASES: list[tuple[str, Any, list[str], dict[str, Any], int | None]] = [
     ("looped", labels, [], {}, None),
     ("pairs", pairs, [], {}, None),
     # Both sides in one sequence, longer than the limit of each.
-    ("looped", pairs, ["data.max_source_length=7", "data.max_target_length=7"], {}, None),
+    ("looped", pairs, ["task.model_kind=seq2seq", "data.max_source_length=7", "data.max_target_length=7"], {}, None),
 ]
 
 
