@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
@@ -26,7 +26,6 @@ def test_schemes_give_the_published_assignments(scheme: str, n_unique: int | Non
 
 
 @given(st.sampled_from(SCHEMES), st.integers(1, 12), st.data())
-@settings(deadline=None, derandomize=True)
 def test_every_scheme_uses_all_of_its_sets_and_nothing_else(scheme: str, n_steps: int, data: st.DataObject) -> None:
     n_unique = data.draw(st.integers(1, n_steps))
     sets = assign(scheme, n_steps, n_unique)  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def naive_greedy(model: TableModel, source: list[int], prefix: list[int], limit:
     return ids
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     vocab=st.integers(4, 6),
@@ -78,7 +78,7 @@ def test_a_beam_as_wide_as_the_space_finds_the_best_of_all_sequences(
         assert found.log_prob == pytest.approx(model.log_prob(row, [BOS], [*found.ids, EOS]), abs=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), beam=st.integers(2, 5), penalty=st.sampled_from(PENALTIES))
 def test_a_beam_agrees_with_a_plain_beam_search_of_lists(seed: int, beam: int, penalty: LengthPenaltyConfig) -> None:
     model = TableModel(9, seed, bias={EOS: 1.0})

@@ -38,7 +38,7 @@ def of_strategy(strategy: str, **more: object) -> DecodingConfig:
     return DecodingConfig.model_validate(chosen | more)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     vocab=st.integers(4, 6),
@@ -66,7 +66,7 @@ def test_the_n_best_of_a_full_beam_are_those_of_all_sequences(
     assert [h.ids for h in found] == [ids for _, ids in expected]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     beam=st.integers(2, 6),
@@ -93,7 +93,7 @@ def test_n_best_lists_are_sorted_and_distinct_and_begin_with_the_best(
             assert h.score == pytest.approx(h.log_prob / length_penalty(penalty, h.n_tokens), abs=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     beam=st.integers(2, 5),
@@ -163,7 +163,7 @@ def test_tokens_have_the_models_log_probabilities_where_they_are_asked_for(strat
             assert log_prob == pytest.approx(model.log_prob(row, prefix + h.ids[:place], [token]), abs=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     strategy=st.sampled_from(["greedy", "sample", "beam"]),
@@ -209,7 +209,7 @@ def test_a_greedy_search_from_its_own_beginning_ends_as_it_did() -> None:
             assert ids + h.ids == whole.ids
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 10_000),
     strategy=st.sampled_from(["greedy", "sample", "beam"]),

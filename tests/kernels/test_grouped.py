@@ -95,7 +95,7 @@ def assert_equal_to_single_rows(drawn: Drawn, backend: str, weight_N: torch.Tens
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_backend_equals_single_rows_in_outputs_and_all_gradients(backend: str, data: st.DataObject) -> None:
     e = data.draw(st.integers(1, 5))

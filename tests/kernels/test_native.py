@@ -81,7 +81,7 @@ def read_plainly(
 
 
 @needs_kernels
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_reading_a_cache_is_attention(data: st.DataObject) -> None:
     """Of heads of any width, hypotheses that have changed places, padding, beams that share a memory, and choices."""
@@ -131,7 +131,7 @@ def test_a_cache_without_positions_gives_nothing() -> None:
 
 
 @needs_kernels
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> None:
     draw = data.draw

@@ -36,7 +36,7 @@ def ran(batch: Batch, name: str, output: StackOutput, step: Step) -> torch.Tenso
 
 
 @given(any_architecture(), st.data())
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 def test_what_is_requested_is_returned_for_every_use_and_changes_nothing(config: object, data: st.DataObject) -> None:
     model = random_model(config).float().eval()  # type: ignore[arg-type]
     batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_cached_steps_return_for_every_hypothesis_what_a_whole_pass_does() -> No
 
 
 @given(any_architecture(), st.data())
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=5)
 def test_seconds_are_taken_of_every_use_and_change_nothing(config: object, data: st.DataObject) -> None:
     model = random_model(config).float().eval()  # type: ignore[arg-type]
     batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_seconds_are_taken_of_every_use_and_change_nothing(config: object, data:
 
 
 @given(any_architecture(), st.data())
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 def test_without_dropout_the_residual_is_the_running_state_plus_the_output(config: object, data: st.DataObject) -> None:
     model = random_model(config).float().eval()  # type: ignore[arg-type]
     batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_without_dropout_the_residual_is_the_running_state_plus_the_output(confi
 @pytest.mark.parametrize("kind", ["seq2seq", "language_model"])
 def test_autocast_leaves_logits_in_float32_and_close_to_the_exact_ones(kind: str) -> None:
     @given(any_architecture(kind=kind), st.data())
-    @settings(max_examples=10, deadline=None, derandomize=True)
+    @settings(max_examples=10)
     def check(config: object, data: st.DataObject) -> None:
         model = random_model(config).float().eval()  # type: ignore[arg-type]
         run_as(model, halting=False)  # a rounded state may halt a token in another round

@@ -31,7 +31,7 @@ CONFIG = Seq2SeqConfig(
 
 
 @given(any_architecture(), st.data())
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 def test_every_architecture_comes_back_equal_and_saves_to_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, config: object, data: st.DataObject
 ) -> None:

@@ -79,7 +79,7 @@ def followed(
 def test_by_kernels_or_not_is_the_same() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=150)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         N, D = data.draw(st.integers(1, 36)), data.draw(st.sampled_from([3, 16, 37]))

@@ -136,7 +136,7 @@ def attended(module: ExpertAttention, x_ND: Tensor, seen_ND: Tensor | None, kv_2
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_experts_in_a_chain_are_the_modules(data: st.DataObject) -> None:
     draw = data.draw

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ostinato.data.collate import Row, collate
 from ostinato.models import build_model, losses
-from ostinato.models.losses import LossSums, count_labels, label_smoothed_loss
+from ostinato.models.losses import LossSums, label_smoothed_loss
 from ostinato.training import update
 from ostinato.training.optim import build_optimizer
 
@@ -86,14 +86,11 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path: Path
         )
         for n in (1, 2, 2, 9, 4, 5)
     ]
-    gradients = []
+    config = recipe.training.model_copy(update={"label_smoothing": 0.1})
+    updater, gradients = update.Updater(model, build_optimizer(model, config.optimizer), config), []
     for groups in ([rows], [rows[:1], rows[1:4], rows[4:]]):
         model.zero_grad()
-        batches = [collate(group) for group in groups]
-        n_labels = count_labels(batches)
-        for batch in batches:
-            sums = label_smoothed_loss(model(batch).logits_BTV, batch.labels_BT, batch.loss_mask_BT, 0.1)
-            (sums.loss / n_labels).backward()
+        n_labels = updater.accumulate([collate(group) for group in groups]).n_labels
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert n_labels == sum(len(row.target_ids) + 1 for row in rows)
     assert gradients[0].keys() == gradients[1].keys()

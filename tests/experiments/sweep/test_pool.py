@@ -3,7 +3,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,9 +61,7 @@ def test_workers_find_what_this_process_finds(tmp_path: Path) -> None:
 
 def test_a_pool_that_waits_no_longer_says_so(tmp_path: Path) -> None:
     pool = LocalPool(1)
-    began = time.monotonic()
     assert pool.collect(lambda event: None, timeout=0.05) is None
-    assert time.monotonic() - began < 5
     pool.stop()
 
 
