@@ -77,11 +77,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def refused_or_begun(asker: Asker, case: str, recipe: Path, damaged: Path, *overrides: str) -> None:
-    """Train on a damaged file, and note a folder that a refused run leaves, and a file that was changed."""
+def refused_or_begun(
+    asker: Asker, case: str, recipe: Path, damaged: Path, *overrides: str, is_legal: bool = True
+) -> None:
+    """Train on a damaged file, and note a folder that a refused run leaves, and a file that was changed.
+
+    Args:
+        is_legal: whether what it holds may be data all the same; False: it must be refused.
+    """
     run = Path("run")
     unchanged = [damaged] if damaged.is_file() else []
     outcome = asker.ask(case, "train", recipe, *overrides, "--run-dir", run, unchanged=unchanged)
+    if BEGAN in outcome.err and not is_legal:
+        asker.note(case, overrides, "is not refused")
     if BEGAN not in outcome.err and run.exists():
         asker.note(case, overrides, f"left {sorted(path.name for path in run.iterdir())}: {outcome.err[:100]!r}")
     remove(run)
@@ -114,10 +122,11 @@ def test_damaged_files_are_refused_before_a_run_begins(
             cases += [(what, whole[:middle] + line + b"\n" + whole[middle:]) for what, line in lines]
         for what, content in cases:
             put(damaged, content)
-            refused_or_begun(asker, f"{name}, {what}", recipe, damaged, f"data.train={damaged}")
+            is_legal = is_text or not what.startswith("cut off")
+            refused_or_begun(asker, f"{name}, {what}", recipe, damaged, f"data.train={damaged}", is_legal=is_legal)
         for what in NO_FILES:
             put_no_file(damaged, what)
-            refused_or_begun(asker, f"{name}, {what}", recipe, damaged, f"data.train={damaged}")
+            refused_or_begun(asker, f"{name}, {what}", recipe, damaged, f"data.train={damaged}", is_legal=False)
     damaged = tmp_path / "damaged.jsonl"
     for what, content in [*OTHER_CONTENTS.items(), *((what, pairs + line) for what, line in LINES.items())][::2]:
         put(damaged, content)

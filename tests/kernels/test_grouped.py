@@ -182,9 +182,10 @@ def test_autocast_multiplies_in_its_type_and_gradients_come_back_in_float32(back
         found = routed_linear(gather(x, to), weight, bias, to, backend=backend)  # type: ignore[arg-type]
     assert found.dtype == torch.bfloat16
     expected = routed_linear(gather(x, to), weight, bias, to, backend="loop")
-    torch.testing.assert_close(found.float(), expected, rtol=5e-2, atol=5e-2)
-    grad = torch.autograd.grad(found.float().square().sum(), weight)[0]
+    assert (found.float() - expected).norm() <= 0.02 * expected.norm()
+    grad, exact = (torch.autograd.grad(y.float().square().sum(), weight)[0] for y in (found, expected))
     assert grad.dtype == torch.float32
+    assert (grad - exact).norm() <= 0.03 * exact.norm()
 
 
 def test_gates_of_rows_that_take_no_part_are_not_read() -> None:

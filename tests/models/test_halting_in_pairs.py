@@ -32,13 +32,14 @@ def test_to_ask_for_rounds_changes_neither_costs_nor_traces(kind: str) -> None:
     for request in ((), ("rounds",)):
         output = model(SOURCE, TARGET, request=request).stacks["encoder"]
         model.zero_grad()
-        if output.depth_cost is not None:
-            output.depth_cost.backward()
+        costs = [] if output.depth_cost is None else [output.depth_cost]
+        for cost in costs:
+            cost.backward()
         gradients = [p.grad.clone() for p in model.banks.halting.parameters() if p.grad is not None]
         trace = output.halting
         assert trace is not None
         torch.testing.assert_close(trace.weights_BTR.sum(-1), torch.ones(2, 5))
-        found.append([*gradients, trace.weights_BTR, trace.executed_BTR])
+        found.append([*gradients, *costs, trace.weights_BTR, trace.executed_BTR])
     torch.testing.assert_close(found[0], found[1])
 
 

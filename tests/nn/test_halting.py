@@ -11,7 +11,7 @@ from torch import Tensor
 from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.positions import SinusoidalConfig
-from ostinato.config.stack import NormConfig, StackConfig
+from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import LanguageModel, build_model
@@ -184,14 +184,6 @@ def test_act_is_the_listing_in_every_variant(mix: Any, freeze: bool, force: bool
     assert depths >= {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.9), ActConfig()])
-def test_the_weights_of_a_tokens_rounds_add_up_to_one(halting: HaltingConfig) -> None:
-    output = decoder_output(model_with(halting), batch_of([5, 3]))
-    assert output.halting is not None
-    torch.testing.assert_close(output.halting.weights_BTR.sum(-1)[0], torch.ones(5).double())
-    assert bool((output.halting.weights_BTR[1, 3:] == 0).all())
-
-
 def test_without_halting_probability_stick_breaking_is_the_plain_stack() -> None:
     """A gate far below zero: every s_r is h_r, and nothing has halted (specification, test iii)."""
     model = model_with(StickBreakingConfig(initial_bias=0.0, threshold=1.0))
@@ -285,34 +277,3 @@ def test_the_ponder_cost_reaches_the_gate_through_the_remainder_only() -> None:
     # Through the states the bias of a round also moves nothing: p depends on it only directly within one round.
     assert float(grad) < 0
     assert float(grad) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("placement", ["post", "pre"])
-@pytest.mark.parametrize(
-    "halting", [StickBreakingConfig(threshold=0.9), ActConfig(), ActConfig(freeze_halted_state=False)]
-)
-def test_recomputed_steps_have_the_same_gradients(halting: HaltingConfig, placement: Any) -> None:
-    """A step that is recomputed in the backward pass sees the round as it was, not as later rounds left it."""
-    gradients = []
-    for recomputes in (False, True):
-        model = model_with(halting, norm=NormConfig(placement=placement)).train()
-        run_as(model, recompute=recomputes)
-        output = model(batch_of([5, 3]))
-        loss = output.logits_BTV.square().sum() + output.stacks["decoder"].depth_cost
-        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-    for plain, recomputed in zip(*gradients, strict=True):
-        torch.testing.assert_close(recomputed, plain, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    "halting",
-    [StickBreakingConfig(threshold=0.9), ActConfig(), ActConfig(freeze_halted_state=False, mix="interpolate")],
-)
-def test_cached_decoding_is_the_full_pass(halting: HaltingConfig) -> None:
-    model = model_with(halting, n_steps=5)
-    batch = batch_of([5, 5])
-    full = model(batch).logits_BTV
-    cache = model.encode(batch)
-    for t in range(5):
-        step = model.step(batch.target.ids_BT[:, t : t + 1], cache)
-        torch.testing.assert_close(step, full[:, t], rtol=1e-5, atol=1e-5)
