@@ -32,7 +32,7 @@ from torch import Tensor
 from ostinato.budget import count_macs
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.decoding.beams import Hypothesis
-from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload, random_batch
 from ostinato.kernels import packing
 
 REST = 0.3
@@ -134,9 +134,9 @@ def contestants(cell: Cell, device: torch.device) -> Iterator[Contestant | Absen
     """Yield all that meet in a cell."""
     if cell.study == PAPERS:
         for name, model in paper_models(cell.sizes).items():
-            yield _ours(cell, Bench(Candidate(name, model), device), name)
+            yield _ours(cell, Bench(TimedModel(name, model), device), name)
         return
-    bench = Bench(Candidate(OURS, config(cell.sizes)), device)
+    bench = Bench(TimedModel(OURS, config(cell.sizes)), device)
     _spread(bench)
     yield _ours(cell, bench, OURS)
     yield Contestant(LIMIT, "limit", {phase: matmuls(cell.sizes, w) for phase, w in cell.workloads.items()})

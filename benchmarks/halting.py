@@ -31,7 +31,7 @@ from ostinato.config.model import Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.decoding import inference, search
 from ostinato.experiments.results import read_rows
-from ostinato.experiments.timing.workloads import Bench, Candidate, Endless, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, Endless, TimedModel, Workload, random_batch
 from ostinato.models import Seq2Seq
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import Compaction
@@ -111,7 +111,7 @@ def phases(args: argparse.Namespace) -> list[str]:
     return [phase for phase in known if phase in wanted]
 
 
-def candidate(cell: Cell, gate: str | None = None) -> Candidate:
+def candidate(cell: Cell, gate: str | None = None) -> TimedModel:
     """Return a model, and with a gate one whose tokens could halt and do not."""
     d = cell.d_model
     stack: dict[str, Any] = {
@@ -126,7 +126,7 @@ def candidate(cell: Cell, gate: str | None = None) -> Candidate:
     decoder = stack | {"cross_attention": stack["self_attention"]}
     vocabulary = {"source_vocab_size": 1000, "target_vocab_size": 1000}
     model = {"d_model": d, "dropout": 0.0, "encoder": stack, "decoder": decoder, **vocabulary}
-    return Candidate(gate or "plain", Seq2SeqConfig.model_validate(model))
+    return TimedModel(gate or "plain", Seq2SeqConfig.model_validate(model))
 
 
 class Encoded(Endless):

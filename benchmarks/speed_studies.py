@@ -24,7 +24,7 @@ from ostinato.errors import DataError
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.timing.latency import Measurement, Timer, TimingPlan
 from ostinato.experiments.timing.speed import row
-from ostinato.experiments.timing.workloads import Candidate, Workload
+from ostinato.experiments.timing.workloads import TimedModel, Workload
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 from ostinato.version import __version__
@@ -92,7 +92,7 @@ class SpeedStudy:
                 left -= 1
 
     def _rows(
-        self, group: Group, candidates: list[Candidate], found: list[Measurement], timer: Timer
+        self, group: Group, candidates: list[TimedModel], found: list[Measurement], timer: Timer
     ) -> Iterator[dict[str, Any]]:
         described = {"version": __version__, "environment": asdict(timer.environment())}
         for variant, candidate, measurement in zip(group.variants, candidates, found, strict=True):
@@ -104,10 +104,10 @@ class SpeedStudy:
             }
             yield head | row(measurement, candidate.model, found[0]) | described
 
-    def _candidate(self, variant: Variant) -> Candidate:
+    def _candidate(self, variant: Variant) -> TimedModel:
         recipe = load_recipe(variant.recipe, [*variant.overrides, f"training.precision={self.precision}"])
         sized = size_model(recipe, source=self.vocabulary, target=self.vocabulary)
-        return Candidate(variant.name, sized.model, recipe.training)
+        return TimedModel(variant.name, sized.model, recipe.training)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from update_report import LIMIT, OURS, SPARSE, report, verdicts
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
-from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload, random_batch
 from ostinato.models import Model, build_model
 
 OWN_LOOP, PLAIN_LOOP = "own loop", "plain loop"
@@ -125,7 +125,7 @@ def ours(cell: Cell, device: torch.device, name: str = OURS, *, sparse: bool = F
     """Return a model of ours, updated as `ostinato train` does it."""
     balance = {"balance": {"mutual_information": 1e-3}} if sparse else {}
     settings = TrainingConfig.model_validate({"clip_norm": 1.0} | balance | training)
-    bench = Bench(Candidate(name, model(cell, sparse=sparse), settings), device)
+    bench = Bench(TimedModel(name, model(cell, sparse=sparse), settings), device)
     bench.model.train()
     return Contestant(name, "ours", {UPDATE: bench.call(cell.workload)}, tuple(bench.model.parameters()))
 

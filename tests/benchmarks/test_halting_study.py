@@ -200,7 +200,7 @@ def test_a_stack_of_several_layers_has_no_floor(script: Script) -> None:
     encoder = config.encoder.model_copy(
         update={"ffn": config.encoder.ffn.model_copy(update={"share": "sequence", "n_unique": 2})}
     )
-    candidate = study.Candidate("several", config.model_copy(update={"encoder": encoder}))
+    candidate = study.TimedModel("several", config.model_copy(update={"encoder": encoder}))
     with pytest.raises(ValueError, match="the same weights once every round"):
         script("depth_floor").DepthFloor(Bench(candidate, CPU).model.stacks["encoder"], torch.ones(1, 1))
 

@@ -11,8 +11,7 @@ from ostinato.advise.limits import Limits
 from ostinato.errors import OstinatoError
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.timing.latency import Timer
-from ostinato.experiments.timing.workloads import Candidate as Timed
-from ostinato.experiments.timing.workloads import Workload
+from ostinato.experiments.timing.workloads import TimedModel, Workload
 
 LATENCY_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
 
@@ -60,7 +59,9 @@ class Latencies:
         batch_size = limits.latency.batch_size if limits.latency else 1
         kind = "decoding" if model.generates else "forward"
         workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
-        (measured,) = Timer(self._device, self._n_threads).measure([Timed(name, model)], [workload], LATENCY_EFFORT)
+        (measured,) = Timer(self._device, self._n_threads).measure(
+            [TimedModel(name, model)], [workload], LATENCY_EFFORT
+        )
         return measured.median_s
 
 

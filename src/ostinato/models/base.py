@@ -26,7 +26,7 @@ from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES
-from ostinato.nn.experts import Choice, Routed
+from ostinato.nn.experts import NamedRouter, Routed
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
@@ -287,14 +287,14 @@ class TokenModel(Embeddings, ABC):
             for step in stack.plan.steps:
                 for use in step.uses:
                     module = getattr(self.banks, use.kind)[use.weights]
-                    for one in module.choices() if isinstance(module, Routed) else ():
+                    for one in module.named_routers() if isinstance(module, Routed) else ():
                         place = router_name(use, one.name), stack.plan.stack, step.index
                         yield Routing.of_no_rows(*place, (one.n_experts, one.n_chosen), like, one.n_heads)
 
     def project_routers(self) -> None:
         """Bring what routers hold fixed back to its place; to be called after every update."""
         for module in self.routed():
-            for one in module.choices():
+            for one in module.named_routers():
                 one.router.project()
 
     def balance_temperatures(self) -> dict[str, float]:
@@ -306,15 +306,14 @@ class TokenModel(Embeddings, ABC):
         temperatures = {name: one.router.temperature() for name, one in self.routers().items()}
         return {name: found.detach() for name, found in temperatures.items() if isinstance(found, Tensor)}
 
-    def routers(self) -> dict[str, Choice]:
+    def routers(self) -> dict[str, NamedRouter]:
         """Return the routers by name, in the order they first run."""
-        found: dict[str, Choice] = {}
+        found: dict[str, NamedRouter] = {}
         for stack in self.stacks.values():
             for use in stack.plan.uses():
                 module = getattr(self.banks, use.kind)[use.weights]
-                found |= (
-                    {router_name(use, one.name): one for one in module.choices()} if isinstance(module, Routed) else {}
-                )
+                if isinstance(module, Routed):
+                    found |= {router_name(use, one.name): one for one in module.named_routers()}
         return found
 
     @property

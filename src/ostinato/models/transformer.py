@@ -123,7 +123,9 @@ class Transformer(TokenModel):
                 made = build_sub_layer(settings, config.d_model, config.init, stack.depth, stack.norm.eps)
                 bank[use.weights] = made
                 if isinstance(settings, RoutedConfig) and isinstance(made, Routed):
-                    self._temperatures |= {router_name(use, one.name): settings.temperature for one in made.choices()}
+                    self._temperatures |= {
+                        router_name(use, one.name): settings.temperature for one in made.named_routers()
+                    }
             for name in use.norms:
                 if name not in self.banks.norm:
                     self.banks.norm[name] = build_norm_of(stack.norm, config.d_model)

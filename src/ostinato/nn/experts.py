@@ -78,7 +78,7 @@ class Decision:
         return Routing(router, stack, step, *scores, *chosen, weight_N[:n], places_N, shape, self.n_heads)
 
 
-class Choice(NamedTuple):
+class NamedRouter(NamedTuple):
     """A router of a parameter set.
 
     Args:
@@ -107,10 +107,10 @@ class Routed(nn.Module):
         super().__init__()
         self.router, self.gate, self.n_experts = router, gate, n_experts
 
-    def choices(self) -> Iterator[Choice]:
+    def named_routers(self) -> Iterator[NamedRouter]:
         """Yield the routers there are."""
         if self.router is not None:
-            yield Choice("", self.router, self.n_experts, self.gate.top_k)
+            yield NamedRouter("", self.router, self.n_experts, self.gate.top_k)
 
     def route(
         self,

@@ -18,7 +18,7 @@ from torch import nn
 
 from ostinato.kernels import BackendChoice, Draws, routed_linear
 from ostinato.nn.attention import MultiHead, QkNorm
-from ostinato.nn.experts import Choice, Decision, Routed
+from ostinato.nn.experts import Decision, NamedRouter, Routed
 from ostinato.nn.layers import Linear
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.shapes import Float, Tensor
@@ -56,11 +56,11 @@ class HeadExpertAttention(MultiHead, Routed):
         self.value_EDK = nn.Parameter(torch.empty(self.n_kv_heads * gate.n_experts, d_model, d_head))
         self.out_EKD = nn.Parameter(torch.empty(n_heads * gate.n_experts, d_head, d_model))
 
-    def choices(self) -> Iterator[Choice]:
+    def named_routers(self) -> Iterator[NamedRouter]:
         """Yield both routers."""
         for name, router, n_heads in (("", self.router, self.n_heads), ("values", self.value_router, self.n_kv_heads)):
             assert router is not None  # it is given
-            yield Choice(name, router, n_heads * self.gate.n_experts, n_heads * self.gate.top_k, n_heads)
+            yield NamedRouter(name, router, n_heads * self.gate.n_experts, n_heads * self.gate.top_k, n_heads)
 
     def route(
         self,

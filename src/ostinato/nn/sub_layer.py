@@ -241,7 +241,7 @@ def router_name(use: Use, which: str = "") -> str:
     """Return the name of a router of a sub-layer with experts: steps that share the sub-layer share it.
 
     Args:
-        which: of several, see `Choice`.
+        which: of several, see `NamedRouter`.
     """
     return f"{use.kind}.{use.weights}" + (f".{which}" if which else "")
 

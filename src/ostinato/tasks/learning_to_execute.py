@@ -103,7 +103,8 @@ class LearningToExecuteTask(Task):
     Selection: dev, which has all difficulties; nothing is selected on test.
     Departures: training sees `n_train` programs again and again, where the papers draw fresh ones for every batch. A
     stage of the curriculum (strategy naive or combined) is a run, the next one starts from its weights
-    (training.init_from); `ostinato.tasks.programs.stages` lists them, the papers move on at 95 % accuracy.
+    (training.init_from): the length grows by one, then begins at 1 with one more nesting; at 95 % accuracy the papers
+    move on.
     """
 
     config: LearningToExecuteConfig

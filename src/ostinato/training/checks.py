@@ -131,7 +131,7 @@ def _run(module: Routed, d_model: int, device: torch.device, backend: ExpertBack
     """Send two rows through a parameter set whose weights are uninitialised memory."""
     x_ND = torch.zeros(2, d_model, device=device)
     # The router's weights must be finite, or top-k would choose no valid experts.
-    for one in module.choices():
+    for one in module.named_routers():
         for parameter in one.router.parameters():
             parameter.zero_()
     decision = module.route(x_ND, backend=backend)

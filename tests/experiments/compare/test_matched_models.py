@@ -10,7 +10,7 @@ from ostinato.config.model import LanguageModelConfig
 from ostinato.errors import ConfigError
 from ostinato.experiments.compare.matched_models import Wanted, match_model
 from ostinato.experiments.timing.latency import Timer
-from ostinato.experiments.timing.workloads import Bench, Candidate, Workload
+from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload
 
 
 def model(n_steps: int = 2, d_ff: int = 64) -> LanguageModelConfig:
@@ -52,7 +52,7 @@ def test_a_search_is_timed_with_the_rounds_that_its_cache_keeps(monkeypatch: pyt
 def test_a_timed_search_keeps_the_rounds_that_it_is_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = {"n_steps": 1, "segments": [{"repeats": 4}], "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
     looped = LanguageModelConfig.model_validate({"d_model": 16, "vocab_size": 30, "decoder": stack})
-    bench, held = Bench(Candidate("looped", looped), torch.device("cpu")), []
+    bench, held = Bench(TimedModel("looped", looped), torch.device("cpu")), []
     step = type(bench.model).step
 
     def noted(model: Any, ids: Any, cache: Any, keep: Any = None) -> Any:

@@ -14,7 +14,7 @@ from ostinato.budget import count_macs, count_parameters
 from ostinato.evaluation.timing import Effort, Lap, Stopwatch
 from ostinato.experiments.timing.latency import Measurement, Timer
 from ostinato.experiments.timing.speed import conditions, measure_models, row, speed_table, workload_macs
-from ostinato.experiments.timing.workloads import Bench, Candidate, Workload
+from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload
 
 CPU = torch.device("cpu")
 TEXTS = [language_model("a"), language_model("b")]
@@ -42,7 +42,7 @@ def _timer() -> Timer:
 @pytest.mark.parametrize("kind", ["forward", "decoding"])
 @pytest.mark.parametrize("beam", [1, 4])
 def test_the_work_of_a_call_is_what_torchs_counter_sees(
-    candidate: Candidate, kind: Any, beam: int, monkeypatch: pytest.MonkeyPatch
+    candidate: TimedModel, kind: Any, beam: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("has_packed_products", "library"):  # the counter does not know them
         monkeypatch.setattr(f"ostinato.kernels.packed.{name}", lambda: None)
@@ -102,7 +102,7 @@ def test_the_table_shows_speed_beside_its_baseline_and_says_what_it_was_measured
 
 
 def test_models_side_by_side_are_compared_with_the_first_workload_by_workload() -> None:
-    bf16 = Candidate("b", seq2seq().model, seq2seq().training.model_copy(update={"precision": "bfloat16"}))
+    bf16 = TimedModel("b", seq2seq().model, seq2seq().training.model_copy(update={"precision": "bfloat16"}))
     work = [Workload("decoding", 1, 3, 4), Workload("update", 2, 3, 4)]
     found = measure_models(_timer(), [seq2seq("a"), bf16], work, Effort(rounds=1))
     assert list(found) == ["a", "b"]

@@ -9,7 +9,7 @@ from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.decoding.beams import Hypothesis
 from ostinato.errors import ConfigError
-from ostinato.experiments.timing.workloads import Bench, Candidate, Endless, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, Endless, TimedModel, Workload, random_batch
 from ostinato.models.losses import label_smoothed_loss
 from ostinato.training.optim import build_optimizer, learning_rate, set_learning_rate
 
@@ -19,7 +19,7 @@ CANDIDATES = [seq2seq(), language_model(), language_model("prefix", "prefix")]
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.name)
 @pytest.mark.parametrize("beam", [1, 3])
-def test_every_search_generates_the_length_asked_for(candidate: Candidate, beam: int) -> None:
+def test_every_search_generates_the_length_asked_for(candidate: TimedModel, beam: int) -> None:
     bench = Bench(candidate, CPU)
     # An end symbol that the model finds certain at every step: only its removal lets the search go on.
     with torch.no_grad():
@@ -33,7 +33,7 @@ def test_every_search_generates_the_length_asked_for(candidate: Candidate, beam:
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.name)
 def test_a_search_takes_one_step_for_the_prompt_and_one_for_every_token_but_the_last(
-    candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+    candidate: TimedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, int]] = []
     step = Endless.step
@@ -76,7 +76,7 @@ def test_a_language_model_reads_source_and_target_as_one_and_learns_from_the_tar
 
 def test_an_update_is_trainings_own() -> None:
     training = TrainingConfig(label_smoothing=0.1, clip_norm=0.01)
-    candidate = Candidate("one", seq2seq().model.model_copy(update={"dropout": 0.0}), training)
+    candidate = TimedModel("one", seq2seq().model.model_copy(update={"dropout": 0.0}), training)
     workload = Workload("update", 2, 4, 5)
     bench = Bench(candidate, CPU)
     call = bench.call(workload)

@@ -16,7 +16,7 @@ import torch
 from ostinato.config.base import Config
 from ostinato.config.recipe import Recipe
 from ostinato.evaluation.loading import resolve_device
-from ostinato.experiments.timing.workloads import Bench, Candidate, Workload, random_batch
+from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload, random_batch
 from ostinato.tasks.vocabulary import size_model
 from ostinato.training.optim import build_optimizer
 from ostinato.training.rng import preserved_randomness
@@ -43,7 +43,7 @@ def fingerprint(recipe: Recipe) -> list[float]:
     training = recipe.training
     found: list[float] = []
     with cpu_threads(1), preserved_randomness():
-        bench = Bench(Candidate("arm", model, training), resolve_device("cpu"))
+        bench = Bench(TimedModel("arm", model, training), resolve_device("cpu"))
         torch.manual_seed(1)  # of what a training pass draws
         batch = random_batch(model, _WORK, seed=1)
         updater = Updater(bench.model, build_optimizer(bench.model, training.optimizer), training)

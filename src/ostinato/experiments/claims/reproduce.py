@@ -51,7 +51,7 @@ from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import run_sweep
 from ostinato.experiments.sweep.watch import Watcher
 from ostinato.experiments.timing.latency import Timer
-from ostinato.experiments.timing.workloads import Candidate, Workload
+from ostinato.experiments.timing.workloads import TimedModel, Workload
 from ostinato.training.rundir import versions
 
 _COMPARED = "compared"
@@ -264,7 +264,7 @@ def timed_rows(source: TimingSource, on_event: Callable[[str], None]) -> Rows:
     candidates = []
     for arm in source.arms:
         recipe, model = sized(arm, None, source.vocabulary)
-        candidates.append(Candidate(arm.name, model, recipe.training))
+        candidates.append(TimedModel(arm.name, model, recipe.training))
     work = [Workload(one.kind, one.batch_size, one.source_length, one.target_length, one.beam) for one in source.work]
     effort = Effort(rounds=source.rounds, least=source.rounds)
     found = list(timer.measure(candidates, work, effort, lambda plan: on_event(str(plan))))

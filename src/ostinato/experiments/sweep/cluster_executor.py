@@ -30,7 +30,7 @@ _BUSY_AGAIN_S = 30.0
 N_RETRIES = 2
 
 
-class Task(Protocol):
+class ClusterTask(Protocol):
     """A job that was given to a cluster."""
 
     def done(self) -> bool:
@@ -50,7 +50,7 @@ class Task(Protocol):
 class Cluster(Protocol):
     """Does jobs on its nodes, by `attempt_on_node`."""
 
-    def start(self, job: Job, events: Path) -> Task:
+    def start(self, job: Job, events: Path) -> ClusterTask:
         """Take a job; return at once."""
 
     def stop(self) -> None:
@@ -66,7 +66,7 @@ class _Going:
     """
 
     job: Job
-    task: Task
+    task: ClusterTask
     events: Path
     n_started: int
     n_read: int = 0

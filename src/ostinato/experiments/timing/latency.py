@@ -12,7 +12,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import resolve_device
 from ostinato.evaluation.timing import Effort, Lap, Stopwatch, interleave
 from ostinato.experiments.timing.environment import Environment, describe_environment
-from ostinato.experiments.timing.workloads import Bench, Candidate, Workload
+from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.threads import cpu_threads
 
@@ -117,7 +117,7 @@ class Timer:
 
     def measure(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[TimedModel],
         workloads: Sequence[Workload],
         effort: Effort | None = None,
         on_plan: Callable[[TimingPlan], None] = lambda plan: None,
@@ -153,7 +153,7 @@ class Timer:
         """Return a function from a model to its median seconds for a workload: a cost that a solver can match."""
 
         def seconds(model: ModelConfig) -> float:
-            (found,) = self.measure([Candidate("model", model)], [workload], effort)
+            (found,) = self.measure([TimedModel("model", model)], [workload], effort)
             return found.median_s
 
         return seconds

@@ -14,7 +14,7 @@ from ostinato.config.model import ModelConfig
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.timing.latency import Measurement, Timer, TimingPlan
 from ostinato.experiments.timing.spread import speed_ratio
-from ostinato.experiments.timing.workloads import Candidate, Workload
+from ostinato.experiments.timing.workloads import TimedModel, Workload
 
 _BACKWARD = 3
 """A pass with its backward costs three times the pass: gradients of inputs and of weights are a product each."""
@@ -22,7 +22,7 @@ _BACKWARD = 3
 
 def measure_models(
     timer: Timer,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[TimedModel],
     work: Sequence[Workload],
     effort: Effort,
     on_plan: Callable[[TimingPlan], None] = lambda plan: None,

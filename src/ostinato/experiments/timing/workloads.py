@@ -82,7 +82,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TimedModel:
     """A model to time: vocabulary sizes set; `training` says how it is updated."""
 
     name: str
@@ -100,7 +100,7 @@ class Bench:
         ConfigError: a vocabulary size that is not set, or too small for a real token.
     """
 
-    def __init__(self, candidate: Candidate, device: torch.device, seed: int = 1) -> None:
+    def __init__(self, candidate: TimedModel, device: torch.device, seed: int = 1) -> None:
         self.candidate, self.device, self.seed = candidate, device, seed
         with preserved_randomness():
             torch.manual_seed(seed)
