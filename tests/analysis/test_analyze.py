@@ -179,3 +179,9 @@ def test_a_folder_is_written_again_but_nothing_of_others(tmp_path: Path) -> None
         logic.analyze([], out)
     with pytest.raises(ConfigError, match="is no folder"):
         logic.analyze([], out / "report.html")
+
+
+def test_without_matplotlib_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logic, "can_draw", lambda: False)
+    with pytest.raises(ConfigError, match="figures need matplotlib"):
+        logic.check_folder(tmp_path / "out")

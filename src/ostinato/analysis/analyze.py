@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.analysis.drawing import NARROW, save_figure, svg_of
+from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, NARROW, can_draw, save_figure, svg_of
 from ostinato.analysis.report import Section, WrittenFinding, is_report, write_report
 from ostinato.analysis.studies import STUDIES, Finding, Study, Subject
 from ostinato.data.example import take_evenly
@@ -159,12 +159,14 @@ def analyze(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that `write` would refuse, before long work.
+    """Refuse what `write` would refuse, before long work.
 
     Raises:
-        ConfigError: what is there is no folder; its report.html is another program's; a file that has the name of one
-            of an analysis is a link, a device or a folder.
+        ConfigError: matplotlib is not installed; what is there is no folder; its report.html is another program's; a
+            file that has the name of one of an analysis is a link, a device or a folder.
     """
+    if not can_draw():
+        raise ConfigError(HOW_TO_GET_FIGURES)
     if os.path.lexists(out) and not out.is_dir():
         raise ConfigError(f"{out}: is there already and is no folder; name another one")
     check_output(out / "report.html", overwrite=True, is_ours=is_report)
