@@ -97,6 +97,16 @@ def test_the_map_of_a_round_leads_from_the_states_of_one_to_those_of_the_next(co
     assert model(IDS).stacks["decoder"].advance is None
 
 
+def test_the_map_of_a_round_makes_its_own_keys_of_the_states_it_is_given() -> None:
+    model = _model(inject={"kind": "add"}, keys="all")
+    found = model(IDS, n_steps=4, request=["rounds"]).stacks["decoder"]
+    for index in (1, 2, 3):
+        states = found.left[index - 1].detach().requires_grad_()
+        (own,) = torch.autograd.grad(found.advance(index, states)[0, -1].sum(), states)
+        # The last token reads of every other one what it is in this round, too: its keys are made of the states.
+        assert float(own[0, :-1].abs().max()) > 1e-6
+
+
 def test_a_loop_that_only_decays_has_the_radius_of_its_decay_at_every_round() -> None:
     model = _model(inject={"kind": "decay"})
     injection = model.banks.injection["decoder_1"]

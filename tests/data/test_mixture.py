@@ -79,6 +79,28 @@ def test_batches_of_a_mixture_go_on_where_they_were() -> None:
     assert [next(resumed).indices for _ in range(7)] == taken[5:]
 
 
+def test_a_row_that_is_drawn_again_has_other_random_numbers() -> None:
+    drawn: list[tuple[int, int]] = []
+
+    def note(row: LabelledRow, generator: np.random.Generator) -> LabelledRow:
+        drawn.append((row.index, int(generator.integers(1 << 62))))
+        return row
+
+    columns = _columns({"a": 1, "b": 39})
+    rows = [LabelledRow([1, 5], [5, 2], columns=own, index=i) for i, own in enumerate(columns)]
+    mixture = MixtureConfig(column="set", weights={"a": 1.0, "b": 1.0})
+    batches = TrainingBatches(rows, 8, 1, note, mixture)
+    for _ in range(batches.n_batches):
+        next(batches)
+    of_first = [number for index, number in drawn if index == 0]
+    assert len(of_first) == 20
+    assert len(set(of_first)) == 20
+    plain = list(drawn)
+    drawn.clear()
+    next(TrainingBatches(rows, 8, 1, note, mixture))
+    assert drawn == plain[: len(drawn)]
+
+
 @pytest.mark.parametrize("config", [LanguageModelConfig(), EncoderConfig()])
 def test_blocks_hold_texts_of_one_data_set(config: LanguageModelConfig | EncoderConfig) -> None:
     words = SymbolTokenizer("words", list("abxy"))

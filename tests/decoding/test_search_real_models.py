@@ -11,13 +11,14 @@ from plain_beam import plain_beam
 from tiny_models import CONVOLUTION, trained_language_model, trained_seq2seq
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
-from ostinato.config.model import Seq2SeqConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.positions import LearnedConfig
 from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 from ostinato.data.batch import Tokens
 from ostinato.data.collate import Row, collate
 from ostinato.decoding import search
+from ostinato.decoding.search import search_n_best
 from ostinato.models import LanguageModel, Seq2Seq
 
 BOS, EOS, VOCAB, LIMIT = 1, 2, 10, 9
@@ -142,3 +143,20 @@ def left_padded(prompts: list[list[int]]) -> Tokens:
     width = 1 + max(map(len, prompts))
     ids_BT = torch.tensor([[0] * (width - 1 - len(p)) + [BOS, *p] for p in prompts])
     return Tokens(ids_BT, ids_BT != 0)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_search_ends_where_learned_positions_do(beam: int) -> None:
+    torch.manual_seed(0)
+    stack = StackConfig(
+        self_attention=AttentionConfig(n_heads=2),
+        ffn=DenseFeedForwardConfig(d_ff=16),
+        positions=LearnedConfig(max_length=9),
+    )
+    model = LanguageModel(LanguageModelConfig(vocab_size=VOCAB, d_model=8, decoder=stack)).eval()
+    prefix = left_padded([[5, 6, 7], [8]])
+    strategy = "beam" if beam > 1 else "greedy"
+    config = DecodingConfig(strategy=strategy, beam=beam, max_length=30, min_length=30)
+    found = search_n_best(model, collate([Row(None, [], {}, i) for i in range(2)]), config, prefix)
+    # Of nine columns the begin symbol and the prompt take 4 and 2, and the end symbol is not read again.
+    assert [len(hypotheses[0].ids) + hypotheses[0].finished for hypotheses in found] == [6, 8]

@@ -259,6 +259,12 @@ def test_an_exported_tokenizer_that_was_kept_surrounds_a_text_as_the_model_reads
     assert fast("the cat").input_ids == [run.model.special_ids.bos, *run.tokenizers.target.encode("the cat")]
 
 
+def test_limits_in_proportion_become_those_of_the_longest_input(tmp_path: Path) -> None:
+    more = ("decoding.max_length=0", "decoding.max_length_ratio=2.0", "data.max_target_length=30")
+    run = runs.make_run("language-model", tmp_path / "run", *more)
+    assert wrapped(run).generation_config.max_new_tokens == 60
+
+
 def test_a_cache_of_some_rounds_is_not_lost_in_silence(tmp_path: Path) -> None:
     run = runs.make_run("looped", tmp_path / "run", "decoding.cached_rounds=1")
     for write in (export_run, lambda run, folder: export_plain(run, folder, "llama")):

@@ -230,3 +230,10 @@ def test_norms_of_another_kind_are_refused() -> None:
     donor = language_model(1, n_steps=N_STEPS, norm={"kind": "layer", "placement": "pre"})
     with pytest.raises(ConfigError, match="has other parts than the donor's norms"):
         to_recursive(donor, language_model(2, n_steps=N_STEPS))
+
+
+@pytest.mark.parametrize("placement", ["post", "sandwich", "peri", "scores"])
+def test_another_placement_of_norms_is_refused(placement: str) -> None:
+    model = language_model(2, n_steps=N_STEPS, norm={"kind": "rms", "placement": placement})
+    with pytest.raises(ConfigError, match=r"model\.decoder\.norm\.placement .* the same placement is needed"):
+        to_recursive(language_model(1, n_steps=N_STEPS), model)

@@ -95,6 +95,16 @@ def test_norms_biases_embeddings_and_position_tables_are_exempt_from_decay() -> 
     assert not any("norm" in name or "bias" in name for name in decayed)
 
 
+def test_maps_of_an_injection_by_decay_and_of_the_end_of_a_loop_do_not_decay() -> None:
+    core = {"repeats": 2, "inject": {"kind": "decay"}, "end_map": True}
+    stack = {"n_steps": 2, "segments": [core], "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    model = build_model(LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 7, "decoder": stack}))
+    names = {id(p): name for name, p in model.named_parameters()}
+    decayed, _ = ({names[id(p)] for p in group["params"]} for group in parameter_groups(model, 0.1))
+    assert decayed
+    assert not any(name.startswith(("banks.injection", "banks.end_map")) for name in decayed)
+
+
 def test_with_experts_only_matrices_decay(tmp_path: Path) -> None:
     config = tiny_recipe(tmp_path, experts=True).model.model_copy(
         update={"source_vocab_size": 7, "target_vocab_size": 7, "tie_embeddings": "none"}

@@ -465,6 +465,30 @@ def test_rounds_by_sentence_need_rounds_that_are_alike(tmp_path: Path, changes: 
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("segment", "halting", "loss", "reason"),
+    [
+        ({"keys": "first"}, "none", "last", "keys and values of the decoder are those of its first round"),
+        ({"norms": "by_round"}, "none", "last", "what the first rounds of the decoder have of their own"),
+        ({"delta_rank": 2}, "none", "last", "what the first rounds of the decoder have of their own"),
+        ({}, "exit", "exit", "the gate of the decoder says nothing of its last round"),
+    ],
+)
+def test_what_the_last_rounds_do_not_use_would_not_learn(
+    tmp_path: Path, segment: dict[str, Any], halting: str, loss: str, reason: str
+) -> None:
+    for n_rounds, is_refused in ((1, True), (3, False)):
+        rounds = {"kind": "plan", "gradient_rounds": n_rounds}
+        stored = looped(tmp_path, halting=halting, rounds=rounds, round_loss={"kind": loss}).model_dump(mode="json")
+        stored["model"]["decoder"]["segments"][0] |= segment
+        recipe = check_recipe(stored)
+        if is_refused:
+            with pytest.raises(ConfigError, match=reason):
+                check_training(recipe, torch.device("cpu"))
+        else:
+            check_training(recipe, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("halting", ["act", "stick_breaking", "token_choice", "exit", "select", "none"])
 def test_the_last_rounds_alone_teach_only_where_training_runs_them(tmp_path: Path, halting: str) -> None:
     recipe = looped(tmp_path, halting=halting, rounds={"kind": "plan", "gradient_rounds": 1})

@@ -21,7 +21,7 @@ class NormalisationConfig(Config):
     bias: bool = True
     """A learned bias of every component, of layer normalisation (ModernBERT: no)."""
     unit_offset: bool = False
-    """The factor is 1 + weight, of rms (Gemma): weight decay draws it to one."""
+    """The factor is 1 + weight, of rms (Gemma)."""
 
     @property
     def has_bias(self) -> bool:

@@ -104,6 +104,7 @@ class TrainingBatches:
         order = generator.permutation(len(self.rows)) if self._mixture is None else self._mixture.draw(generator)
         # A stable sort keeps the drawn order inside each bucket.
         self._order = order[np.argsort(self._buckets[order], kind="stable")]
+        self._n_before = None if self._mixture is None else _times_before(self._order)
         cuts = _cut_by_budget(self._lengths, self._order, self.tokens_per_batch)
         self._ends = np.fromiter(cuts, dtype=np.int64)
         self._batches = generator.permutation(len(self._ends))
@@ -120,13 +121,16 @@ class TrainingBatches:
         if self._next == len(self._batches):
             self._start_epoch(self.epoch + 1)
         chosen: list[AnyRow] = []
-        place = self._batches[self._next]
-        start = self._ends[place - 1] if place else 0
-        for number in self._order[start : self._ends[place]].tolist():
+        batch = self._batches[self._next]
+        start = self._ends[batch - 1] if batch else 0
+        for place, number in enumerate(self._order[start : self._ends[batch]].tolist(), start):
             row = self.rows[number]
             if self._objective is not None and isinstance(row, LabelledRow):
-                # One generator a row: what is masked does not depend on the other rows of the batch.
-                row = self._objective(row, np.random.default_rng([self.seed, self.epoch, number]))
+                # One generator a row: what is masked does not depend on the other rows of the batch. A row that a
+                # mixture draws again has others.
+                again = self._n_before[place] if self._n_before is not None else 0
+                of_row = [self.seed, self.epoch, number, *([again] if again else [])]
+                row = self._objective(row, np.random.default_rng(of_row))
             chosen.append(row)
         self._next += 1
         return collate(chosen)
@@ -191,3 +195,14 @@ def _cut_by_budget(lengths: NDArray[np.integer[Any]], order: NDArray[np.int64], 
             longest = grown
     if n_rows:
         yield len(order)
+
+
+def _times_before(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how often each number stands before its place."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    is_first = np.r_[True, ordered[1:] != ordered[:-1]]
+    places = np.arange(len(numbers))
+    found = np.empty(len(numbers), dtype=np.int64)
+    found[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return found

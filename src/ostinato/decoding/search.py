@@ -166,7 +166,7 @@ def search_n_best(
         return []
     special_ids = model.special_ids
     prompt = make_prompt(batch, prefix, special_ids)
-    lengths = _lengths(batch, prompt, config)
+    lengths = _lengths(batch, prompt, config, getattr(model, "longest_target", None))
     if batch.prefix_lengths_B is None:  # texts: what a prefix language model is given, is its prefix
         batch = replace(batch, prefix_lengths_B=prompt.keep_BT.sum(1))
     device = prompt.ids_BT.device
@@ -216,10 +216,13 @@ def search_n_best(
     return [found[row] for row in range(n_sentences)]
 
 
-def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[tuple[int, int]]:
+def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig, longest: int | None) -> list[tuple[int, int]]:
     """Return the least and the most tokens of every sentence, by the length of its source, or else of its prompt.
 
     The most is at least one token, and the least is never more than the most.
+
+    Args:
+        longest: columns that the decoder has positions for, of which the prompt takes some; None: any number.
     """
     if config.max_length_ratio == config.min_length_ratio == 0.0:
         sources = [0] * batch.n_sentences
@@ -228,10 +231,12 @@ def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig) -> list[tuple
     else:
         sources = (prompt if batch.source is None else batch.source).keep_BT.sum(dim=1).tolist()
     found = []
-    for n in sources:
-        longest, shortest = (floor(ratio * n + _NEARLY) for ratio in (config.max_length_ratio, config.min_length_ratio))
-        most = max(1, config.max_length + longest)
-        found.append((min(most, config.min_length + shortest), most))
+    for n, n_given in zip(sources, prompt.keep_BT.sum(1).tolist(), strict=True):
+        more, fewer = (floor(ratio * n + _NEARLY) for ratio in (config.max_length_ratio, config.min_length_ratio))
+        most = max(1, config.max_length + more)
+        if longest is not None:  # the last token is not read again
+            most = max(1, min(most, longest - n_given + 1))
+        found.append((min(most, config.min_length + fewer), most))
     return found
 
 

@@ -10,6 +10,7 @@ modeling_ostinato.py      imports ostinato.hf, for trust_remote_code
 
 from __future__ import annotations
 
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
     made = kind(config)
     made.model.load_state_dict(run.model.state_dict())
     if given.generates:
-        made.generation_config = generation_config(run.decoding(), run.model.special_ids)
+        made.generation_config = generation_config(run.decoding(), run.model.special_ids, longest_sequence(run))
     made.eval()
     return made
 
@@ -119,15 +120,19 @@ def _left_out(training: TrainingConfig) -> list[str] | None:
     return [f"training.{name}" for name, is_set in there.items() if is_set] or None
 
 
-def generation_config(decoding: DecodingConfig, special: SpecialIds) -> GenerationConfig:
+def generation_config(decoding: DecodingConfig, special: SpecialIds, longest: int) -> GenerationConfig:
     """Return the settings of `generate` that search as a recipe's decoding does.
 
     The padding and begin symbols are never written, as with us. A length penalty of kind gnmt has no counterpart there:
-    scores are then sums of log-probabilities (length_penalty 0). Lengths in proportion to the source have none either.
+    scores are then sums of log-probabilities (length_penalty 0). Lengths in proportion to the source have none either:
+    they become those of the longest one.
+
+    Args:
+        longest: tokens of the longest source, or prompt.
     """
     is_drawn, penalty = decoding.strategy == "sample", decoding.length_penalty
     settings: dict[str, Any] = {
-        "max_new_tokens": max(1, decoding.max_length),
+        "max_new_tokens": max(1, decoding.max_length + floor(decoding.max_length_ratio * longest)),
         "min_new_tokens": decoding.min_length or None,
         "do_sample": is_drawn,
         "num_beams": decoding.beam,
@@ -170,7 +175,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         tensors = {key: x.contiguous() for key, x in plain.tensors.items()}
         save_file(tensors, target / "model.safetensors", {"format": "pt"})
         tokenizer.save_pretrained(target)
-        generation_config(run.decoding(), special).save_pretrained(target)
+        generation_config(run.decoding(), special, longest_sequence(run)).save_pretrained(target)
         write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads].auto, is_plain=True))
     return folder
 

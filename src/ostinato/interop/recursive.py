@@ -67,6 +67,9 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
         sets: dict[tuple[str, str], list[tuple[Use, Use]]] = {}
         for theirs, ours in pairs:
             sets.setdefault((ours.kind, ours.weights), []).append((theirs, ours))
+            if (has := _places(theirs)) != (wants := _places(ours)):
+                reason = f"norms stand {wants} there, and {has} in the donor: the same placement is needed"
+                raise ConfigError([Problem(f"model.{name}.norm.placement", ours.kind, reason)])
             for their_norm, our_norm in zip(theirs.norms, ours.norms, strict=True):
                 for part, parameter in donor.banks.norm[their_norm].named_parameters():
                     norms.setdefault(f"{our_norm}.{part}", []).append(parameter)
@@ -106,6 +109,12 @@ def _is_of_the_text(name: str) -> bool:
     return not name.endswith("bias") and (
         not name.startswith("banks.") or name.startswith(("banks.positions.", "banks.embedding."))
     )
+
+
+def _places(use: Use) -> str:
+    """Return in words where a sub-layer has norms."""
+    names = ("before", "scores", "output", "after")
+    return ", ".join(name for name in names if getattr(use, name) is not None) or "nowhere"
 
 
 def _pairs(donor: Plan, plan: Plan) -> Iterator[tuple[Use, Use]]:

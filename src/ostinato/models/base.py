@@ -58,6 +58,12 @@ class TokenModel(Embeddings, ABC):
         """Ids of padding, begin and end symbol."""
         return self.config.special_ids
 
+    @property
+    def longest_target(self) -> int | None:
+        """Columns that the decoder has learned positions for; None: any number."""
+        stack = self.config.stacks().get("decoder")
+        return stack.positions.max_length if stack is not None and stack.positions.kind == "learned" else None
+
     def loss(
         self,
         batch: Batch,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -267,7 +267,9 @@ class Stack:
         left_BTE: Float[Tensor, "B T E"],
     ) -> Float[Tensor, "B T E"]:
         """Return what leaves a round of the loop, given what left the one before and what entered the segment."""
-        alone = run.apart()
+        first = next(islice(segment.segment.rounds(), index, None))[0].index
+        # What this round and later ones have left for others is made anew of the states that are given.
+        alone = replace(run.apart(), keys={step: keys for step, keys in run.keys.items() if step < first})
         until = segment._replace(rounds=segment.rounds[: index + 1], rule=whole(segment.rule))
         left_BTE, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTE)
         return left_BTE

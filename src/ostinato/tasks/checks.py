@@ -34,11 +34,25 @@ def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
             yield Problem("model.head.kind", reads, reason)
         if data.block_length is not None:
             yield Problem("data.block_length", data.block_length, "packs texts, and this task's examples have a source")
+        if recipe.model.joins_pairs:
+            yield from _too_long_together(recipe)
         return
     texts = f"the task {recipe.task.kind} with these settings has texts without a source"
     if reads not in ("sequence", "masked"):
         kinds = "model.kind=language_model, or encoder with model.head.kind=masked"
         yield Problem("model.kind", recipe.model.kind, f"{texts}, which is for {kinds}")
+
+
+def _too_long_together(recipe: Recipe) -> Iterator[Problem]:
+    """Yield why a pair in one sequence has more tokens than the decoder has learned positions for."""
+    longest = recipe.data.max_source_length + recipe.data.max_target_length
+    for name, stack in recipe.model.stacks().items():
+        if stack.positions.kind == "learned" and longest > stack.positions.max_length:
+            reason = (
+                f"source and target are one sequence, of up to {longest} tokens (data.max_source_length and "
+                "data.max_target_length): lower these, or raise it"
+            )
+            yield Problem(f"model.{name}.positions.max_length", stack.positions.max_length, reason)
 
 
 def split_problems(recipe: Recipe, task: Task) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from ostinato.errors import CheckpointError
 from ostinato.models.base import TokenModel
 from ostinato.models.embeddings import FactEmbedder
 from ostinato.nn.experts import ExpertAttention, ExpertMaps, SparseLayer
+from ostinato.nn.loops import DecayInjection
 from ostinato.nn.routing import HypersphereRouter
 from ostinato.training.freeze import check_patterns
 
@@ -59,8 +60,8 @@ def parameter_groups(
     """Return the trained parameters that decay and those that do not, of every learning rate; no group is empty.
 
     Exempt are vectors (norms, biases), also those of experts, which are stacked; the embeddings of a `TokenModel`
-    (also where they are the output projection), its tables of relative positions, and the embeddings of experts in a
-    `HypersphereRouter`, whose length is held.
+    (also where they are the output projection), its tables of relative positions, the embeddings of experts in a
+    `HypersphereRouter`, whose length is held, and the maps of a loop's injection by decay and of its end (Parcae).
     """
     check_scales(model, scales)
     exempt = _exempt(model)
@@ -92,7 +93,7 @@ def _exempt(model: nn.Module) -> set[int]:
     found: set[int] = set()
     if isinstance(model, TokenModel):
         found |= {id(p) for name, p in model.named_parameters() if name in _EMBEDDINGS}
-        found |= {id(p) for p in model.banks.relative.parameters()}
+        found |= {id(p) for bank in (model.banks.relative, model.banks.end_map) for p in bank.parameters()}
     for module in model.modules():
         match module:
             case nn.Embedding() | FactEmbedder():  # masks of facts begin at one, to which decay must not pull them back
@@ -103,6 +104,8 @@ def _exempt(model: nn.Module) -> set[int]:
                 found |= {id(p) for p in (*module.norm_weights, *module.norm_biases)}
             case HypersphereRouter():
                 found.add(id(module.experts_EC))
+            case DecayInjection():  # B begins as the identity (Parcae)
+                found.add(id(module.input.weight))
     return found
 
 

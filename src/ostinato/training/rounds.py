@@ -27,6 +27,7 @@ from ostinato.nn.execution import RoundsBySentence
 from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.select import Select
+from ostinato.nn.stack import Stack
 
 _SEED, _SEED_OF_LOSS, _SEED_OF_SHORTER = 514_229, 317_811, 196_418
 """Keep these draws apart from each other, and from others that begin with the seed of a run."""
@@ -120,6 +121,20 @@ def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Map
     return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
 
 
+def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str) -> str | None:
+    """Return what would have no gradient in any update where only the last rounds have one; None: nothing."""
+    loop = stack.plan.loop
+    if loop.keys == "first":
+        return (
+            f"keys and values of the {name} are those of its first round (keys: first), and would not learn: remove it"
+        )
+    if rounds.kind == "plan" and loop.time is None and loop.tells_rounds_apart:
+        return f"what the first rounds of the {name} have of their own (norms, deltas, ...) would not learn: remove it"
+    if rounds.gradient_rounds == 1 and isinstance(stack.halting, Exit) and loss != "last":
+        return f"the gate of the {name} says nothing of its last round, and would not learn: must be at least 2"
+    return None
+
+
 def round_problems(
     model: Model, rounds: RoundsConfig, round_loss: RoundLossConfig, consistency: ConsistencyConfig
 ) -> list[Problem]:
@@ -142,6 +157,8 @@ def round_problems(
                 )
                 reason += f" set model.{name}.halting.kind to none, exit or select, which run all rounds in training"
                 found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, reason))
+            elif rounds.gradient_rounds < stack.plan.n_rounds and (why := _never_learned(stack, name, rounds, loss)):
+                found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, why))
     if rounds.gradient_repeats is not None and not any(stack.plan.loop.phases for stack in model.stacks.values()):
         reason = "no loop of this model has several states (segments.N.states): remove it"
         found.append(Problem("training.rounds.gradient_repeats", rounds.gradient_repeats, reason))
