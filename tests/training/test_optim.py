@@ -96,7 +96,7 @@ def test_norms_biases_embeddings_and_position_tables_are_exempt_from_decay() -> 
 
 
 def test_maps_of_an_injection_by_decay_and_of_the_end_of_a_loop_do_not_decay() -> None:
-    core = {"repeats": 2, "inject": {"kind": "decay"}, "end_map": True}
+    core = {"n_steps": 2, "repeats": 2, "inject": {"kind": "decay"}, "end_map": True}
     stack = {"n_steps": 2, "segments": [core], "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
     model = build_model(LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 7, "decoder": stack}))
     names = {id(p): name for name, p in model.named_parameters()}
