@@ -64,11 +64,12 @@ def gradients(model: Model, logits: Sequence[Tensor], weights: Sequence[Tensor])
     return {name: torch.zeros_like(p) if g is None else g for name, p, g in zip(names, parameters, found, strict=True)}
 
 
-def gradients_with_costs(model: Model, padded: Batch, sentences: Sequence[Sentence]) -> dict[str, Tensor]:
+def gradients_with_costs(model: Model, padded: Batch) -> dict[str, Tensor]:
     """Return the gradients of logits and costs of depth together, each with a weight of its own."""
     output = model(padded)
-    logits = [row[keep] for row, keep in zip(output.logits_BTV, padded.target.keep_BT, strict=True)]
+    logits = real_ones(output.logits_BTV, padded, model.config.reads)
     costs = [stack.depth_cost for stack in output.stacks.values() if stack.depth_cost is not None]
-    weights = weights_of(sentences, logits[0].shape[1])
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in logits]
     weights += [torch.tensor(2.0 + i, dtype=torch.float64) for i in range(len(costs))]
     return gradients(model, logits + costs, weights)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from hypothesis import strategies as st
 
+from ostinato.budget import expected_depths
 from ostinato.config.halting import (
     ActConfig,
     ByLengthConfig,
@@ -146,10 +147,11 @@ def never_halting(model: Seq2Seq | LanguageModel, *, keeps_lengths: bool = False
     """Return the model with gates that stay shut: every token runs every round.
 
     Args:
-        keeps_lengths: but where the length of the source says how many.
+        keeps_lengths: but where the length of the source says how many, and later ones are counted for no token.
     """
-    for stack in model.stacks.values():
-        if isinstance(stack.halting, ByLength) and not keeps_lengths:
+    counted = expected_depths(model.config)
+    for name, stack in model.stacks.items():
+        if isinstance(stack.halting, ByLength) and not (keeps_lengths and counted[name].skips_halted):
             stack.halting = ByLength(0.0, extra=1e6)
     with torch.no_grad():
         for name, unit in model.banks.halting.items():

@@ -176,3 +176,14 @@ def test_rounds_that_no_token_of_a_sentence_takes_part_in_do_not_run() -> None:
     keys_values = (S + T) * 2 * D * I
     assert alone.full == count_macs(config, S, T).total
     assert alone.realised == expected.total - keys_values - (R - 1) * S * 2 * D * I
+
+
+@pytest.mark.parametrize("n_steps", [1, R, R + 3])
+def test_a_token_is_given_no_more_rounds_than_its_router_has_vectors_for(n_steps: int) -> None:
+    config = _lm({"kind": "token_choice"})
+    found = expected_depths(config, n_steps=n_steps)["decoder"]
+    assert found.rounds == found.deepest == found.counted == min(n_steps, R)
+    counted = count_macs(config, 1, T, n_steps=n_steps)
+    assert counted.by_part["decoder.halting"] == T * R * D  # all of its vectors are multiplied, whatever is called for
+    assert counted.by_part["decoder.ffn"] == T * min(n_steps, R) * 2 * D * F
+    assert expected_depths(config, n_steps=n_steps, exits=["decoder"])["decoder"].rounds == n_steps

@@ -38,14 +38,17 @@ def test_the_curve_in_bfloat16_is_within_one_percent_of_that_in_float32(name: st
     assert found == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["experts", "act", "stick_breaking"])
-def test_routers_masses_and_logits_stay_in_float32(name: str) -> None:
+@pytest.mark.parametrize("name", ["experts", "act", "stick_breaking", "select", "token_choice"])
+def test_routers_masses_and_logits_stay_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name not in PLANS:
+        monkeypatch.setitem(PLANS, name, PLANS["act"] | {"halting": {"kind": name}})
     with torch.autocast("cpu", torch.bfloat16):
         output = model_of(name).train()(ragged_batch())
     assert output.logits_BTV.dtype == torch.float32
     for stack in output.stacks.values():
         for routing in stack.routings:
             assert {routing.logits_NE.dtype, routing.probs_NE.dtype, routing.gates_NK.dtype} == {torch.float32}
+        assert (stack.halting is None) == (name == "experts")
         if stack.halting is not None:
             masses = [getattr(stack.halting, one.name) for one in fields(stack.halting)]
             assert {x.dtype for x in masses if x.is_floating_point()} == {torch.float32}

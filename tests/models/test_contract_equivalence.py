@@ -160,7 +160,7 @@ def check_recomputed(model: Model, batch: list[Sentence]) -> None:
     for enabled in (False, True):
         run_as(model, recompute=enabled)
         torch.manual_seed(5)  # of what is dropped, of noise and of sampled experts
-        found[enabled] = gradients_with_costs(model, right_padded(batch), batch)
+        found[enabled] = gradients_with_costs(model, right_padded(batch))
     assert_all_equal(found[True], found[False])
 
 

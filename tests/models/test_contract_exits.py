@@ -14,14 +14,14 @@ from test_contract_bytes import _batch, _held
 from test_contract_chains import assert_near, logits_of_steps
 from test_contract_decoding import _cuts, _least_first_step
 from test_contract_equivalence import assert_same_depths
-from test_contract_numbers import _counted
+from test_contract_numbers import check_realised_macs_of
 
 from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
 from contract import assert_all_equal, assert_equal, gradients, weights_of
 from drawn_ways import KEPT, exit_of, kept_of
 from haltings import never_halting
 from loops import RAGGED, looped
-from ostinato.budget import MacCounter, count_bytes, expected_depths
+from ostinato.budget import count_bytes
 from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import packing
@@ -210,20 +210,5 @@ def test_the_cache_that_keeps_some_rounds_is_as_large_as_counted(data: st.DataOb
 def test_realised_macs_of_tokens_that_stop_agree_with_the_flop_counter(
     model: Model, source_length: int, target_length: int
 ) -> None:
-    config = model.config
-    run_as(model, **exit_of(model), compaction="always")
-    batch = _batch(config, 1, source_length, target_length)
-    lengths = {"encoder": source_length, "decoder": target_length}
-    with torch.no_grad():
-        stacks = model(batch).stacks
-    found, depths = expected_depths(config, exits=model.exits()), {}
-    for name, one in found.items():
-        trace = stacks[name].halting
-        rounds = [one.rounds] * lengths[name] if trace is None else trace.executed_BTR[0].sum(-1).tolist()
-        depths[name] = [rounds.count(n) for n in range(1, one.rounds + 1)]
-    counted = MacCounter(config, exits=model.exits()).count(depths)
-    measured = _counted(model, lambda: model(batch))
-    if all(one.skips_halted for one in found.values()):
-        assert counted.realised == pytest.approx(measured, rel=0.01)
-    else:
-        assert measured <= 1.01 * counted.realised
+    run_as(model, **exit_of(model))
+    check_realised_macs_of(model, source_length, target_length)

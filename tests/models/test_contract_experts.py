@@ -6,8 +6,6 @@ random models have experts. Here stands what only experts have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +25,9 @@ from architectures import (
     random_model,
     right_padded,
     sentences,
+    texts,
 )
+from balance_losses import LOSSES
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
 from ostinato.budget.sizes import choosing_heads
 from ostinato.config.experts import HeadExpertAttentionConfig, RoutedConfig
@@ -35,7 +35,6 @@ from ostinato.config.halting import ActConfig, ExitConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.models import build_model
-from ostinato.nn import balance
 from ostinato.nn.experts import Routed
 from ostinato.nn.rows import Rows
 from ostinato.nn.types import HaltingTrace, Routing
@@ -43,14 +42,6 @@ from running import run_as
 
 pytestmark = pytest.mark.device
 
-LOSSES: dict[str, Callable[[Sequence[Routing]], Tensor]] = {
-    "switch": balance.switch,
-    "hypersphere": partial(balance.hypersphere, temperature=0.3),
-    "mutual_information": balance.mutual_information,
-    "z": balance.z,
-    "importance": balance.importance,
-    "sequence_entropy": balance.sequence_entropy,
-}
 Config = Seq2SeqConfig | LanguageModelConfig
 
 
@@ -78,8 +69,7 @@ def by_sentence(found: list[Routing], batch: Batch) -> dict[Where, list[dict[str
     """Return what every routing says of every sentence's real tokens."""
     rows = {}
     for routing in found:
-        tokens = batch.source if routing.stack == "encoder" else batch.target
-        assert tokens is not None
+        tokens = batch.target if batch.source is None or routing.stack != "encoder" else batch.source
         B, T = tokens.ids_BT.shape
         values = {"experts": routing.experts_NK, "gates": routing.gates_NK, "logits": routing.logits_NE}
         values |= {"probs": routing.probs_NE, "weight": routing.weight_N[:, None]}
@@ -126,11 +116,12 @@ def loss_gradients(model: Model, losses: dict[str, Tensor]) -> dict[str, Tensor]
 # --- independence ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [None, "encoder"])
 @draws(25)
-@given(st.data())
-def test_padding_changes_no_choice_no_balance_loss_and_no_gradient_of_it(data: st.DataObject) -> None:
-    config = data.draw(any_routed())
-    batch = data.draw(sentences(config))
+@given(data=st.data())
+def test_padding_changes_no_choice_no_balance_loss_and_no_gradient_of_it(kind: str | None, data: st.DataObject) -> None:
+    config = data.draw(any_routed(kind=kind))
+    batch = data.draw(texts(config) if kind == "encoder" else sentences(config))
     extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
     model = random_model(config)
     tight = [right_padded([s]) for s in batch]
@@ -298,15 +289,22 @@ def test_recomputed_steps_have_the_same_routings_and_gradients_of_their_losses(d
 
 
 def routed_model(
-    *, router: str = "linear", gate: str = "softmax", k: int = 2, n_sampled: int = 0, **options: Any
+    *,
+    router: str = "linear",
+    gate: str = "softmax",
+    k: int = 2,
+    n_sampled: int = 0,
+    attention: str = "experts",
+    has_sparse_layer: bool = False,
+    **options: Any,
 ) -> Model:
     """Return a float32 language model of two shared steps whose attention and feed-forward have four experts."""
-    routed = {"kind": "experts", "n_experts": 4, "top_k": k, "share": "all"}
-    routed |= {"router": {"kind": router}, "gate": {"kind": gate, "n_sampled": n_sampled}}
+    routed = {"n_experts": 4, "top_k": k, "router": {"kind": router}, "gate": {"kind": gate, "n_sampled": n_sampled}}
     decoder = {
         "n_steps": 2,
-        "self_attention": routed | {"n_heads": 2, "d_head": 4},
-        "ffn": routed | {"d_ff": 8},
+        "self_attention": routed | {"kind": attention, "share": "all", "n_heads": 2, "d_head": 4},
+        "ffn": routed | {"kind": "experts", "share": "all", "d_ff": 8},
+        "sparse_layer": routed | {"after": 1, "n_layers": 2, "d_ff": 8} if has_sparse_layer else None,
     }
     torch.manual_seed(0)
     config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": decoder} | options
@@ -371,19 +369,25 @@ def test_experts_are_sampled_in_training_only() -> None:
 @pytest.mark.device(False)
 @pytest.mark.parametrize("gate", ["softmax", "topk_softmax", "sigmoid"])
 @pytest.mark.parametrize("router", ["linear", "mlp", "hypersphere"])
-def test_routers_gates_and_balance_losses_are_float32_under_autocast(router: str, gate: str) -> None:
-    model, batch = routed_model(router=router, gate=gate).eval(), text()
+@pytest.mark.parametrize("attention", ["experts", "head_experts"])
+def test_routers_gates_and_balance_losses_are_float32_under_autocast(attention: str, router: str, gate: str) -> None:
+    model = routed_model(router=router, gate=gate, attention=attention, has_sparse_layer=True).eval()
+    batch = text()
     twice = right_padded([Sentence(None, row) for row in batch.target.ids_BT.tolist() * 2])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(twice, request=("input",)).stacks["decoder"]
         losses = all_losses(list(output.routings))
+    assert len({routing.router for routing in output.routings}) == (4 if attention == "head_experts" else 3)
     for routing in output.routings:
-        kind, name = routing.router.split(".")
+        kind, name, *ending = routing.router.split(".")
         module = getattr(model.banks, kind)[name]
+        own = module.value_router if ending else module.router
         inner_BTD = output.captures["decoder", routing.step, kind, "input"]
-        logits_NE = module.router(inner_BTD.flatten(0, 1).float())
-        choice = module.gate(logits_NE / module.router.temperature())
-        expected = (logits_NE, choice.probs_NE, choice.gates_NK)
+        logits_NE = own(inner_BTD.flatten(0, 1).float())
+        # Every head has experts of its own, and its share of the probability.
+        choice = module.gate((logits_NE / own.temperature()).view(-1, module.gate.n_experts))
+        probs_NE, gates_NK = choice.probs_NE.view_as(logits_NE) / routing.n_heads, choice.gates_NK
+        expected = (logits_NE, probs_NE, gates_NK.reshape(len(logits_NE), -1))
         for found, wanted in zip((routing.logits_NE, routing.probs_NE, routing.gates_NK), expected, strict=True):
             assert found.dtype == torch.float32
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -26,6 +26,7 @@ from architectures import (
     random_model,
     right_padded,
     sentences,
+    texts,
 )
 from contract import assert_all_equal, assert_equal, gradients, gradients_with_costs, real_logits, weights_of
 from elsewhere import built
@@ -33,17 +34,20 @@ from haltings import never_halting, selects
 from ostinato.config.halting import (
     ActConfig,
     ChoosingConfig,
+    ExitConfig,
     HaltingConfig,
     NoHaltingConfig,
     SelectConfig,
     StickBreakingConfig,
+    TokenChoiceConfig,
 )
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError
 from ostinato.models import build_model
-from ostinato.nn.types import HaltingTrace
+from ostinato.nn.choosing import Routers
+from ostinato.nn.types import HaltingTrace, StackOutput
 from running import run_as
 
 pytestmark = pytest.mark.device
@@ -81,8 +85,7 @@ def rounds_of(model: Model, batch: Batch) -> tuple[dict[str, list[dict[str, Tens
             continue
         if output.depth_cost is not None:  # by length depth costs nothing
             costs[name] = output.depth_cost
-        tokens = batch.source if name == "encoder" else batch.target
-        assert tokens is not None
+        tokens = batch.target if batch.source is None or name != "encoder" else batch.source
         found[name] = [what_tokens_did(output.halting, b, keep) for b, keep in enumerate(tokens.keep_BT)]
     return found, costs
 
@@ -104,11 +107,14 @@ def assert_same_rounds(found: dict[str, Tensor], expected: dict[str, Tensor], wh
 # --- independence ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [None, "encoder"])
 @draws(25)
-@given(st.data())
-def test_padding_and_company_change_no_depth_no_cost_of_it_and_no_gradient_of_that(data: st.DataObject) -> None:
-    config = data.draw(any_halting())
-    batch = data.draw(sentences(config))
+@given(data=st.data())
+def test_padding_and_company_change_no_depth_no_cost_of_it_and_no_gradient_of_that(
+    kind: str | None, data: st.DataObject
+) -> None:
+    config = data.draw(any_halting(kind=kind))
+    batch = data.draw(texts(config) if kind == "encoder" else sentences(config))
     extra, fill = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
     model = random_model(config)
     alone = [rounds_of(model, right_padded([s]))[0] for s in batch]
@@ -118,7 +124,7 @@ def test_padding_and_company_change_no_depth_no_cost_of_it_and_no_gradient_of_th
         for name, of_stack in found.items():
             for b, one in enumerate(of_stack):
                 assert_same_rounds(one, alone[b][name][0], f"of sentence {b} in the {name}")
-        grads = gradients_with_costs(model, padded, batch)
+        grads = gradients_with_costs(model, padded)
         if expected is None:
             expected = costs, grads
         assert_all_equal(costs, expected[0])
@@ -320,38 +326,65 @@ def test_hooks_count_the_rounds_that_ran_and_the_tokens_that_ran_them(halting: H
 # --- precision -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.device(False)
-@pytest.mark.parametrize("placement", ["post", "pre"])
-@pytest.mark.parametrize("halting", [StickBreakingConfig(threshold=0.99), ActConfig(), LISTING])
-def test_gates_masses_and_costs_are_float32_under_autocast(halting: HaltingConfig, placement: str) -> None:
+def twice_under_autocast(halting: HaltingConfig, placement: str) -> tuple[Model, StackOutput]:
+    """Return a float32 model, and what its stack makes in bfloat16 of sentences that stand in the batch twice."""
     model = small_model(halting, norm={"placement": placement}).float()
     for parameter in model.banks.halting.parameters():
         parameter.data *= 0.2  # of gates so far off, most would be 0 or 1
     run_as(model, compaction="never")  # at another place of a product a row may differ in its last bit
-    batch = text()
-    twice = right_padded(
-        [
-            Sentence(None, row[keep].tolist())
-            for row, keep in zip(batch.target.ids_BT.repeat(2, 1), batch.target.keep_BT.repeat(2, 1), strict=True)
-        ]
-    )
+    target = text().target
+    rows = [Sentence(None, ids[keep].tolist()) for ids, keep in zip(target.ids_BT, target.keep_BT, strict=True)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = model(twice, request=("residual",)).stacks["decoder"]
+        return model, model(right_padded(rows * 2), request=("residual",)).stacks["decoder"]
+
+
+GATES: list[HaltingConfig] = [StickBreakingConfig(threshold=0.99), ActConfig(), LISTING, ExitConfig(threshold=0.9)]
+
+
+@pytest.mark.device(False)
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("halting", [*GATES, SelectConfig(), TokenChoiceConfig()])
+def test_probabilities_weights_and_costs_are_float32_under_autocast_and_equal_sentences_halt_alike(
+    halting: HaltingConfig, placement: str
+) -> None:
+    _, output = twice_under_autocast(halting, placement)
     trace = output.halting
     assert trace is not None
     assert output.depth_cost is not None
     for value in (trace.probs_BTR, trace.remaining_BTR, trace.weights_BTR, output.depth_cost):
         assert value.dtype == torch.float32
+    assert trace.executed_BTR.shape[-1] > 1
+    for value in (trace.probs_BTR, trace.weights_BTR, trace.executed_BTR):
+        first, second = value.chunk(2)
+        assert torch.equal(first, second)
+
+
+@pytest.mark.device(False)
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("halting", GATES)
+def test_gates_are_those_of_float32_under_autocast(halting: HaltingConfig, placement: str) -> None:
+    model, output = twice_under_autocast(halting, placement)
+    trace = output.halting
+    assert trace is not None
     unit = model.banks.halting["decoder"]
     n_rounds = trace.executed_BTR.shape[-1]
     assert n_rounds > 1
     for r in range(n_rounds - 1):
         left_BTD = output.captures["decoder", r, "ffn", "residual"].float()
-        # ACT asks before a round, of the state that left the one before; stick-breaking after it.
+        # ACT asks before a round, of the state that left the one before; the others after it.
         is_act = isinstance(halting, ActConfig)
-        gates_BT = unit(left_BTD) if is_act else unit(left_BTD)[1].exp()
+        gates_BT = unit(left_BTD)[1].exp() if isinstance(halting, StickBreakingConfig) else unit(left_BTD)
         runs_BT = trace.executed_BTR[..., r + 1 if is_act else r]
         torch.testing.assert_close(trace.probs_BTR[..., r + is_act][runs_BT], gates_BT[runs_BT], rtol=0, atol=0)
-    for value in (trace.probs_BTR, trace.weights_BTR, trace.executed_BTR):
-        first, second = value.chunk(2)
-        assert torch.equal(first, second)
+
+
+@pytest.mark.device(False)
+def test_routers_of_rounds_score_in_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    routers, states_BTD = Routers(8, 3), torch.randn(2, 5, 8)
+    plain = routers(1, states_BTD), routers.of_all(states_BTD)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = routers(1, states_BTD), routers.of_all(states_BTD)
+    for found, wanted in zip(cast, plain, strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -227,15 +227,27 @@ def test_forget_gates_begin_open() -> None:
                 assert torch.equal(bias.view(4, -1), expected)
 
 
-def test_logits_are_float32_and_states_exact_under_autocast() -> None:
-    model = build_model(seq2seq(d_model=16, attention="additive"))
-    batch = right_padded([Sentence([4, 5, EOS], [BOS, 4]), Sentence([3, EOS], [BOS])])
-    exact = model(batch).logits_BTV
+@pytest.mark.parametrize("has_padding", [True, False])
+def test_recurrences_are_exact_under_autocast_and_logits_float32(has_padding: bool) -> None:
+    model = build_model(seq2seq(d_model=16, n_layers=2, attention="additive"))
+    assert isinstance(model, LstmSeq2Seq)
+    x_BTD = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
+    keep_BT = torch.tensor([[True] * 3, [False, True, True]]) if has_padding else None
+
+    def run() -> list[Tensor]:
+        memory_BSD, state = model.encoder(x_BTD, keep_BT)
+        h_BTD, last = model.decoder(memory_BSD, keep_BT, state)
+        return [memory_BSD, *state, h_BTD, *last]
+
+    plain = run()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        lowered = model(batch).logits_BTV
-    assert lowered.dtype == torch.float32
-    torch.testing.assert_close(lowered, exact, rtol=0.0, atol=0.05)
-    lowered.sum().backward()
+        lowered = run()
+        logits_BTV = model(right_padded([Sentence([4, 5, EOS], [BOS, 4]), Sentence([3, EOS], [BOS])])).logits_BTV
+    for found, wanted in zip(lowered, plain, strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert logits_BTV.dtype == torch.float32
+    logits_BTV.sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
@@ -265,6 +277,43 @@ def test_macs_are_those_of_the_matrix_products_done_by_hand() -> None:
     }
     assert count.per_source_token == encoder + 64
     assert count.per_generated_token == decoder + 192 + 5 * 16 + 72
+
+
+def entries(module: nn.Module) -> int:
+    """Count the multiply-accumulates of a token that passes every matrix of a module once."""
+    return sum(p.numel() for p in module.parameters() if p.dim() == 2)
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize("score", SCORES)
+def test_macs_are_the_entries_of_the_matrices_a_token_passes_and_its_products_with_the_memory(
+    score: str, both_ways: bool
+) -> None:
+    config = seq2seq(attention=score, bidirectional=both_ways, n_layers=2)
+    model = build_model(config)
+    assert isinstance(model, LstmSeq2Seq)
+    count = count_macs(config, source_length=5, target_length=3)
+    of_source, of_target = entries(model.encoder), entries(model.decoder) + 8 * 9
+    expected = {"encoder.lstm": 5 * of_source, "decoder.lstm": 3 * entries(model.decoder), "output": 3 * 8 * 9}
+    if model.attention is not None:
+        of_memory = 0 if model.attention.key is None else entries(model.attention.key)
+        of_query = entries(model.attention) - of_memory
+        # A score and its part of the sum for every token of the source.
+        expected |= {"decoder.attention.projections": 5 * of_memory + 3 * of_query}
+        expected |= {"decoder.attention.scores": 3 * 5 * 2 * 8}
+        of_source, of_target = of_source + of_memory, of_target + of_query + 5 * 2 * 8
+    assert count.by_part == expected
+    assert count.per_source_token == of_source
+    assert count.per_target_token == count.per_generated_token == of_target
+
+
+def test_macs_of_a_recurrent_language_model_are_the_entries_of_its_matrices() -> None:
+    config = LstmLanguageModelConfig(d_model=8, vocab_size=9, n_layers=2)
+    count, of_layers = count_macs(config, source_length=1, target_length=3), entries(build_model(config).decoder)
+    assert of_layers == 2 * (32 * 16)
+    assert count.by_part == {"decoder.lstm": 3 * of_layers, "output": 3 * 8 * 9}
+    assert count.per_target_token == count.per_generated_token == of_layers + 8 * 9
+    assert count.per_source_token == 0
 
 
 def test_a_sentences_macs_are_those_of_its_own_tokens() -> None:

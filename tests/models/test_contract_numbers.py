@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from architectures import BOS, EOS, Model, Sentence, any_architecture, draws, random_model, right_padded
 from haltings import never_halting
 from ostinato.budget import MacCounter, count_macs, count_parameters, expected_depths
+from ostinato.budget.depth import ExpectedDepth
+from ostinato.budget.macs import SentenceMacs
 from ostinato.budget.sizes import choosing_heads, planned_uses
 from ostinato.config.experts import RoutedConfig
-from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
+from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.kernels import combine, dispatch
 from ostinato.models import build_model
+from ostinato.nn.types import StackOutput
 from running import run_as
 
 
@@ -67,17 +71,11 @@ def _sums_by_gates(
     lengths: Mapping[str, int],
     n_steps: int | None = None,
     depths: Mapping[str, Sequence[int]] | None = None,
-    masked: Collection[str] = (),
 ) -> float:
-    """Count those of all uses of experts, for as many tokens as every stack has, or as take part by their depths.
-
-    Args:
-        masked: stacks in which halted tokens have sums, too, with gates of 0.
-    """
+    """Count those of all uses of experts, for as many tokens as every stack has, or as are computed by their depths."""
     found = 0.0
     for planned in planned_uses(model.config, n_steps):
         rows = lengths[planned.stack] if depths is None else sum(depths[planned.stack][planned.round :])
-        rows = lengths[planned.stack] if rows and planned.stack in masked else rows
         if isinstance(planned.sub, RoutedConfig) and rows:
             k = planned.sub.top_k * choosing_heads(planned.sub)
             to = dispatch(torch.arange(k).expand(rows, k), k)
@@ -89,20 +87,11 @@ def _sums_by_gates(
     return found
 
 
-def _saves_nothing(config: Seq2SeqConfig | LanguageModelConfig) -> bool:
-    """Whether all rounds are counted of some stack that runs fewer in a batch of short sources."""
-    return any(one.halting == "length" and not one.skips_halted for one in expected_depths(config).values())
-
-
 def check_macs(config: Seq2SeqConfig | LanguageModelConfig, source_length: int, target_length: int) -> None:
     """Compare what is counted with the flop counter."""
     count = count_macs(config, source_length, target_length)
     model = never_halting(build_model(config), keeps_lengths=True)
-    measured = _measured_macs(model, source_length, target_length)
-    if _saves_nothing(config):
-        assert measured <= 1.01 * count.total
-    else:
-        assert count.total == pytest.approx(measured, rel=0.01)
+    assert count.total == pytest.approx(_measured_macs(model, source_length, target_length), rel=0.01)
     assert sum(count.by_part.values()) == count.total
     n_source = source_length if isinstance(config, Seq2SeqConfig) else 0
     assert count.total == count.per_source_token * n_source + count.per_target_token * target_length
@@ -126,6 +115,7 @@ SHARED: dict[str, Any] = {
 WIDE: dict[str, Any] = STACK | {"ffn": {"d_ff": 200, "share": "all", "activation": "geglu"}}
 CONV: dict[str, Any] = {"ffn": {"kind": "separable_conv", "d_ff": 64}}
 STICK_BREAKING: dict[str, Any] = {"halting": {"kind": "stick_breaking", "initial_bias": -3.0}}
+BY_LENGTH: dict[str, Any] = {"halting": {"kind": "length", "per_token": 0.0, "extra": 2.0}}  # convolutions run them all
 NO_FFN: dict[str, Any] = STACK | CROSS | {"ffn": {"share": "none"}}
 
 SEQ2SEQ = {
@@ -133,6 +123,7 @@ SEQ2SEQ = {
     "universal": (SHARED, SHARED | {"cross_attention": {"n_heads": 4, "share": "all"}}),
     "one wide ffn": (WIDE, NO_FFN),
     "separable convolution": (STACK | CONV, STACK | CROSS | CONV),
+    "by length": (STACK | CONV | BY_LENGTH, STACK | CROSS | CONV | BY_LENGTH),
     "window": (STACK | {"relative": {"kind": "window", "window": 5}}, STACK | CROSS),
     "act": (SHARED | {"halting": {"kind": "act"}}, SHARED | CROSS | {"halting": {"kind": "act"}}),
     "stick-breaking": (SHARED | STICK_BREAKING, SHARED | CROSS | STICK_BREAKING),
@@ -180,35 +171,63 @@ def test_macs_of_a_generated_token_are_those_of_a_cached_step(
 def test_counts_follow_the_number_of_rounds_at_call_time(
     config: Seq2SeqConfig | LanguageModelConfig, n_rounds: int
 ) -> None:
-    model = never_halting(build_model(config).eval(), keeps_lengths=not _saves_nothing(config))
+    model = never_halting(build_model(config).eval(), keeps_lengths=True)
     measured = _measured_macs(model, 4, 6, n_rounds)
     assert count_macs(config, 4, 6, n_steps=n_rounds).total == pytest.approx(measured, rel=0.01)
     assert count_parameters(config, n_steps=n_rounds).stored == count_parameters(config).stored
 
 
+def realised_depths(
+    found: Mapping[str, ExpectedDepth], stacks: Mapping[str, StackOutput], lengths: Mapping[str, int]
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return by stack how many tokens of a sentence took part in so many rounds, and how many were computed in them.
+
+    Where halted tokens are computed all the same, they are as long as any token of the sentence takes part.
+    """
+    took_part, computed = {}, {}
+    for name, one in found.items():
+        trace = stacks[name].halting
+        rounds = [one.rounds] * lengths[name] if trace is None else trace.executed_BTR[0].sum(-1).tolist()
+        took_part[name] = [rounds.count(n) for n in range(1, one.rounds + 1)]
+        rounds = rounds if one.skips_halted else [max(rounds)] * lengths[name]
+        computed[name] = [rounds.count(n) for n in range(1, one.rounds + 1)]
+    return took_part, computed
+
+
+def macs_of(config: ModelConfig, depths: Mapping[str, Sequence[int]], exits: Mapping[str, bool]) -> SentenceMacs:
+    """Count tokens that cost no round but those that are given, also of stacks that compute halted ones."""
+
+    def as_given(*args: Any, **options: Any) -> dict[str, ExpectedDepth]:
+        return {name: replace(one, skips_halted=True) for name, one in expected_depths(*args, **options).items()}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ostinato.budget.macs.expected_depths", as_given)
+        return MacCounter(config, exits=exits).count(depths)
+
+
 def check_realised_macs(config: Seq2SeqConfig | LanguageModelConfig, source_length: int, target_length: int) -> None:
     """Compare what is counted for a sentence whose tokens halt with the flop counter."""
-    model = random_model(config)
+    check_realised_macs_of(random_model(config), source_length, target_length)
+
+
+def check_realised_macs_of(model: Model, source_length: int, target_length: int) -> None:
+    """Compare what is counted for a sentence whose tokens halt, or stop by a criterion, with the flop counter."""
+    config, exits = model.config, model.exits()
     run_as(model, compaction="always")  # also where it would not pay
     batch = _batch(source_length, target_length, isinstance(config, Seq2SeqConfig))
     lengths = {"encoder": source_length, "decoder": target_length}
     with torch.no_grad():
         stacks = model(batch).stacks
-    depths = {}
-    for name, found in expected_depths(config).items():
-        trace = stacks[name].halting
-        rounds = [found.rounds] * lengths[name] if trace is None else trace.executed_BTR[0].sum(-1).tolist()
-        depths[name] = [rounds.count(n) for n in range(1, found.rounds + 1)]
-    masked = [name for name, found in expected_depths(config).items() if not found.skips_halted]
-    measured = _counted(model, lambda: model(batch)) - _sums_by_gates(model, lengths, depths=depths, masked=masked)
-    counted = MacCounter(config).count(depths)
-    if not any(found.halting == "length" for found in expected_depths(config).values()):
+    found = expected_depths(config, exits=exits)
+    depths, computed = realised_depths(found, stacks, lengths)
+    measured = _counted(model, lambda: model(batch)) - _sums_by_gates(model, lengths, depths=computed)
+    counted = MacCounter(config, exits=exits).count(depths)
+    if not any(stack.halting.kind == "length" for stack in config.stacks().values()):
         assert counted.full == count_macs(config, source_length, target_length).total
-    if all(found.skips_halted for found in expected_depths(config).values()):
-        assert counted.realised == pytest.approx(measured, rel=0.01)
-    else:
-        # Stacks that save nothing still end with the last token of their batch, which is this sentence here.
-        assert measured <= 1.01 * counted.realised
+    assert macs_of(config, computed, exits).realised == pytest.approx(measured, rel=0.01)
+    # How long a stack runs that computes halted tokens is known of its batch only: all rounds are counted.
+    everyone = {name: [0] * (one.rounds - 1) + [lengths[name]] for name, one in found.items() if not one.skips_halted}
+    assert counted.realised == macs_of(config, depths | everyone, exits).realised
 
 
 @draws(30, quick=10)

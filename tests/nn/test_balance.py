@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
 
 import pytest
 import torch
 
+from balance_losses import LOSSES
 from ostinato.nn import balance
 from ostinato.nn.routing import Gate
 from ostinato.nn.types import Routing
 
-E, TAU = 4, 0.3
-LOSSES: dict[str, Callable[[Sequence[Routing] | balance.JoinedRoutings], torch.Tensor]] = {
-    "switch": balance.switch,
-    "hypersphere": partial(balance.hypersphere, temperature=TAU),
-    "mutual_information": balance.mutual_information,
-    "z": balance.z,
-    "importance": balance.importance,
-    "sequence_entropy": balance.sequence_entropy,
-}
+E = 4
 
 
 def routing(logits: torch.Tensor, k: int = 1, weight: torch.Tensor | None = None, step: int = 0) -> Routing:

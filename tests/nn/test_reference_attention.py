@@ -117,6 +117,16 @@ def test_attention_weights_on_request_are_those_that_made_the_output() -> None:
     )
 
 
+def test_attention_weights_on_request_are_those_of_float32_under_autocast() -> None:
+    module = _attention().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        q, k, _ = by_head(module, torch.randn(B, T, D))
+        found = module.weights(q, k, Visibility(True))
+    assert q.dtype == torch.bfloat16
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, module.weights(q, k, Visibility(True)), rtol=0, atol=0)
+
+
 def test_a_query_that_sees_nothing_gets_numbers_and_finite_gradients() -> None:
     module = _attention()
     x_BTD = torch.randn(1, T, D).double().requires_grad_()

@@ -44,8 +44,7 @@ def test_a_record_holds_losses_load_and_entropies_of_the_last_batch_by_router_an
             for name in BALANCE_LOSSES:
                 expected = float(raw_balance_loss(name, routings, tau_0).detach())
                 assert numbers["losses"][name] == pytest.approx(expected, rel=1e-5, abs=1e-6)
-                if name in BALANCE:
-                    assert numbers["weighted"][name] == BALANCE[name] * numbers["losses"][name]
+                assert numbers["weighted"][name] == BALANCE[name] * numbers["losses"][name]
             assert list(numbers["weighted"]) == list(BALANCE)
             load = balance.load(routings)
             assert numbers["load"] == pytest.approx(load.fraction_E.tolist(), abs=1e-6)

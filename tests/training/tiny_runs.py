@@ -9,6 +9,7 @@ from typing import Any
 
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
+from ostinato.config.training import BALANCE_LOSSES
 
 SIZES = {"train": 60, "dev": 10, "test": 10}
 
@@ -32,6 +33,8 @@ def write_letters(folder: Path) -> dict[str, str]:
 
 
 BALANCE = {"switch": 0.01, "hypersphere": 0.01, "mutual_information": 0.02, "z": 0.001, "importance": 0.01}
+BALANCE |= {"sequence_entropy": 0.01}
+assert tuple(BALANCE) == BALANCE_LOSSES
 ROUTERS = ["self_attention.encoder_0", "ffn.encoder_sparse", "ffn.encoder_0", "ffn.decoder_0"]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import Rounds, plans
-from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig
+from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, TokenChoiceConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -22,7 +22,7 @@ class ExpectedDepth:
 
     Args:
         expected: rounds a token takes part in; where a router chooses among all tokens in every round, counted as if
-            they were the first ones. rounds: those the stack has.
+            they were the first ones. rounds: those the stack has, or, fewer, those that its router can give a token.
         halting: kind of its halting rule; with "none" both numbers are the same.
         skips_halted: a halted token is gathered away and costs only what others see of it. False: it is computed until
             its whole batch is through, so that all rounds are counted; because its state goes on changing (ACT that
@@ -75,12 +75,14 @@ def expected_depths(
         ConfigError: a stack the model does not have, a depth outside [1, rounds], a depth other than that which follows
             from the configuration where no token learns to halt, or `n_steps` for stacks that cannot change it.
     """
-    given, stacks = dict(expected_depth or {}), config.stacks()
+    given, stacks, own_plans = dict(expected_depth or {}), config.stacks(), config.plans()
     known = f"the model's stacks are {', '.join(stacks)}" if stacks else "the model has no stacks, and no depth"
     problems = [Problem(f"expected_depth.{name}", given[name], known) for name in given if name not in stacks]
     found: dict[str, ExpectedDepth] = {}
     for name, plan in plans(config, n_steps).items():
         rounds, halting = plan.n_rounds, stacks[name].halting
+        if isinstance(halting, TokenChoiceConfig) and name not in exits:
+            rounds = min(rounds, halting.n_routers(own_plans[name].n_rounds))  # no token is given more
         own = rounds
         if isinstance(halting, ByLengthConfig) and source_length is not None and name not in exits:
             own = halting.rounds(source_length, rounds)

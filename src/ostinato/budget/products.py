@@ -165,7 +165,8 @@ def products(
 def _gates(config: ModelConfig, stack: str, n_rounds: int) -> Iterator[Product]:
     """Yield what says which tokens take part in the rounds of a stack."""
     halting, asked = config.stacks()[stack].halting, list(range(n_rounds))
-    macs = gate_weights(halting, config.d_model, n_rounds).products
+    # One that is asked about all rounds at once is so about its own, however many are called for.
+    macs = gate_weights(halting, config.d_model, config.plans()[stack].n_rounds).products
     match halting:
         case StickBreakingConfig():
             asked = asked[:-1]  # its gate is not asked about the last round

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws, attend_dropped, attend_some
+from ostinato.kernels import Draws, attend_dropped, attend_some, without_autocast
 from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -260,10 +260,11 @@ class MultiHead(Dropping):
     def weights(
         self, q_BHQK: Tensor, k_BHSK: Tensor, visibility: Visibility, bias: Tensor | None = None
     ) -> Float[Tensor, "B H Q S"]:
-        """Return the attention weights in float32, without dropout; only computed where they are asked for."""
-        scores = self.scale * (q_BHQK.float() @ self._for_all_heads(k_BHSK).float().transpose(-1, -2))
-        mask = self._mask(visibility, bias, q_BHQK.shape[2], k_BHSK.shape[2], scores)
-        return torch.softmax(scores if mask is None else scores + mask, -1)
+        """Return the attention weights in float32 under autocast too, without dropout; only where asked for."""
+        with without_autocast(q_BHQK.device):
+            scores = self.scale * (q_BHQK.float() @ self._for_all_heads(k_BHSK).float().transpose(-1, -2))
+            mask = self._mask(visibility, bias, q_BHQK.shape[2], k_BHSK.shape[2], scores)
+            return torch.softmax(scores if mask is None else scores + mask, -1)
 
     def _mask(self, visibility: Visibility, bias: Tensor | None, Q: int, S: int, like: Tensor) -> Tensor | None:
         """Return hidden keys and bias as one additive tensor, for every choice of a token the same."""
