@@ -252,8 +252,11 @@ def test_the_fast_tokenizer_has_our_ids(tokenizer: str, tmp_path: Path) -> None:
     assert len(fast) == run.tokenizers.target.vocab_size
 
 
-def test_an_exported_tokenizer_that_was_kept_surrounds_a_text_as_the_model_reads_it(tmp_path: Path) -> None:
-    kept = keep_tokenizer(tmp_path / "kept")
+@pytest.mark.parametrize("own", [None, "<s> $A", "$A </s>", "<s> $A </s>"])
+def test_an_exported_tokenizer_that_was_kept_surrounds_a_text_as_the_model_reads_it(
+    own: str | None, tmp_path: Path
+) -> None:
+    kept = keep_tokenizer(tmp_path / "kept", template=own)
     run = runs.make_run("language-model", tmp_path / "run", f"data.tokenizer={{kind: hf, path: {kept}}}")
     fast = fast_tokenizer(run)
     assert fast("the cat").input_ids == [run.model.special_ids.bos, *run.tokenizers.target.encode("the cat")]
@@ -269,7 +272,7 @@ def test_a_cache_of_some_rounds_is_not_lost_in_silence(tmp_path: Path) -> None:
     run = runs.make_run("looped", tmp_path / "run", "decoding.cached_rounds=1")
     for write in (export_run, lambda run, folder: export_plain(run, folder, "llama")):
         with pytest.raises(
-            CheckpointError, match=r"decoding keeps 1 of the loop's rounds .* decoding\.cached_rounds=null"
+            CheckpointError, match=r"decoding keeps 1 of the loop's rounds .* --set decoding\.cached_rounds=null"
         ):
             write(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -477,8 +477,9 @@ def test_rounds_by_sentence_need_rounds_that_are_alike(tmp_path: Path, changes: 
 def test_what_the_last_rounds_do_not_use_would_not_learn(
     tmp_path: Path, segment: dict[str, Any], halting: str, loss: str, reason: str
 ) -> None:
-    for n_rounds, is_refused in ((1, True), (3, False)):
-        rounds = {"kind": "plan", "gradient_rounds": n_rounds}
+    drawn = {"kind": "uniform", "least": 1, "most": 3, "gradient_rounds": 1}  # one round has a gradient at times
+    plans = [({"kind": "plan", "gradient_rounds": n}, n == 1) for n in (1, 3)]
+    for rounds, is_refused in [*plans, *([(drawn, False)] if halting == "none" else [])]:
         stored = looped(tmp_path, halting=halting, rounds=rounds, round_loss={"kind": loss}).model_dump(mode="json")
         stored["model"]["decoder"]["segments"][0] |= segment
         recipe = check_recipe(stored)

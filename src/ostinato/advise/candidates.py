@@ -20,7 +20,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import task_config
-from ostinato.tasks.vocabulary import SizedModel, size_model
+from ostinato.tasks.vocabulary import FromData, size_model
 
 BASE = "the recipe"
 """Name of the candidate that is the recipe itself, its widths solved for the budget."""
@@ -80,12 +80,13 @@ def make_candidates(
         ConfigError: a recipe that cannot be used, or a budget that nothing fits: with the nearest that does.
     """
     recipe = load_recipe(base, overrides)
-    sized = size_model(recipe, access)
+    known: FromData = {}
+    sized = size_model(recipe, access, known=known)
     limits = limits.of_task(sized.model, has_sources=task_config(recipe.task).has_sources)
     if not limits.counted():
         parameters = limits.figures(sized.model)["parameters"]
         limits = replace(limits, parameters=parameters)
-    maker = _Maker(base, list(overrides), recipe, sized, space, limits)
+    maker = _Maker(base, list(overrides), recipe, access, known, space, limits)
     maker.add(BASE, {})
     n_wanted = len(maker.found) + space.n_candidates
     n_all, n_tried = prod(len(axis.levels) for axis in space.axes), 0
@@ -121,7 +122,8 @@ class _Maker:
     base: str
     overrides: list[str]
     recipe: Recipe
-    sized: SizedModel
+    access: DataAccess | None
+    known: FromData
     space: SpaceConfig
     limits: Limits
 
@@ -136,7 +138,7 @@ class _Maker:
         try:
             settings = settings_of(self.space, combination, self._nested) if combination else {}
             changed = load_recipe(self.base, [*self.overrides, *as_overrides(settings)])
-            model = size_model(changed, source=self.sized.source, target=self.sized.target).model
+            model = size_model(changed, self.access, known=self.known).model
             free = free_of(self.space, combination) if combination else self.space.free
         except ConfigError as error:
             self.left_out.append(LeftOut(name, _one_line(error)))

@@ -34,6 +34,7 @@ def export_hf(
     unroll: Annotated[
         bool, typer.Option("--unroll", help="Repeat shared weights: a plain model that needs no code of ours.")
     ] = False,
+    settings: SetOption = None,
 ) -> None:
     """Write a run as a Hugging Face model: weights, fast tokenizer, settings of generation, model card.
 
@@ -49,7 +50,7 @@ def export_hf(
         raise ConfigError(
             f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'{see('hugging-face')}"
         ) from error
-    loaded = load(run, checkpoint=checkpoint, device="cpu")
+    loaded = load(run, checkpoint=checkpoint, device="cpu", overrides=settings or [])
     written = export_run(loaded, folder) if plain is None else export_plain(loaded, folder, plain)
     print_line(f"{written}: {loaded.recipe.name}, {loaded.model.n_parameters():,} parameters")
 

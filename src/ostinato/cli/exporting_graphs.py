@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument
+from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument, SetOption
 from ostinato.cli.output import print_line
 from ostinato.errors import ConfigError, Problem, see
 
@@ -24,6 +24,7 @@ def export_onnx(
     int8: Annotated[bool, typer.Option("--int8", help="Also X.int8.onnx, weights of 8 bits, and both losses.")] = False,
     split: Annotated[str, typer.Option("--split", help="With --int8: what the losses are measured on.")] = "dev",
     max_examples: Annotated[int, typer.Option("--max-examples", min=1, help="With --int8: first ones of it.")] = 500,
+    settings: SetOption = None,
     access: AccessOption = None,
 ) -> None:
     """Write a run as ONNX: logits and caches as inputs and outputs, rounds as an input where all are alike.
@@ -41,7 +42,7 @@ def export_onnx(
         from ostinato.onnx.session import held_out_loss
     except ImportError as error:
         raise ConfigError(_MISSING.format(error=error)) from error
-    loaded, examples = load(run, checkpoint=checkpoint, device="cpu"), []
+    loaded, examples = load(run, checkpoint=checkpoint, device="cpu", overrides=settings or []), []
     if int8:
         task = build_task(loaded.recipe.task, loaded.recipe.data, access)
         if split not in task.splits():
@@ -61,10 +62,12 @@ def export_torch(
     run: RunArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, X.pt2; of pairs X.encoder.pt2, ...")],
     checkpoint: CheckpointOption = None,
+    settings: SetOption = None,
 ) -> None:
     """Write a run as programs of torch.export: the graphs that ONNX files hold, see docs/onnx.md."""
     from ostinato.evaluation.loading import load
     from ostinato.onnx.export import export_torch
 
-    for path in export_torch(load(run, checkpoint=checkpoint, device="cpu"), file):
+    loaded = load(run, checkpoint=checkpoint, device="cpu", overrides=settings or [])
+    for path in export_torch(loaded, file):
         print_line(f"{path}: {path.stat().st_size:,} bytes")

@@ -70,10 +70,12 @@ def encode_rows(
                     "data.max_source_length or set data.over_length to 'truncate'"
                 )
         return
-    blocks = Blocks.of(data, config, tokenizers.target.special_ids)
+    blocks, limits = Blocks.of(data, config, tokenizers.target.special_ids), data
     if blocks is not None:  # A text that is cut into blocks may have any length.
-        data = data.model_copy(update={"max_target_length": sys.maxsize})
-    rows = encode_examples(examples, tokenizers, data, training=training, name=name, joins_pairs=config.joins_pairs)
+        limits = data.model_copy(update={"max_target_length": sys.maxsize})
+    rows = encode_examples(
+        examples, tokenizers, limits, training=training, name=name, joins_pairs=config.joins_pairs, of_continued=data
+    )
     objective = objective_of(config, data, tokenizers)
     if objective is not None or blocks is not None:
         label = partial(_as_labelled, is_masked=config.reads == "masked", sees_prefix=objective is split_prefix)
@@ -93,6 +95,7 @@ def encode_examples(
     training: bool,
     name: str,
     joins_pairs: bool = False,
+    of_continued: DataConfig | None = None,
 ) -> Iterator[AnyRow]:
     """Turn pairs and texts into rows, one at a time; an example that `continues` its source becomes a labelled row.
 
@@ -102,6 +105,7 @@ def encode_examples(
         name: what the examples are called in errors, usually the split.
         joins_pairs: make one sequence of source and target, for a decoder-only model (`LanguageModelConfig`); the
             longest lengths are still those of each side.
+        of_continued: settings for examples that continue their source; None: `data`.
 
     Raises:
         DataError: an example is longer than its limit, or holds an unknown symbol; names the example (from 1), the
@@ -111,7 +115,7 @@ def encode_examples(
         where = f"{name}: example {index + 1}"
         if example.continues:
             try:
-                yield continuation_row(example, tokenizers, data, index)
+                yield continuation_row(example, tokenizers, of_continued or data, index)
             except DataError as error:
                 raise DataError(f"{where}: {error}") from error
             continue

@@ -166,7 +166,8 @@ def search_n_best(
         return []
     special_ids = model.special_ids
     prompt = make_prompt(batch, prefix, special_ids)
-    lengths = _lengths(batch, prompt, config, getattr(model, "longest_target", None))
+    is_static = config.static_cache or (isinstance(model, HasExecution) and model.current_execution.static_cache)
+    lengths = _lengths(batch, prompt, config, getattr(model, "longest_target", None), is_static=is_static)
     if batch.prefix_lengths_B is None:  # texts: what a prefix language model is given, is its prefix
         batch = replace(batch, prefix_lengths_B=prompt.keep_BT.sum(1))
     device = prompt.ids_BT.device
@@ -216,13 +217,16 @@ def search_n_best(
     return [found[row] for row in range(n_sentences)]
 
 
-def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig, longest: int | None) -> list[tuple[int, int]]:
+def _lengths(
+    batch: Batch, prompt: Tokens, config: DecodingConfig, longest: int | None, *, is_static: bool
+) -> list[tuple[int, int]]:
     """Return the least and the most tokens of every sentence, by the length of its source, or else of its prompt.
 
     The most is at least one token, and the least is never more than the most.
 
     Args:
         longest: columns that the decoder has positions for, of which the prompt takes some; None: any number.
+        is_static: see `Execution.static_cache`.
     """
     if config.max_length_ratio == config.min_length_ratio == 0.0:
         sources = [0] * batch.n_sentences
@@ -231,7 +235,10 @@ def _lengths(batch: Batch, prompt: Tokens, config: DecodingConfig, longest: int 
     else:
         sources = (prompt if batch.source is None else batch.source).keep_BT.sum(dim=1).tolist()
     found = []
-    for n, n_given in zip(sources, prompt.keep_BT.sum(1).tolist(), strict=True):
+    given = [0] * batch.n_sentences
+    if longest is not None:  # in tensors of fixed sizes all rows go on until the last one ends
+        given = [prompt.ids_BT.shape[1]] * batch.n_sentences if is_static else prompt.keep_BT.sum(1).tolist()
+    for n, n_given in zip(sources, given, strict=True):
         more, fewer = (floor(ratio * n + _NEARLY) for ratio in (config.max_length_ratio, config.min_length_ratio))
         most = max(1, config.max_length + more)
         if longest is not None:  # the last token is not read again

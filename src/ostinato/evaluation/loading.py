@@ -214,8 +214,8 @@ class LoadedRun:
         """
         kept = self.model.current_execution.cached_rounds or self.recipe.decoding.cached_rounds
         if kept is not None:
-            reason = f"decoding keeps {kept} of the loop's rounds (cached_rounds), and exported models keep all"
-            raise CheckpointError(f"{reason}: export it with decoding.cached_rounds=null{see('limits')}")
+            reason = f"decoding keeps {kept} of the loop's rounds (cached_rounds), and other programs keep all"
+            raise CheckpointError(f"{reason}: --set decoding.cached_rounds=null{see('limits')}")
 
     def decoding(self, **overrides: Any) -> DecodingConfig:
         """Return the recipe's decoding with settings replaced; `beam` alone also chooses the strategy it needs.

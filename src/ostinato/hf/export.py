@@ -101,7 +101,7 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
     made = kind(config)
     made.model.load_state_dict(run.model.state_dict())
     if given.generates:
-        made.generation_config = generation_config(run.decoding(), run.model.special_ids, longest_sequence(run))
+        made.generation_config = generation_config(run.decoding(), run.model.special_ids, _longest_input(run))
     made.eval()
     return made
 
@@ -125,14 +125,14 @@ def generation_config(decoding: DecodingConfig, special: SpecialIds, longest: in
 
     The padding and begin symbols are never written, as with us. A length penalty of kind gnmt has no counterpart there:
     scores are then sums of log-probabilities (length_penalty 0). Lengths in proportion to the source have none either:
-    they become those of the longest one.
+    the most becomes that of the longest one, and the least is left out.
 
     Args:
         longest: tokens of the longest source, or prompt.
     """
     is_drawn, penalty = decoding.strategy == "sample", decoding.length_penalty
     settings: dict[str, Any] = {
-        "max_new_tokens": max(1, decoding.max_length + floor(decoding.max_length_ratio * longest)),
+        "max_new_tokens": max(1, decoding.max_length + floor(decoding.max_length_ratio * longest + 1e-9)),
         "min_new_tokens": decoding.min_length or None,
         "do_sample": is_drawn,
         "num_beams": decoding.beam,
@@ -175,9 +175,14 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         tensors = {key: x.contiguous() for key, x in plain.tensors.items()}
         save_file(tensors, target / "model.safetensors", {"format": "pt"})
         tokenizer.save_pretrained(target)
-        generation_config(run.decoding(), special, longest_sequence(run)).save_pretrained(target)
+        generation_config(run.decoding(), special, _longest_input(run)).save_pretrained(target)
         write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads].auto, is_plain=True))
     return folder
+
+
+def _longest_input(run: LoadedRun) -> int:
+    """Return the most tokens of a source, or of a prompt."""
+    return run.recipe.data.max_source_length if run.model.config.has_two_sides else longest_sequence(run)
 
 
 def longest_sequence(run: LoadedRun) -> int:

@@ -18,7 +18,6 @@ from ostinato.data.tokenizer import Tokenizer
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 
-_PROBE = "a"
 _NAMES = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "mask": "<mask>"}
 
 
@@ -57,17 +56,21 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
 
 def _surround(content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tuple[str, str]) -> None:
     """Have a tokenizer put around a text what the model read of it, where its own post-processor does not."""
-    special = kept.special_ids
-    ids = {"<bos>": [special.bos], "<eos>": [special.eos], "$A": kept.encode(_PROBE, unknown="replace")}
+    special, words = kept.special_ids, (kept.decode([i]) for i in range(kept.vocab_size))
+    probe = next(word for word in words if word.strip())
+    ids = {"<bos>": [special.bos], "<eos>": [special.eos], "$A": kept.encode(probe)}
     read = [i for piece in templates[0].split() for i in ids[piece]]
-    if content.encode(_PROBE).ids == read:
-        return
     symbols = {"<bos>": (kept.special_texts[special.bos], special.bos)}
     symbols["<eos>"] = kept.special_texts[special.eos], special.eos
     single, pair = (" ".join(symbols[p][0] if p in symbols else p for p in text.split()) for text in templates)
     template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(symbols.values()))
     own = content.post_processor
-    content.post_processor = template if own is None else processors.Sequence([own, template])
+    choices = [template] if own is None else [own, template, processors.Sequence([own, template])]
+    for processor in choices:
+        content.post_processor = processor
+        if content.encode(probe).ids == read:
+            return
+    raise CheckpointError("what the tokenizer's own post-processor puts around a text cannot be joined with ours")
 
 
 def _templates(run: LoadedRun) -> tuple[str, str]:

@@ -48,6 +48,7 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, run: LoadedRun, n_steps: int | None = None, batch_size: int = 16) -> None:
+        run.check_exportable()
         model = wrapped(run)
         model.config.n_steps = n_steps
         config = run.model.config

@@ -192,7 +192,8 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             output: of the batch, with what is `_shown`; of a cached step logits alone, which have no other losses.
             n_items: labels of the whole update, where that is several batches; None: this batch is the update.
         """
-        config, round_loss = self.config, self._round_loss() if output.stacks else RoundLossConfig()
+        config, has_rounds = self.config, bool(output.stacks) and self.training
+        round_loss = self._round_loss() if has_rounds else RoundLossConfig()
         if self.training and config.left_out:
             names = ", ".join(config.left_out)
             logger.warning_once(f"this model was trained with {names}, which have no counterpart here and are left out")
@@ -205,7 +206,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         n_labels = batch.loss_mask_BT.sum()
         n_all = n_labels if n_items is None else torch.as_tensor(n_items, device=n_labels.device)
         n_all = n_all.clamp_min(1)  # the loss of a batch none of whose labels counts is 0
-        if not self.training:  # the loss of an evaluation has nothing else in it
+        if not self.training:  # the loss of an evaluation is that of the last round alone
             return sums.loss / n_all
         balance, halting = config.losses()
         spread = balance_loss(output.by_router(), balance, self.model.balance_temperatures())

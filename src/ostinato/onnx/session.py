@@ -67,7 +67,9 @@ def held_out_loss(run: LoadedRun, files: Sequence[Path], examples: Sequence[Exam
     """
     graphs, sessions = graphs_of(run.model), [Session(file) for file in files]
     # A graph has no input that keeps the texts of a block apart: every text is a row of its own.
-    data = run.recipe.data.model_copy(update={"block_length": None})
+    data = run.recipe.data
+    if data.block_length is not None:
+        data = data.model_copy(update={"block_length": None, "over_length": "truncate"})
     total, n_labels = 0.0, 0
     rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name="examples")
     for batch in evaluation_batches(rows, data.eval_tokens_per_batch):

@@ -34,8 +34,6 @@ def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
             yield Problem("model.head.kind", reads, reason)
         if data.block_length is not None:
             yield Problem("data.block_length", data.block_length, "packs texts, and this task's examples have a source")
-        if recipe.model.joins_pairs:
-            yield from _too_long_together(recipe)
         return
     texts = f"the task {recipe.task.kind} with these settings has texts without a source"
     if reads not in ("sequence", "masked"):
@@ -43,8 +41,10 @@ def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
         yield Problem("model.kind", recipe.model.kind, f"{texts}, which is for {kinds}")
 
 
-def _too_long_together(recipe: Recipe) -> Iterator[Problem]:
-    """Yield why a pair in one sequence has more tokens than the decoder has learned positions for."""
+def length_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
+    """Yield why pairs in one sequence may have more tokens than the decoder has learned positions for."""
+    if not (has_sources and recipe.model.joins_pairs):
+        return
     longest = recipe.data.max_source_length + recipe.data.max_target_length
     for name, stack in recipe.model.stacks().items():
         if stack.positions.kind == "learned" and longest > stack.positions.max_length:

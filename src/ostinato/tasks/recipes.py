@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.config.files import (
+    RUN_RECIPE,
     YAML_SUFFIXES,
     did_you_mean,
     map_data_paths,
@@ -25,7 +26,6 @@ from ostinato.data.output_files import check_output, write_new_text
 from ostinato.errors import ConfigError, Problem, see
 from ostinato.system_errors import kind_of
 
-_RUN_RECIPE = "recipe.yaml"
 _FOLDER = "recipes"
 _DERIVED_MARK = "# Written by:"
 """Begins every file that `write_derived` wrote."""
@@ -62,10 +62,10 @@ def find_recipe(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    if (path / _RUN_RECIPE).is_file():
-        return path / _RUN_RECIPE
+    if (path / RUN_RECIPE).is_file():
+        return path / RUN_RECIPE
     if path.is_dir():
-        reason = f"this folder holds no {_RUN_RECIPE}, so it is not a run"
+        reason = f"this folder holds no {RUN_RECIPE}, so it is not a run"
     elif (kind := kind_of(path)) is not None:
         reason = f"is {kind}, not a file or run directory"
     elif path.suffix in YAML_SUFFIXES:
@@ -87,7 +87,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     """
     path = find_recipe(name_or_path)
     by_path = {shipped: name for name, shipped in shipped_files(_FOLDER).items()}
-    file_name = path.resolve().parent.name if path.name == _RUN_RECIPE else path.stem
+    file_name = path.resolve().parent.name if path.name == RUN_RECIPE else path.stem
     return load_recipe_config(path, overrides, find_recipe, _problems, default_name=by_path.get(path, file_name))
 
 

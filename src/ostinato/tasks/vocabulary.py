@@ -13,7 +13,7 @@ from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.packing import pack_source, tokenizers_of
 from ostinato.tasks.registry import build_task
-from ostinato.tasks.start import is_run, start_tokenizers
+from ostinato.tasks.start import is_run, load_tokenizers, start_tokenizers
 
 FromData = dict[str, tuple[tuple[int, int], SpecialIds | None, str]]
 """By task, data and start of a recipe: rows of both vocabularies, their special ids, where they come from in words."""
@@ -96,12 +96,18 @@ def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, in
 
 def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
     """Build the tokenizers that training would build; None where their data is not on this machine."""
+    origin = recipe.training.init_from
+    # A shipped recipe may name a run that is yet to be trained.
+    if origin is not None and not is_run(origin):
+        origin = None
+    if origin is not None and recipe.model.generates and not recipe.training.extend_vocabulary:
+        return load_tokenizers(origin)  # whatever the data hold
     if _needs_files(recipe):
         return None
     task = build_task(recipe.task, recipe.data, access.offline())
     try:
-        source, origin = pack_source(recipe, task), recipe.training.init_from
-        if origin is not None and is_run(origin):  # a shipped recipe may name one that is yet to be trained
+        source = pack_source(recipe, task)
+        if origin is not None:
             return start_tokenizers(recipe, () if source is not None else list(task.examples(task.splits()[0])))
         if source is not None:
             return tokenizers_of(source, recipe.data)

@@ -23,7 +23,7 @@ from ostinato.evaluation.evaluate import check_reported
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
-from ostinato.tasks.checks import FORCED_METRICS, metric_problems, model_problems, split_problems
+from ostinato.tasks.checks import FORCED_METRICS, length_problems, metric_problems, model_problems, split_problems
 from ostinato.tasks.registry import build_task
 from ostinato.training.changes import Changes
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
@@ -82,6 +82,8 @@ def prepare(
     recipe = with_splits(recipe, task)
     has_sources = task.config.has_sources
     problems = [*model_problems(recipe, has_sources), *split_problems(recipe, task)]
+    if not is_resumed:  # a run that was begun before has rows that fit
+        problems += length_problems(recipe, has_sources)
     if problems := [*problems, *metric_problems(recipe, has_sources)]:
         raise ConfigError(problems)
     recipe = _absolute_paths(recipe)
@@ -175,7 +177,8 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
     if recipe.model.special_ids not in (SpecialIds(), special):
         given_ids = recipe.model.special_ids.model_dump()
         raise ConfigError([Problem("model.special_ids", given_ids, f"the tokenizer has {special.model_dump()}")])
-    if recipe.model.generates and (other := tokenizers.target.special_ids) != special:
+    other = tokenizers.target.special_ids.model_copy(update={"mask": special.mask})  # which no model that writes has
+    if recipe.model.generates and other != special:
         reason = f"has the special ids {other.model_dump()}, the source's {special.model_dump()}: they must be the same"
         raise ConfigError([Problem("data.target_tokenizer", str(recipe.data.target_tokenizer), reason)])
     model = recipe.model.model_copy(update={"special_ids": special})

@@ -123,12 +123,13 @@ def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Map
 
 def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str) -> str | None:
     """Return what would have no gradient in any update where only the last rounds have one; None: nothing."""
-    loop = stack.plan.loop
-    if loop.keys == "first":
+    loop, least = stack.plan.loop, stack.plan.n_rounds if rounds.kind == "plan" else getattr(rounds, "least", 1)
+    if loop.keys == "first" and least > (rounds.gradient_rounds or least):
         return (
             f"keys and values of the {name} are those of its first round (keys: first), and would not learn: remove it"
         )
-    if rounds.kind == "plan" and loop.time is None and loop.tells_rounds_apart:
+    is_cut = rounds.kind == "plan" and (rounds.gradient_rounds or least) < least
+    if is_cut and loop.time is None and loop.tells_rounds_apart:
         return f"what the first rounds of the {name} have of their own (norms, deltas, ...) would not learn: remove it"
     if rounds.gradient_rounds == 1 and isinstance(stack.halting, Exit) and loss != "last":
         return f"the gate of the {name} says nothing of its last round, and would not learn: must be at least 2"
@@ -157,7 +158,7 @@ def round_problems(
                 )
                 reason += f" set model.{name}.halting.kind to none, exit or select, which run all rounds in training"
                 found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, reason))
-            elif rounds.gradient_rounds < stack.plan.n_rounds and (why := _never_learned(stack, name, rounds, loss)):
+            elif why := _never_learned(stack, name, rounds, loss):
                 found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, why))
     if rounds.gradient_repeats is not None and not any(stack.plan.loop.phases for stack in model.stacks.values()):
         reason = "no loop of this model has several states (segments.N.states): remove it"

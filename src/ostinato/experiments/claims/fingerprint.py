@@ -40,7 +40,7 @@ def fingerprint(recipe: Recipe) -> list[float]:
     what is frozen are left out.
     """
     model = without_dropout(size_model(recipe, source=_VOCABULARY, target=_VOCABULARY).model)
-    training = recipe.training
+    training = recipe.training.model_copy(update={"freeze": [], "freeze_except": []})
     found: list[float] = []
     with cpu_threads(1), preserved_randomness():
         bench = Bench(TimedModel("arm", model, training), resolve_device("cpu"))
