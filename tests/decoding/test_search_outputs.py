@@ -244,7 +244,7 @@ def test_impossible_lengths_and_lists_are_named(settings: dict[str, object], rea
 def test_ratios_are_decimal_numbers() -> None:
     config = DecodingConfig(max_length=1, max_length_ratio=0.29, min_length_ratio=0.29)
     rows = [Row([4] * n, []) for n in (99, 199)]  # with the end symbol 100 and 200 tokens
-    assert _lengths(collate(rows), collate(rows).target, config) == [(29, 30), (58, 59)]
+    assert _lengths(collate(rows), collate(rows).target, config, None, is_static=False) == [(29, 30), (58, 59)]
 
 
 def test_where_the_longest_is_less_than_the_shortest_the_longest_holds() -> None:

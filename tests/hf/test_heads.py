@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,30 +112,35 @@ def test_heads_say_the_same_and_have_the_same_losses(name: str, tokenizer: str, 
     assert torch.equal(given["attention_mask"].bool(), batch.target.keep_BT)
     labels = torch.full_like(batch.target.ids_BT, IGNORED)
     with torch.no_grad():
-        expected, loss = run.model(batch).logits_BTV, loss_of(run, batch)
-        plain = run.model.loss(batch)
+        expected, plain = run.model(batch).logits_BTV, run.model.loss(batch)
         if name == "classification":
             labels = torch.tensor([model.config.label2id[example.target] for example in one.examples])
-            output = model(**given, labels=labels)
+            answers = {"labels": labels}
+            output = model(**given, **answers)
             found, texts = output.logits[:, None], [model.config.id2label[int(i)] for i in output.logits.argmax(-1)]
         elif name == "tagging":
             for row, example in enumerate(one.examples):
                 labels[row, one.words(row)] = torch.tensor([model.config.label2id[x] for x in example.target.split()])
-            output = model(**given, labels=labels)
+            answers = {"labels": labels}
+            output = model(**given, **answers)
             of_words = [output.logits[row, one.words(row)] for row in range(len(one.examples))]
             found = torch.nn.utils.rnn.pad_sequence(of_words, batch_first=True)
             expected = expected.masked_fill(~batch.loss_mask_BT[..., None], 0.0)
             texts = [" ".join(model.config.id2label[int(i)] for i in row.argmax(-1)) for row in of_words]
         else:
             starts, ends = torch.tensor([one.columns(row) for row in range(len(one.examples))]).unbind(1)
-            output = model(**given, start_positions=starts, end_positions=ends)
+            answers = {"start_positions": starts, "end_positions": ends}
+            output = model(**given, **answers)
             found = torch.stack([output.start_logits, output.end_logits], dim=1)
             texts = [one.answer(row, *found[row]) for row in range(len(one.examples))]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(output.loss, loss, rtol=0, atol=1e-6)
-    assert float(loss - plain) > 1e-3  # the cost of depth is in it
+    torch.testing.assert_close(output.loss, plain, rtol=0, atol=1e-6)
     assert texts == one.texts(run.model(batch).logits_BTV, batch)
     assert len(set(texts)) > 1
+    with torch.no_grad():
+        loss = loss_of(replace(run, model=run.model.train()), batch)
+        torch.testing.assert_close(model.train()(**given, **answers).loss, loss, rtol=0, atol=1e-6)
+    assert float(loss - plain) > 1e-3  # the cost of depth is in it
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from ostinato.config.special_ids import SpecialIds
 from ostinato.data.pieces import KeptTokenizer, SubwordTokenizer
 from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
 from ostinato.data.tokenizer import Tokenizer
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, DataError
 from ostinato.evaluation.loading import LoadedRun
 
 _NAMES = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "mask": "<mask>"}
@@ -56,8 +56,7 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
 
 def _surround(content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tuple[str, str]) -> None:
     """Have a tokenizer put around a text what the model read of it, where its own post-processor does not."""
-    special, words = kept.special_ids, (kept.decode([i]) for i in range(kept.vocab_size))
-    probe = next(word for word in words if word.strip())
+    special, probe = kept.special_ids, _some_word(kept)
     ids = {"<bos>": [special.bos], "<eos>": [special.eos], "$A": kept.encode(probe)}
     read = [i for piece in templates[0].split() for i in ids[piece]]
     symbols = {"<bos>": (kept.special_texts[special.bos], special.bos)}
@@ -71,6 +70,17 @@ def _surround(content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tup
         if content.encode(probe).ids == read:
             return
     raise CheckpointError("what the tokenizer's own post-processor puts around a text cannot be joined with ours")
+
+
+def _some_word(kept: KeptTokenizer) -> str:
+    """Return a text that the tokenizer reads."""
+    for i in sorted(set(range(kept.vocab_size)) - kept.special_tokens):
+        try:
+            if (word := kept.decode([i]).strip()) and kept.encode(word):
+                return word
+        except DataError:  # a piece that no text is read as by itself
+            continue
+    raise CheckpointError("the tokenizer reads no word of its own vocabulary")
 
 
 def _templates(run: LoadedRun) -> tuple[str, str]:
