@@ -348,7 +348,7 @@ class LanguageModel(Transformer):
         return super().step(ids_BT, cache, keep_BT)
 
     def _prefix_lengths(self, batch: Batch) -> Int[Tensor, "B"] | None:
-        if not self.config.sees_prefix:
+        if self.config.mask == "causal":
             return None
         if batch.prefix_lengths_B is None:
             raise DataError("a prefix language model needs the length of every prefix; this batch has no sources")

@@ -80,7 +80,7 @@ def read_row(opened: OpenRun, sentence: Sentence, found: Given) -> AnyRow:
     if not (run.model.config.generates and sentence.reads == "output"):
         return row_of(opened, example)
     if example.continues or example.source is None:  # a prompt, whose tokens are no labels
-        prompt = Example(None, example.source or example.target if example.continues else example.target)
+        prompt = Example(None, (example.source or "") if example.continues else example.target)
         (row,) = encode_examples([prompt], run.tokenizers, run.recipe.data, training=False, name="text")
         return _shown(opened, row)
     return row_of(opened, Example(example.source, "", example.columns))
