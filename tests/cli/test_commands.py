@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.cli.train import default_directory
+from ostinato.config.load import check_recipe, dump_recipe
 
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
 
@@ -281,6 +282,7 @@ def _scored_run(folder: Path, seed: int, scores: dict[str, float]) -> Path:
     by = {"lang": {language: {"n": 10, "accuracy": value} for language, value in scores.items()}}
     results = {"name": "nli", "seed": seed, "splits": {"test": {"by": by}}}
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    dump_recipe(check_recipe({"name": "nli", "seed": seed, "task": {"kind": "scan"}}), folder / "recipe.yaml")
     return folder
 
 

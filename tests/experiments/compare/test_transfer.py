@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
+from ostinato.config.load import check_recipe, dump_recipe
 from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.compare.transfer import transfer
 
 
-def _run(folder: Path, seed: int, scores: dict[str, float], name: str = "nli") -> Path:
+def _run(folder: Path, seed: int, scores: dict[str, float], lr: float = 1e-3) -> Path:
     folder.mkdir()
+    training = {"init_from": f"runs/{seed}", "optimizer": {"lr": lr}}
+    recipe = check_recipe({"name": folder.name, "seed": seed, "task": {"kind": "scan"}, "training": training})
+    dump_recipe(recipe, folder / "recipe.yaml")
     by = {language: {"n": 10, "accuracy": value} for language, value in scores.items()}
-    results: dict[str, Any] = {"name": name, "seed": seed, "splits": {"test": {"by": {"lang": by}}}}
+    results: dict[str, Any] = {"name": folder.name, "seed": seed, "splits": {"test": {"by": {"lang": by}}}}
     (folder / "results.json").write_text(json.dumps(results))
     return folder
 
@@ -34,8 +38,8 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     first = _run(tmp_path / "1", 1, {"de": 0.5})
     with pytest.raises(DataError, match="has the languages de, ko"):
         transfer([first, _run(tmp_path / "2", 2, {"de": 0.5, "ko": 0.5})], "test", "accuracy", "lang")
-    with pytest.raises(DataError, match="of the recipe other"):
-        transfer([first, _run(tmp_path / "3", 2, {"de": 0.5}, "other")], "test", "accuracy", "lang")
+    with pytest.raises(DataError, match=r"differ in more than their seeds: training.optimizer.lr \(0.002, 0.001\)$"):
+        transfer([first, _run(tmp_path / "3", 2, {"de": 0.5}, lr=2e-3)], "test", "accuracy", "lang")
     with pytest.raises(DataError, match=r"seeds of the runs are \[1, 1\]"):
         transfer([first, _run(tmp_path / "4", 1, {"de": 0.5})], "test", "accuracy", "lang")
     with pytest.raises(DataError, match="no 'f1' among its scores"):

@@ -13,8 +13,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from ostinato.config.schema import leaves
 from ostinato.errors import DataError
 from ostinato.experiments.results import read_results
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training.changes import is_free
+
+_OF_A_SEED = ("name", "seed", "training.init_from")
+"""Settings in which the runs of one experiment may differ: each goes on from a pre-training with its own seed."""
+_SHOWN = 3
 
 
 def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict[str, Any]:
@@ -29,7 +36,7 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
 
     Raises:
         CheckpointError: a run that is not finished.
-        DataError: a run without such scores, with other languages or of another recipe than the first, or a seed twice.
+        DataError: a run without such scores, with other languages or other settings than the first, or a seed twice.
     """
     found = {str(run): read_results(run) for run in runs}
     scores: dict[str, dict[str, float]] = {}
@@ -44,10 +51,15 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
     for run, values in scores.items():
         if values.keys() != first.keys():
             raise DataError(f"{run} has the languages {', '.join(values)}, and {first_run} {', '.join(first)}")
-        if found[run]["name"] != found[first_run]["name"]:
-            raise DataError(
-                f"{run} is of the recipe {found[run]['name']}, and {first_run} of {found[first_run]['name']}"
-            )
+    settings = {run: _settings(run) for run in found}
+    expected = settings[first_run]
+    for run, own in settings.items():
+        if other := sorted(
+            key for key in own | expected if (key in own, own.get(key)) != (key in expected, expected.get(key))
+        ):
+            shown = ", ".join(f"{key} ({own.get(key)}, {expected.get(key)})" for key in other[:_SHOWN])
+            more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+            raise DataError(f"{run} and {first_run} differ in more than their seeds: {shown}{more}")
     seeds = [results["seed"] for results in found.values()]
     if len(set(seeds)) < len(seeds):
         raise DataError(f"the seeds of the runs are {seeds}: a seed that is there twice counts once only")
@@ -62,3 +74,8 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
         "sd": stdev(means.values()) if len(means) > 1 else None,
         "runs": means,
     }
+
+
+def _settings(run: str) -> dict[str, Any]:
+    recipe = load_recipe(f"{run}/recipe.yaml").model_dump(mode="json")
+    return {key: value for key, value in leaves(recipe) if key not in _OF_A_SEED and not is_free(key)}
