@@ -79,10 +79,12 @@ def changes_between(old: Recipe, new: Recipe, update: int, where: object) -> Cha
 
 
 def _too_late(old: Recipe, new: Recipe, update: int, changes: Changes) -> Iterator[tuple[str, str]]:
-    """Yield the settings of length and schedule that the updates which are done contradict, and how they do."""
+    """Yield the settings that the updates which are done contradict, and how they do."""
     if new.training.n_updates < update:
         yield _LENGTH, f"; {update} updates are done"
         return
+    if reason := _lost_checkpoints(old, new, update):
+        yield "evaluation.checkpoint", reason
     schedule = [key for key in changes if key.startswith(_SCHEDULE)]
     if not (schedule or _LENGTH in changes) or _first_other_rate(old, new, update) is None:
         return
@@ -97,6 +99,18 @@ def _too_late(old: Recipe, new: Recipe, update: int, changes: Changes) -> Iterat
     if not blamed:  # neither alone gives other rates, but both together do
         first = _first_other_rate(old, new, update)
         yield from ((key, _reason(first)) for key in changes if key.startswith((_LENGTH, _SCHEDULE)))
+
+
+def _lost_checkpoints(old: Recipe, new: Recipe, update: int) -> str | None:
+    """Return why a mean (best:5) is of checkpoints that are deleted already; None: it is not."""
+    role, _, number = new.evaluation.checkpoint.partition(":")
+    training, before = new.training, old.training
+    every = training.evaluate_every if role == "best" else training.save_every
+    kept = before.keep_best if role == "best" else before.keep_last
+    to_come = -(-(training.n_updates - update) // every)
+    if kept + to_come >= int(number or 1):
+        return None
+    return f"; the run kept {kept} (training.keep_{role}), and at most {to_come} follow"
 
 
 def _reason(first: int | None) -> str:
