@@ -50,6 +50,8 @@ class Column(Config):
     """Whether a plus stands before what is above 0."""
     interval: bool = False
     """The path leads to {value, low, high}, and all three are shown; of `ratio_to` its spread is."""
+    best_by: str | None = None
+    """Dotted path to a score: only the row that has the highest, such as the best seed by dev."""
     per: str | None = None
     """Dotted path to the number of the same row that this one is divided by."""
     of: str | None = None
@@ -122,6 +124,8 @@ def values_of(column: Column, rows: Sequence[Row]) -> list[float]:
     if column.ratio_to is not None:
         return [one.value for one in ratios(column, rows)]
     mine = chosen(rows, column.where)
+    if (score := column.best_by) is not None and mine:
+        mine = [max(mine, key=lambda row: numbers_at([row], score)[0])]
     found = numbers_at(mine, f"{column.path}.value" if column.interval else column.path)
     if column.per is not None:
         found = [number / whole for number, whole in zip(found, numbers_at(mine, column.per), strict=True)]

@@ -25,6 +25,7 @@ ROWS = [
         "seed": seed,
         "n": 100,
         "right": right,
+        "dev": right - 0.1,
         "cost": 3_000_000,
         "parts": {"value": 1.5, "low": 1, "high": 2},
     }
@@ -153,6 +154,7 @@ def test_lines_of_a_table_may_be_numbers_of_the_same_rows(make: ModuleType, fold
         ({"path": "right", "per": "n", "digits": 3}, "0.005"),
         ({"path": "arm", "unit": "text"}, "old"),
         ({"path": "right", "signed": True}, "+0.5"),
+        ({"path": "right", "where": {}, "best_by": "dev", "unit": "percent", "digits": 1}, "60.0 %"),
     ],
 )
 def test_a_column_is_shown_as_it_says(make: ModuleType, folder: Path, settings: dict[str, Any], shown: str) -> None:
