@@ -13,7 +13,9 @@ from ostinato.config.files import write_yaml
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.sweep.executors import InProcess
+from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.measure_checks import measure_problems
+from ostinato.experiments.sweep.schedule import run_sweep
 from ostinato.tasks.recipes import load_recipe
 
 SWEEP = {
@@ -35,9 +37,6 @@ SWEEP = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep's file, and a store with its runs."""
-    from ostinato.experiments.sweep.files import load_sweep
-    from ostinato.experiments.sweep.schedule import run_sweep
-
     found = tmp_path_factory.mktemp("sweep")
     write_yaml(SWEEP, found / "mine.yaml")
     run_sweep(load_sweep(found / "mine.yaml"), found / "store")
@@ -138,6 +137,21 @@ def test_intervals_over_examples_need_outputs_which_are_kept(run, folder: Path) 
     results = folder / "store" / "sweeps" / "mine" / "results.jsonl"
     assert "--examples needs the sweep's file or name" in run("table", results, "--examples").err
     assert run("table", folder, "--csv").code == 2
+
+
+def test_intervals_over_examples_are_of_the_arms_of_a_measure(run, folder: Path) -> None:
+    dev = {"name": "dev", "kind": "result", "split": "dev", "path": "exact_match", "arms": ["longer"]}
+    changed = {**SWEEP, "overrides": [*SWEEP["overrides"], "evaluation.splits=[dev, test]"]}
+    write_yaml(changed | {"measures": [*SWEEP["measures"], dev]}, folder / "two.yaml")
+    run_sweep(load_sweep(folder / "two.yaml"), folder / "two")
+    outcome = run("table", folder / "two.yaml", "--store", folder / "two", "--examples", "--json")
+    lines = json.loads(outcome.out)["examples"]
+    assert [(line["measure"], line["arm"], line["verdict"] is None) for line in lines] == [
+        *(("exact", "base", True), ("exact", "longer", False), ("dev", "longer", True))
+    ]
+    assert [line for line in outcome.err.splitlines() if ", dev: " in line] == [
+        *("longer, seed 1, dev: 12 outputs decoded", "longer, seed 2, dev: 12 outputs decoded")
+    ]
 
 
 def test_plot_writes_figures_beside_the_results(run, folder: Path) -> None:

@@ -183,7 +183,7 @@ class SweepTrainer:
     ) -> list[Outcome]:
         planned = plan_runs(sweep, self.store, self.access)
         runs = {run.arm: run for run in planned}
-        rows = {row["arm"]: row for row in collect_rows(sweep, planned)[0]}
+        rows = {row["arm"]: row for row in collect_rows(sweep, planned, self.access)[0]}
         return [
             self._outcome(trial, runs[arm], rows.get(arm), failures.get(arm, ""))
             for arm, trial in names.items()

@@ -132,7 +132,7 @@ def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None
     for run in {run.arm: run for run in runs}.values():
         check_trainable(run.recipe, access, with_start=run.start is None)
     budgets = arm_budgets(sweep, runs, access)
-    missing = {(line["arm"], line["seed"]): line["why"] for line in collect_rows(sweep, runs)[1]}
+    missing = {(line["arm"], line["seed"]): line["why"] for line in collect_rows(sweep, runs, access)[1]}
     lines = [
         {
             "arm": run.arm,

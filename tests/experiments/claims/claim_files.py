@@ -83,12 +83,14 @@ DESIGN = {"differ_in": ["model.encoder.n_steps"]}
 DIFFERENCE = {"what": "it", "unit": "nats a label", "band": [-9.0, 9.0]}
 
 
-def swept_claim(folder: Path, term: str, controls=None, expect=None, design=None, **source) -> claims.Claim:
+def swept_claim(
+    folder: Path, term: str, controls=None, expect=None, design=None, inputs=None, **source
+) -> claims.Claim:
     mean = {"what": "it", "unit": "nats a label", "statistic": {"kind": "mean", "of": term}, "band": [0.0, None]}
     swept = {"kind": "sweep", "sweep": TINY} | source
     expect = expect or [mean]
     controls = controls or [one | {"what": "as it is"} for one in expect]
-    changes = {"expect": expect, "controls": controls, "design": design or DESIGN}
+    changes = {"expect": expect, "controls": controls, "design": design or DESIGN, "inputs": inputs or {}}
     return claims.load_claim(claim_file(folder, source=swept, **changes))
 
 

@@ -13,6 +13,11 @@ from ostinato.experiments.claims.design import check_alike
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.tasks.recipes import load_recipe
 
+SMALL_TEMPLATE = [
+    *("model.encoder.n_steps=1", "model.decoder.n_steps=1", "model.encoder.ffn.d_ff=16", "model.decoder.ffn.d_ff=16"),
+    *("data.tokenizer.kind=characters", "data.target_tokenizer=null", "evaluation.metrics=[]", "evaluation.by=[]"),
+]
+
 
 def test_of_a_sweep_only_the_arms_and_measures_that_a_claim_names_are_run(tmp_path):
     claim = swept_claim(tmp_path, "two/loss")
@@ -81,6 +86,36 @@ def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
     assert {row["seed"] for row in outcome.rows} == {1}
     with pytest.raises(ConfigError, match=r"source\.seeds is \[1\]: settings were chosen on them"):
         swept_claim(tmp_path, "two/loss", design=DESIGN | {"pilot_seeds": [1, 7]}, seeds=[1])
+
+
+@pytest.mark.slow
+def test_what_arms_chose_on_other_files_is_chosen_anew(tmp_path, monkeypatch):
+    tried = []
+
+    def tuned(sweep, tuning, run):
+        tried.append(sweep.name)
+        return {arm.name: {"chosen": 1e-3, "tried": {"0.001": 1.0}} for arm in sweep.arms}
+
+    monkeypatch.setattr("ostinato.experiments.claims.reproduce.tuned", tuned)
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"source": "{name}", "target": "it"}}\n' * 8, encoding="utf-8")
+    data = dict.fromkeys(("data.train", "data.dev", "data.test"), "input:pairs")
+    arms = [arm | {"set": arm.get("set", {}) | data} for arm in TINY["arms"]]
+    tiny = TINY | {"recipe": "files/template", "arms": arms, "overrides": [*TINY["overrides"][2:], *SMALL_TEMPLATE]}
+    tuning = {"key": "training.optimizer.lr", "values": [1e-3, 1e-2], "measure": "loss", "seeds": [101]}
+    expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
+    design = DESIGN | {"tuning": tuning}
+    claim = swept_claim(tmp_path, "", expect=expect, design=design, sweep=tiny, inputs={"pairs": "texts"}, seeds=[1])
+
+    def outcome(name, earlier=None):
+        resources = Resources(tmp_path / "store", inputs={"pairs": str(tmp_path / f"{name}.jsonl")})
+        return reproduce(claim, resources, earlier)
+
+    first = outcome("old")
+    assert outcome("old", first).rows == first.rows
+    assert len(tried) == 1
+    outcome("new", first)
+    assert len(tried) == 2
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,17 @@ def test_a_run_that_keeps_too_few_checkpoints_is_refused_and_the_arm_that_keeps_
     assert len(run_sweep(sweep, tmp_path / "both")) == 2
     assert len(list(first.directory.glob("checkpoints/update-*"))) == 3
     several = tiny(seeds=[1], arms=[{"name": "base", "set": {"training.keep_last": 3}}])
-    why = r"was trained with training\.keep_last=1, and base asks for 3: move it away"
+    why = r"was begun with training\.keep_last=1, and base, seed 1 asks for 3: move it away"
     with pytest.raises(CheckpointError, match=why):
         sweep_rows(several, tmp_path / "few")
     with pytest.raises(SweepError, match=why):
         run_sweep(several, tmp_path / "few")
+    # Of a run that is not finished this is said before its training goes on.
+    (results,) = (tmp_path / "few").glob("*/results.json")
+    results.unlink()
+    with pytest.raises(SweepError, match=why):
+        run_sweep(several, tmp_path / "few")
+    assert not results.exists()
 
 
 def test_version_data_and_the_start_are_in_the_key() -> None:

@@ -94,6 +94,26 @@ def test_what_other_source_measured_is_measured_again(tmp_path: Path, monkeypatc
     assert note.is_file()
 
 
+def test_other_examples_of_a_split_that_no_key_knows_are_measured_again(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "dev", "gen", "other")}
+    for number, file in enumerate(files.values()):
+        file.write_text("".join(f'{{"source": "{n} 1", "target": "{n + number} 2"}}\n' for n in range(5)))
+    data = [f"data.{name}={files[name]}" for name in ("train", "dev")]
+    overrides = [*SMALL[2:], *data, f"data.test={{test: {files['dev']}, gen: {files['gen']}}}", "data.unknown=replace"]
+    again = {"kind": "evaluate", "split": "gen", "path": "loss", "metrics": []}
+    measures = [again | {"name": "kept"}, again | {"name": "set", "set": {"data.test": {"gen": str(files["other"])}}}]
+    arms = [{"name": "base", "recipe": "files/template"}]
+    sweep = tiny(seeds=[1], arms=arms, overrides=overrides, measures=measures)
+    (row,) = run_sweep(sweep, tmp_path / "store")
+    assert run_sweep(sweep, tmp_path / "store") == [row]
+    for name, measure in (("gen", "kept"), ("other", "set")):
+        files[name].write_text('{"source": "1 1", "target": "1 2"}\n', encoding="utf-8")
+        assert "not measured" in sweep_rows(sweep, tmp_path / "store")[1][0]["why"]
+        (new,) = run_sweep(sweep, tmp_path / "store")
+        assert {key for key, value in new["values"].items() if value != row["values"][key]} == {measure}
+        row = new
+
+
 def test_what_is_there_is_told_from_what_is_missing_without_training(tmp_path: Path) -> None:
     run_sweep(tiny(seeds=[1], arms=[{"name": "base"}]), tmp_path)
     rows, missing = sweep_rows(tiny(), tmp_path)

@@ -22,6 +22,7 @@ from ostinato.config.claim import (
     ExpectationConfig,
     SweepSource,
     TimingSource,
+    TuningConfig,
 )
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
@@ -167,7 +168,7 @@ class _Trained:
         whole = source_sweep(source, resources.inputs)
         changes = () if control is None else control.overrides
         sweep, compared = named_part(whole, source, named_by(expectations), changes)
-        own_name = self.claim.name
+        own_name = f"claims/{self.claim.name}"  # the sweep it is of may have the claim's name
         if control is not None:  # its rows replace none of the claim's
             own_name += f"-control-{self.claim.config.controls.index(control) + 1}"
         sweep = sweep.model_copy(update={"name": own_name, "equal": None if design is None else design.equal})
@@ -175,7 +176,7 @@ class _Trained:
             check_alike(sweep, design)
         if design is not None and design.tuning is not None:
             # A control of its own runs has what the arms chose: it differs in nothing else.
-            if not self.chosen:
+            if not self.chosen or (control is None and not self._is_of_kept_data(sweep, design.tuning)):
                 with_measure = {"measures": [*sweep.measures, *(m for m in whole.measures if m not in sweep.measures)]}
                 self.chosen = tuned(sweep.model_copy(update=with_measure), design.tuning, self._train)
             sweep = with_chosen(sweep, design.tuning, self.chosen)
@@ -208,6 +209,11 @@ class _Trained:
         rows = [found[run.arm, run.seed] for run in runs]
         self.began += [row["began"] for row in rows if row["began"]]
         return rows
+
+    def _is_of_kept_data(self, sweep: SweepConfig, tuning: TuningConfig) -> bool:
+        """Return whether a run would be one of the kept outcome's: on other files the choice may be another."""
+        runs = plan_runs(with_chosen(sweep, tuning, self.chosen), self.resources.store, self.resources.access)
+        return not {row["key"] for row in self.kept}.isdisjoint(run.key for run in runs)
 
     def is_of_earlier_code(self, source: str) -> bool:
         """Return whether a run in the store was trained by code of another content."""

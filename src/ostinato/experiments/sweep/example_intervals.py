@@ -35,7 +35,7 @@ def example_differences(
 
     Returns:
         measure, metric, split, arm, n_seeds, n_examples, score and difference: {value, low, high} each, verdict;
-        difference and verdict are None for the first arm.
+        difference and verdict are None for the first arm, and of measures that it does not have.
 
     Raises:
         ConfigError: no measure is of decoded outputs. DataError: arms that were to write different texts.
@@ -45,25 +45,32 @@ def example_differences(
         names = [measure.name for measure in sweep.measures]
         reason = f"none is a result of decoded outputs on a split: {', '.join(METRICS)}"
         raise ConfigError([Problem("measures", names, reason)])
-    outputs: dict[str | None, list[Outputs]] = {m.split: [] for m in measures}
-    for split, of_split in outputs.items():
+    outputs: dict[tuple[str, str], Outputs] = {}
+    for measure in measures:
         for run in runs:
+            where = (run.key, str(measure.split))
+            if where in outputs or measure not in sweep.measures_of(run.arm):
+                continue
             with cpu_threads(run.recipe.training.n_threads or 1):
                 loaded = load(run.directory, device=run.recipe.training.device, halting_threshold="trained")
-                of_split.append(run_outputs(loaded, str(split), access=access))
-            if of_split[-1].is_new:
-                on_line(f"{run.name}, {split}: {len(of_split[-1].predictions):,} outputs decoded")
+                outputs[where] = run_outputs(loaded, str(measure.split), access=access)
+            if outputs[where].is_new:
+                on_line(f"{run.name}, {measure.split}: {len(outputs[where].predictions):,} outputs decoded")
     lines = []
     for measure in measures:
         arms: dict[str, list[Outputs]] = {}
-        references, sources = outputs[measure.split][0].references, outputs[measure.split][0].sources
-        for run, written in zip(runs, outputs[measure.split], strict=True):
-            if written.references != references:
-                raise DataError(f"{measure.name}: {run.name} was to write other texts than {runs[0].name}")
-            arms.setdefault(run.arm, []).append(written)
+        own = [run for run in runs if measure in sweep.measures_of(run.arm)]
+        for run in own:
+            arms.setdefault(run.arm, []).append(outputs[run.key, str(measure.split)])
+            if arms[run.arm][-1].references != arms[own[0].arm][0].references:
+                raise DataError(f"{measure.name}: {run.name} was to write other texts than {own[0].name}")
+        if not own:
+            continue
+        references, sources = arms[own[0].arm][0].references, arms[own[0].arm][0].sources
         groups = [[written.predictions for written in group] for group in arms.values()]
         compared = paired_means(make_metric(measure.path), groups, references, sources)
         for (arm, group), found in zip(arms.items(), compared, strict=True):
+            is_compared = own[0].arm == runs[0].arm != arm
             line = {
                 "measure": measure.name,
                 "metric": measure.path,
@@ -72,8 +79,8 @@ def example_differences(
                 "n_seeds": len(group),
                 "n_examples": len(references),
                 "score": found.score.as_dict(),
-                "difference": None if found is compared[0] else found.difference.as_dict(),
-                "verdict": None if found is compared[0] else found.verdict,
+                "difference": found.difference.as_dict() if is_compared else None,
+                "verdict": found.verdict if is_compared else None,
             }
             lines.append(line)
     return lines

@@ -20,6 +20,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import OstinatoError
 from ostinato.experiments.sweep.locks import BusyError, run_lock
 from ostinato.experiments.sweep.measures import values_of
+from ostinato.experiments.sweep.rows import check_kept
 from ostinato.experiments.sweep.watch import Event, EventReporter
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.loop import train
@@ -113,8 +114,10 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
 
             run, reporter = RunDirectory(job.directory), EventReporter(job.name, send)
             if run.results() is None:
-                # What was started under this key is the same run, even if it was called otherwise.
-                recipe = load_recipe(job.directory) if run.exists else job.recipe
+                recipe = job.recipe
+                if run.exists:  # What was started under this key is the same run, even if it was called otherwise.
+                    recipe = load_recipe(job.directory)
+                    check_kept(job.directory, recipe, job.recipe, job.name)
                 train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
             values_of(job.measures, job.directory, job.access)
     except BusyError as error:

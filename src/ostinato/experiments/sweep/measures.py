@@ -2,7 +2,8 @@
 
 `_found` has a case for every kind of measure (`ostinato.config.measures`). Results and budgets are quick: they are read
 from what the run wrote each time. The others are kept in the run's directory, as measures/<key>.json, the key being a
-hash of the measure's settings and of the source that measures: other code measures again.
+hash of the measure's settings, of the source that measures, and of examples that are not the run's own: what is other
+is measured again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import load
 from ostinato.experiments.results import pass_lengths, read_results
+from ostinato.experiments.sweep.run_key import DataHashes
 from ostinato.tasks.recipes import load_recipe
+from ostinato.training.rundir import RunDirectory
 from ostinato.version import LEARNING, __version__, source_hash
 
 _FOLDER = "measures"
@@ -82,7 +85,7 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
     if isinstance(measure, ResultMeasure | BudgetMeasure):
         return _found(measure, run, access)
     settings = measure.settings()
-    text = json.dumps([settings, measuring_source()], sort_keys=True)
+    text = json.dumps([settings, measuring_source(), *_other_examples(measure, run, access)], sort_keys=True)
     note = run / _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not note.is_file():
         if only_kept:
@@ -92,6 +95,19 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
         write_json(note, {"settings": settings, "version": __version__, "found": found})
     with reading(note, DataError, MADE_AGAIN):
         return read_json_object(note, DataError, MADE_AGAIN)["found"]
+
+
+def _other_examples(measure: Measure, run: Path, access: DataAccess | None) -> list[str]:
+    """Return the hash of the examples that are measured where they are others than the run's key and data.json know."""
+    changes = measure.overrides() if isinstance(measure, EvaluateMeasure) else []
+    split = getattr(measure, "split", None)
+    are_known = split is None or split in RunDirectory(run).data_hashes()
+    if are_known and not any(change.startswith(("data.", "task.")) for change in changes):
+        return []
+    recipe = load_recipe(run, changes)
+    asked = recipe.evaluation.model_copy(update={"splits": [split]})
+    hashes = DataHashes(run.parent, access).resolve(recipe.model_copy(update={"evaluation": asked}))[1]
+    return [hashes[split]]
 
 
 @cache

@@ -34,7 +34,7 @@ _ID = ("sweep", "arm", "seed", "key")
 _TIMES = ("began", "training_seconds", "seconds")
 
 
-def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
+def sweep_row(sweep: SweepConfig, run: PlannedRun, access: DataAccess | None = None) -> dict[str, Any]:
     """Return what a finished run found.
 
     Returns:
@@ -51,9 +51,9 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun) -> dict[str, Any]:
     if results is None:
         raise LookupError("not trained")
     recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
-    _check_kept(run, recipe)
+    check_kept(run.directory, recipe, run.recipe, run.name)
     try:
-        values = values_of(sweep.measures_of(run.arm), run.directory, only_kept=True)
+        values = values_of(sweep.measures_of(run.arm), run.directory, access, only_kept=True)
     except (LookupError, DataError) as error:
         raise LookupError(f"not measured: {error.args[0]}") from error
     _check_address(run, recipe)
@@ -105,17 +105,24 @@ def _check_address(run: PlannedRun, recipe: Recipe) -> None:
         raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
 
 
-def _check_kept(run: PlannedRun, recipe: Recipe) -> None:
-    """Refuse a run that keeps fewer checkpoints than the sweep asks for: its address does not say how many."""
+def check_kept(directory: Path, recipe: Recipe, asked: Recipe, name: str) -> None:
+    """Refuse a run that keeps fewer checkpoints than is asked for: its address does not say how many.
+
+    Args:
+        recipe: the run's. asked, name: recipe and name of the run of the sweep.
+
+    Raises:
+        CheckpointError: it keeps fewer.
+    """
     for key in ("keep_last", "keep_best"):
-        kept, wanted = getattr(recipe.training, key), getattr(run.recipe.training, key)
+        kept, wanted = getattr(recipe.training, key), getattr(asked.training, key)
         if kept < wanted:
-            reason = f"{run.directory} was trained with training.{key}={kept}, and {run.arm} asks for {wanted}"
+            reason = f"{directory} was begun with training.{key}={kept}, and {name} asks for {wanted}"
             raise CheckpointError(f"{reason}: move it away, and run it again")
 
 
 def collect_rows(
-    sweep: SweepConfig, runs: Sequence[PlannedRun], *, refuses: bool = True
+    sweep: SweepConfig, runs: Sequence[PlannedRun], access: DataAccess | None = None, *, refuses: bool = True
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the runs that are there, and of the others arm, seed, key, directory and why.
 
@@ -128,7 +135,7 @@ def collect_rows(
     rows, missing = [], []
     for run in runs:
         try:
-            rows.append(sweep_row(sweep, run))
+            rows.append(sweep_row(sweep, run, access))
         except (LookupError, CheckpointError) as error:
             if refuses and isinstance(error, CheckpointError):
                 raise
@@ -146,11 +153,14 @@ class SweepResults:
     """The rows of a sweep while it runs, and its files, which hold at any time the rows that are there.
 
     Args:
-        store: directory of the runs.
+        store: directory of the runs. access: where published data comes from; None: the default cache and mirror.
     """
 
-    def __init__(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> None:
+    def __init__(
+        self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path, access: DataAccess | None = None
+    ) -> None:
         self.sweep, self.runs, self.store, self.folder = sweep, runs, store, results_folder(sweep, store)
+        self._access = access
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
         self.missing: dict[str, str] = {}
         """Keys of runs that have no row yet, and why."""
@@ -167,7 +177,7 @@ class SweepResults:
 
     def _read(self, runs: Sequence[PlannedRun]) -> None:
         # One run that is not what its name says, of other data on some machine, must not end all others.
-        rows, missing = collect_rows(self.sweep, runs, refuses=False)
+        rows, missing = collect_rows(self.sweep, runs, self._access, refuses=False)
         self._rows |= {(row["arm"], row["seed"]): row for row in rows}
         # Of two arms that are one run, one may have more measured of it.
         read = {run.key for run in runs}
@@ -253,7 +263,7 @@ def open_sweep(
     else:
         sweep = load_sweep(str(path), inputs)
         runs = plan_runs(sweep, store, access)
-        rows, missing = collect_rows(sweep, runs)
+        rows, missing = collect_rows(sweep, runs, access)
         there = {(row["arm"], row["seed"]) for row in rows}
         source = OpenedSweep(rows, missing, sweep, tuple(run for run in runs if (run.arm, run.seed) in there))
     if not source.rows:

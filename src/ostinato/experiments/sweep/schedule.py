@@ -42,7 +42,7 @@ def sweep_rows(
     Raises:
         ConfigError: a recipe that cannot be used. DataError: data that cannot be read, whose hash is part of the key.
     """
-    return collect_rows(sweep, plan_runs(sweep, store, access))
+    return collect_rows(sweep, plan_runs(sweep, store, access), access)
 
 
 def run_sweep(
@@ -76,7 +76,7 @@ def run_sweep(
     store.mkdir(parents=True, exist_ok=True)
 
     watcher = watcher or Watcher()
-    results = SweepResults(sweep, runs, store)
+    results = SweepResults(sweep, runs, store, access)
     if results.missing:
         check_measurable(sweep.measures)
     own = executor or InProcess()
