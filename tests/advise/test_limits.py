@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ostinato.advise.limits import LatencyLimit, Limits, read_bytes, read_count, read_latency
-from ostinato.budget import count_macs
+from ostinato.budget import Assumptions, count_budget, count_macs
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
@@ -61,7 +62,17 @@ def test_one_sequence_is_counted_with_both_sides() -> None:
 
 
 def test_a_language_model_of_texts_reads_no_source() -> None:
-    model = size_model(load_recipe("lm/transformer"), target=100).model
+    recipe = load_recipe("lm/transformer")
+    model = size_model(recipe, target=100).model
     limits = Limits(source_length=5, target_length=7)
-    assert limits.of_task(model, has_sources=False).figures(model)["macs"] == count_macs(model, 5, 7).total
-    assert limits.of_task(model, has_sources=True) == limits
+    assert limits.of_recipe(recipe).figures(model)["macs"] == count_macs(model, 5, 7).total
+    assert limits.of_recipe(load_recipe("digits/transformer")) == limits
+
+
+def test_bytes_are_those_of_models_that_train_as_the_recipe_does() -> None:
+    settings = ["training.checkpoint_activations=true", "training.precision=bfloat16"]
+    whole, less = load_recipe("digits/transformer"), load_recipe("digits/transformer", settings)
+    model = size_model(whole, source=14, target=14).model
+    asked: dict[str, Any] = {"checkpoint_activations": True, "precision": "bfloat16"}
+    assert Limits().of_recipe(whole).figures(model)["bytes"] == count_budget(model, Assumptions()).figure("bytes")
+    assert Limits().of_recipe(less).figures(model)["bytes"] == count_budget(model, Assumptions(**asked)).figure("bytes")

@@ -13,7 +13,7 @@ from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.latency import part_latencies, parts_of
 from ostinato.analysis.studies import Finding, Subject
-from ostinato.analysis.studies.base import MARKS
+from ostinato.analysis.studies.base import MARKS, no_halting, no_threshold
 from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
 from ostinato.budget import count_macs, count_parameters
 from ostinato.data.example import Example
@@ -21,6 +21,9 @@ from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.evaluation.threshold import read_curve
 from ostinato.experiments.compare.thresholds import tune_threshold
+from ostinato.models import build_model
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import size_model
 
 
 def finding(surveyed: logic.Survey, name: str) -> Finding:
@@ -30,6 +33,16 @@ def finding(surveyed: logic.Survey, name: str) -> Finding:
 def test_rounds_run_from_one_to_twice_the_trained_ones() -> None:
     assert rounds_to_try(12) == [1, 3, 6, 9, 12, 15, 18, 24]
     assert rounds_to_try(2) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["token_choice", "length", "act", "none"])
+def test_tokens_may_halt_with_and_without_a_threshold(kind: str) -> None:
+    recipe = load_recipe("digits/universal", ["model.encoder.n_steps=3", f"model.encoder.halting={{kind: {kind}}}"])
+    model = build_model(size_model(recipe, source=14, target=14).model)
+    assert (no_halting(model) is None) == (kind != "none")
+    assert (no_threshold(model) is None) == (kind == "act")
+    with model.execution(halting=False):
+        assert no_halting(model) == "no token of its model can halt"
 
 
 def test_a_stack_runs_other_rounds_inside_and_its_own_afterwards(subject: Subject) -> None:

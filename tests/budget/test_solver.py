@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from architectures import any_architecture, draws
-from ostinato.budget import count_macs, count_parameters
+from ostinato.budget import Assumptions, count_macs, count_parameters
 from ostinato.budget.free import FreeVariable, all_settings, free_variable, with_settings
 from ostinato.budget.solver import OutOfReach, Solution, counts, solve, solve_measured, stored_parameters
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
@@ -42,9 +42,9 @@ def test_a_shared_model_is_widened_to_the_size_of_an_unshared_one() -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("free", ["d_ff", "d_attn", "d_model", "n_steps", "d_ff+d_attn", "decoder.n_steps"])
-@pytest.mark.parametrize("name", counts(9, 12))
+@pytest.mark.parametrize("name", counts(Assumptions(9, 12)))
 def test_the_configuration_itself_is_found_again_by_every_free_variable(free: str, name: str) -> None:
-    cost = counts(9, 12)[name]
+    cost = counts(Assumptions(9, 12))[name]
     for config in (language_model(), pair({}, {"ffn": {"d_ff": 1024}})):
         if name == "cache" and "d_ff" in free.split("+")[0]:  # no width of a feed-forward is cached
             with pytest.raises(ConfigError, match="changes nothing of what is to be matched"):
@@ -174,14 +174,14 @@ def test_the_width_of_experts_is_solved_by_its_name_or_its_path() -> None:
 
 
 def test_equal_multiply_accumulates_leave_the_number_of_experts_to_the_router() -> None:
-    base, macs = sparse(), counts(9, 12)["macs"]
+    base, macs = sparse(), counts(Assumptions(9, 12))["macs"]
     found = solve(base, macs(base) + 12 * 64 * 4 * 5, "ffn.n_experts", macs)
     assert (found.value, found.residual) == (8 + 5, 0)
 
 
 def test_multiply_accumulates_are_matched_at_given_lengths() -> None:
     base, reference = pair({"ffn": {"share": "none"}}), pair()
-    cost = counts(20, 30)["macs"]
+    cost = counts(Assumptions(20, 30))["macs"]
     found = solve(base, cost(reference), "d_ff", cost)
     assert list(found.values) == ["decoder.ffn.d_ff"]
     assert found.achieved == count_macs(found.config, 20, 30).total
@@ -265,13 +265,13 @@ def neighbours(config: ModelConfig, found: Solution, variable: FreeVariable) -> 
 @given(
     any_architecture(),
     st.sampled_from(["d_ff", "d_attn", "d_model", "d_ff+d_attn", "n_steps", "n_experts", "expert_width"]),
-    st.sampled_from(sorted(counts(3, 4))),
+    st.sampled_from(sorted(counts(Assumptions(3, 4)))),
     st.floats(0.4, 4.0),
 )
 def test_the_solution_is_the_best_integer_for_any_architecture(
     config: ModelConfig, free: str, name: str, factor: float
 ) -> None:
-    cost = counts(3, 4)[name]
+    cost = counts(Assumptions(3, 4))[name]
     target = int(factor * cost(config))
     try:
         variable = free_variable(config, free, cost)
@@ -366,6 +366,6 @@ def test_readings_that_never_agree_still_end() -> None:
 @pytest.mark.slow
 def test_a_target_beyond_the_deepest_model_is_out_of_reach_and_says_what_bounds_the_depth() -> None:
     shared = {"self_attention": {"share": "all"}, "ffn": {"share": "all", "d_ff": 256}}
-    macs = counts(9, 12)["macs"]
+    macs = counts(Assumptions(9, 12))["macs"]
     with pytest.raises(OutOfReach, match=r"(?s)the largest value, 10000, costs .* less than or equal to 10000"):
         solve(language_model(**shared), 1e15, "n_steps", macs)

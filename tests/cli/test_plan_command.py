@@ -248,6 +248,16 @@ def test_the_tolerance_decides_what_matches(run) -> None:
         assert matches["bytes"]["figure"] == sum(second["bytes"].values())
 
 
+def test_one_embedding_has_as_many_rows_for_both_sides(run) -> None:
+    plan = ("plan", "one-wide-ffn/base/baseline")
+    (both,) = json.loads(run(*plan, "--source-vocab", 1000, "--target-vocab", 1000, "--json").out)
+    for option in ("--source-vocab", "--target-vocab"):
+        (found,) = json.loads(run(*plan, option, 1000, "--json").out)
+        assert (found["vocabulary"], found["parameters"]) == (both["vocabulary"], both["parameters"])
+    refused = run(*plan, "--source-vocab", 1000, "--target-vocab", 900)
+    assert (refused.code, "both sides have one embedding" in refused.err) == (2, True)
+
+
 def test_json_holds_parameters_macs_bytes_assumptions_plans_and_vocabulary(run) -> None:
     sizes = ["--source-length", 9, "--target-length", 7, "--batch-size", 4, "--beam", 5, "--precision", "bfloat16"]
     (pair,) = json.loads(run("plan", "one-wide-ffn/base/baseline", *sizes, "--json").out)
@@ -268,6 +278,9 @@ def test_json_holds_parameters_macs_bytes_assumptions_plans_and_vocabulary(run) 
     assert (assumed["source_length"], assumed["batch_size"], assumed["beam"]) == (9, 4, 5)
     assert assumed["precision"] == "bfloat16"
     assert assumed["depth"]["encoder"] == {"expected": 6.0, "counted": 6.0, "rounds": 6, "halting": "none"}
+    (whole,) = json.loads(run("plan", "one-wide-ffn/base/baseline", "--precision", "float32", "--json").out)
+    (own,) = json.loads(run("plan", "one-wide-ffn/base/baseline", "--json").out)
+    assert (whole["assumptions"]["precision"], own["assumptions"]["precision"]) == ("float32", "bfloat16")
     (single,) = json.loads(run("plan", "one-wide-ffn/decoder-only/baseline", "--json").out)
     assert "per_token" in single["macs"]
     assert "per_source_token" not in single["macs"]

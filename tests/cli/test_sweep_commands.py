@@ -137,6 +137,7 @@ def test_intervals_over_examples_need_outputs_which_are_kept(run, folder: Path) 
     results = folder / "store" / "sweeps" / "mine" / "results.jsonl"
     assert "--examples needs the sweep's file or name" in run("table", results, "--examples").err
     assert run("table", folder, "--csv").code == 2
+    assert "is for runs" in run("table", results, "--source-length", 128).err
 
 
 def test_intervals_over_examples_are_of_the_arms_of_a_measure(run, folder: Path) -> None:

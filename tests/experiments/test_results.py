@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ostinato.analysis.curves import learning_curves
-from ostinato.budget import count_macs
+from ostinato.budget import Assumptions, count_macs
 from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.results import (
+    assumptions_of,
     check_run_row,
     markdown,
     pass_lengths,
@@ -144,6 +145,20 @@ def test_a_decoder_only_model_of_pairs_is_counted_for_both_sides_in_one_sequence
 
 def test_a_language_model_of_texts_is_counted_for_the_target_alone() -> None:
     assert pass_lengths(load_recipe("depth/small"), (7, 9)) == (7, 9)
+
+
+def test_a_model_is_counted_as_its_recipe_trains_and_decodes_it() -> None:
+    settings = ["training.checkpoint_activations=true", "training.precision=bfloat16", "decoding.cached_rounds=2"]
+    found = assumptions_of(load_recipe("looped/small", settings), Assumptions(7, 9, 3, 2))
+    assert found == Assumptions(7, 9, 3, 2, "bfloat16", checkpoint_activations=True, cached_rounds=2)
+
+
+def test_counts_of_passes_of_other_lengths_do_not_share_a_column() -> None:
+    row = {"name": "a", "seed": 1, "parameters": 5, "seconds": 1, "splits": {"test": {"n": 2}}}
+    short, long = (row | {"macs": {"total": 1e6, "source_length": n, "target_length": n}} for n in (16, 128))
+    assert table([short, short])[0][3] == "M MACs (16 to 16 tokens)"
+    with pytest.raises(DataError, match="passes of 16 to 16 tokens, 128 to 128 tokens"):
+        table([short, long])
 
 
 def test_an_unfinished_run_is_a_named_error(tmp_path: Path) -> None:

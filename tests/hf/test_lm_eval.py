@@ -203,6 +203,13 @@ def test_its_own_program_scores_an_exported_folder_with_its_code(
         assert theirs != pytest.approx(log_likelihoods(run, file, None), abs=1e-2)
 
 
+def test_a_split_is_of_the_runs_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["lm-eval", str(tmp_path), "--tasks", "mine.yaml", "--split", "gen"])
+    assert end.value.code == 2
+    assert "is for the run's own task" in capsys.readouterr().err
+
+
 def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path) -> None:
     runs.make_run("looped", tmp_path / "looped")
     data = lambada(tmp_path)

@@ -19,7 +19,6 @@ from ostinato.config.space import SpaceConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import load_recipe
-from ostinato.tasks.registry import task_config
 from ostinato.tasks.vocabulary import FromData, size_model
 
 BASE = "the recipe"
@@ -82,7 +81,7 @@ def make_candidates(
     recipe = load_recipe(base, overrides)
     known: FromData = {}
     sized = size_model(recipe, access, known=known)
-    limits = limits.of_task(sized.model, has_sources=task_config(recipe.task).has_sources)
+    limits = limits.of_recipe(recipe)
     if not limits.counted():
         parameters = limits.figures(sized.model)["parameters"]
         limits = replace(limits, parameters=parameters)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from ostinato.budget import Assumptions
 from ostinato.budget.solver import counts
 from ostinato.config.model import ModelConfig
+from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, Problem
+from ostinato.experiments.results import assumptions_of
+from ostinato.tasks.registry import task_config
 
 _NUMBER = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _LATENCY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)(?:@batch(?P<batch>[1-9]\d*))?")
@@ -37,6 +41,7 @@ class Limits:
     Args:
         parameters: stored. macs: of one teacher-forced pass. bytes: weights, activations and cache of it.
         latency: measured. source_length, target_length: tokens of the sentence that all but parameters are for.
+        assumed: how models are trained and decoded, of the bytes; its lengths say nothing.
     """
 
     parameters: float | None = None
@@ -45,6 +50,7 @@ class Limits:
     latency: LatencyLimit | None = None
     source_length: int = 32
     target_length: int = 32
+    assumed: Assumptions = field(default_factory=Assumptions)
 
     def counted(self) -> dict[str, float]:
         """Return the limits that are counted, by name."""
@@ -60,15 +66,21 @@ class Limits:
         limits = self.counted()
         return max(cost / limits[name] for name, cost in self._count(model, limits).items())
 
-    def of_task(self, model: ModelConfig, *, has_sources: bool) -> Limits:
-        """Return the same limits without the source tokens that a language model of texts does not read."""
-        return self if has_sources or not model.joins_pairs else replace(self, source_length=0)
+    def of_recipe(self, recipe: Recipe) -> Limits:
+        """Return the same limits of models that are trained and decoded as a recipe says.
+
+        Without the source tokens that a language model of texts does not read.
+        """
+        reads_source = task_config(recipe.task).has_sources or not recipe.model.joins_pairs
+        assumed = assumptions_of(recipe, self.assumed)
+        return replace(self, source_length=self.source_length if reads_source else 0, assumed=assumed)
 
     def _count(self, model: ModelConfig, names: Collection[str]) -> dict[str, float]:
-        lengths = self.source_length, self.target_length
+        target = self.target_length
         if model.joins_pairs:  # one sequence, which the counts know as the target
-            lengths = self.source_length, self.source_length + self.target_length
-        return {name: count(model) for name, count in counts(*lengths).items() if name in names}
+            target += self.source_length
+        assumed = replace(self.assumed, source_length=self.source_length, target_length=target)
+        return {name: count(model) for name, count in counts(assumed).items() if name in names}
 
     def __str__(self) -> str:
         texts = [f"{limit:,.0f} {WORDS[name]}" for name, limit in self.counted().items()]

@@ -180,7 +180,7 @@ def _facts_of_run(subject: Subject) -> dict[str, object]:
     if isinstance(outcomes, Outcomes) and outcomes.macs_N2.any():
         full, realised = outcomes.macs_N2.mean(0).tolist()
         found["M MACs an example"] = f"{realised / 1e6:.4g}"
-        if thresholds:
+        if model.halting_stacks():
             found["M MACs an example, full depth"] = f"{full / 1e6:.4g}"
     return found
 

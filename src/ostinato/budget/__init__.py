@@ -13,7 +13,7 @@ solve(config, count_parameters(reference).stored, free="d_ff").config
 from __future__ import annotations
 
 from ostinato.budget.budget import Assumptions, Budget, count_budget
-from ostinato.budget.depth import ExpectedDepth, expected_depths
+from ostinato.budget.depth import ExpectedDepth, expected_depths, stacks_with_depth
 from ostinato.budget.family import Family, make_family
 from ostinato.budget.macs import MacCount, MacCounter, SentenceMacs, count_macs, kaplan_forward_flops
 from ostinato.budget.memory import ByteCount, count_bytes
@@ -45,4 +45,5 @@ __all__ = [
     "make_family",
     "set_uses",
     "solve",
+    "stacks_with_depth",
 ]

@@ -55,6 +55,11 @@ ONE_ROUND = ExpectedDepth(1.0, 1, "none")
 """The depth of a recurrence over positions, which has no rounds and runs once."""
 
 
+def stacks_with_depth(config: ModelConfig, exits: Collection[str] = ()) -> set[str]:
+    """Return the stacks of which an expected depth may be given: tokens learn to halt there, or stop by a criterion."""
+    return {name for name, stack in config.stacks().items() if stack.halting.has_gate or name in exits}
+
+
 def expected_depths(
     config: ModelConfig,
     expected_depth: Mapping[str, float] | None = None,
@@ -89,7 +94,7 @@ def expected_depths(
         expected = given.get(name, own)
         if not 1 <= expected <= rounds:
             problems.append(Problem(f"expected_depth.{name}", expected, f"must lie in [1, {rounds}], its rounds"))
-        elif not halting.has_gate and name not in exits and expected != own:
+        elif name not in stacks_with_depth(config, exits) and expected != own:
             setting = f"model.{name}.halting.kind is {halting.kind}"
             reason = f"no token halts ({setting}), so every token runs all {rounds} rounds"
             if halting.kind == "length":

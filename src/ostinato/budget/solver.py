@@ -73,18 +73,13 @@ def stored_parameters(config: ModelConfig) -> int:
     return count_parameters(config).stored
 
 
-def counts(
-    source_length: int, target_length: int, batch_size: int = 1, beam: int = 1, cached_rounds: int | None = None
-) -> dict[str, Measure]:
+def counts(assumed: Assumptions) -> dict[str, Measure]:
     """Return what can be matched by counting, by name.
 
     parameters, macs, bytes, cache: as `Budget.figure`, for sentences of these lengths. active: parameters that one
     generated token touches. macs_per_generated_token: one token of cached decoding at the end of such a sentence.
-
-    Args:
-        cached_rounds: of bytes and cache, rounds of a loop whose keys and values decoding keeps; None: all.
     """
-    assumed = Assumptions(source_length, target_length, batch_size, beam, cached_rounds=cached_rounds)
+    source_length, target_length = assumed.source_length, assumed.target_length
     return {
         "parameters": stored_parameters,
         "active": lambda config: count_parameters(config).active,

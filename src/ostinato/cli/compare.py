@@ -24,6 +24,10 @@ from ostinato.errors import DataError
 
 _INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
 _OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "jsonl", "checkpoint", "device")
+_OF_COMPARISONS = (
+    *("split", "metric", "max_examples", "checkpoint", "no_verify", "device", "beam"),
+    *("samples", "seed", "source_length", "target_length", "fresh"),
+)
 _OF_LOSS = ("split", "metric", "max_examples", "beam", "points", "no_verify")
 
 
@@ -96,6 +100,7 @@ def compare(
     """
     from ostinato.evaluation.loading import find_checkpoint
     from ostinato.experiments.compare import matched_runs, paired_tables
+    from ostinato.experiments.compare.paired import are_rows
     from ostinato.experiments.compare.paired import compare as compare_systems
     from ostinato.experiments.compare.systems import Choices
 
@@ -104,6 +109,8 @@ def compare(
         raise typer.BadParameter(
             f"cannot go with --match {match}" if match else "is for --match loss", param_hint=named
         )
+    if not match and are_rows(systems) and (named := options_given(context, _OF_COMPARISONS)):
+        raise typer.BadParameter("has no effect on rows of an earlier comparison", param_hint=named)
     check_output_file(jsonl, overwrite)
     decoding = {} if beam is None else {"beam": beam}
     shown: object

@@ -61,6 +61,8 @@ def lm_eval(
     from ostinato.hf.harness_tasks import write_tasks
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are loaded already
+    if tasks and split:
+        raise typer.BadParameter("is for the run's own task: leave out --tasks", param_hint="--split")
     how = _read(arguments or [])
     n_steps = how.pop("n_steps", None)
     execution = {name: how.pop(name) for name in _OF_MODEL if name in how}

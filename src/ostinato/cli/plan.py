@@ -64,9 +64,9 @@ def plan(
     batch_size: Annotated[int, typer.Option(min=1, help="Sentences, for bytes.", rich_help_panel=_COUNTED)] = 1,
     beam: Annotated[int, typer.Option(min=1, help="Beam width, for the cache.", rich_help_panel=_COUNTED)] = 1,
     precision: Annotated[
-        Literal["float32", "bfloat16"],
-        typer.Option(help="Precision of training, for activations.", rich_help_panel=_COUNTED),
-    ] = "float32",
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Precision of training, for activations; default: the recipe's.", rich_help_panel=_COUNTED),
+    ] = None,
     expected_depth: ExpectedDepthOption = None,
     ranks: Annotated[
         str | None,
@@ -131,9 +131,9 @@ def plan(
     counts = [] if ranks is None else _numbers(ranks, "--ranks")
     planned = plan_recipes(
         names,
-        settings,
+        settings if precision is None else [*settings, f"training.precision={precision}"],
         assumptions=Assumptions(
-            source_length, target_length, batch_size, beam, precision, expected_depth=_depths(expected_depth or [])
+            source_length, target_length, batch_size, beam, expected_depth=_depths(expected_depth or [])
         ),
         access=access,
         source_vocab=source_vocab,
@@ -211,8 +211,9 @@ def _print_budgets(planned: Sequence[PlannedRecipe]) -> None:
     for title, kind in (("activations in training", "activations"), ("cache in decoding", "cache")):
         rows.append(_row(title, (sum(s.by_part[kind].values()) for s in sizes), 1024))
         rows += _parts([s.by_part[kind] for s in sizes], 1024)
+    precisions = dict.fromkeys(b.assumptions.precision for b in budgets)
     sentences = "1 sentence" if a.batch_size == 1 else f"{a.batch_size} sentences"
-    print_wide([f"bytes ({sentences}, beam {a.beam}, {a.precision})", *names], rows, right=True)
+    print_wide([f"bytes ({sentences}, beam {a.beam}, {' and '.join(precisions)})", *names], rows, right=True)
 
 
 def _print_ranks(planned: Sequence[PlannedRecipe], counts: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ from ostinato.cli.output import number, print_json, print_line, print_table, pri
 
 if TYPE_CHECKING:
     from ostinato.budget.solver import Solution
-    from ostinato.config.model import ModelConfig
+    from ostinato.config.recipe import Recipe
     from ostinato.experiments.compare.matched_models import Wanted
 
 _LENGTHS = ("source_length", "target_length")
@@ -117,15 +117,15 @@ def solve(
     if named := options_given(context, of_others):
         raise typer.BadParameter(f"has no effect on {match}", param_hint=named)
 
-    def sized(name: str, settings: list[str]) -> tuple[ModelConfig, int | None]:
+    def sized(name: str, settings: list[str]) -> Recipe:
         recipe = load_recipe(name, settings)
         model = size_model(recipe, access, source=source_vocab, target=target_vocab).model
-        return model, recipe.decoding.cached_rounds
+        return recipe.model_copy(update={"model": model})
 
     # A recipe beside itself reads the same data, whose vocabulary is part of what models cost.
     of_data = [one for one in overrides if one.startswith(("data.", "task."))] if len(names) == 1 else []
-    reference, kept_of_reference = (None, None) if target is not None else sized(names[-1], of_data)
-    model, kept = sized(names[0], overrides)
+    reference = None if target is not None else sized(names[-1], of_data)
+    recipe = sized(names[0], overrides)
     wanted = Wanted(
         free=free,
         match=matches[0],
@@ -134,7 +134,6 @@ def solve(
         rounding=rounding,
         batch_size=batch_size,
         beam=beam,
-        cached_rounds=kept,
         device=device,
         threads=threads,
         tolerance=tolerance,
@@ -143,16 +142,16 @@ def solve(
         if reference is None or write is not None:
             raise typer.BadParameter("several matches need a reference, and write no recipe", param_hint="--match")
         all_wanted = [replace(wanted, match=one) for one in matches]
-        rows = _side_by_side(model, reference, kept_of_reference, all_wanted)
+        rows = _side_by_side(recipe, reference, all_wanted)
         if json:
             print_json({"recipe": names[0], "reference": names[-1], "free": free, "models": rows})
         else:
             _print_side_by_side(names, rows)
         return
     if reference is not None:
-        target = replace(wanted, cached_rounds=kept_of_reference).cost()(reference)
+        target = wanted.cost(reference)(reference.model)
     assert target is not None
-    found = match_model(model, target, wanted)
+    found = match_model(recipe.model, target, wanted, recipe)
     if write is not None:
         goal_option = [] if reference is not None else ["--target", f"{target:g}"]
         options = ["--free", free, "--match", match, *goal_option]
@@ -173,22 +172,20 @@ def solve(
         print_line(f"wrote {write}")
 
 
-def _side_by_side(
-    model: ModelConfig, reference: ModelConfig, kept_of_reference: int | None, wanted: Sequence[Wanted]
-) -> list[dict[str, Any]]:
+def _side_by_side(recipe: Recipe, reference: Recipe, wanted: Sequence[Wanted]) -> list[dict[str, Any]]:
     """Return what the reference costs, and for everything that is to be matched the solved model and what it costs;
     `reason` where there is none."""
     from ostinato.budget.free import WithoutEffect
     from ostinato.budget.solver import OutOfReach
     from ostinato.experiments.compare.matched_models import match_model
 
-    costs = {one.match: one.cost() for one in wanted}
-    of_reference = {one.match: replace(one, cached_rounds=kept_of_reference).cost() for one in wanted}
-    rows: list[dict[str, Any]] = [{"match": None} | {name: cost(reference) for name, cost in of_reference.items()}]
+    costs = {one.match: one.cost(recipe) for one in wanted}
+    of_reference: dict[str, Any] = {one.match: one.cost(reference)(reference.model) for one in wanted}
+    rows = [{"match": None, **of_reference}]
     for one in wanted:
         # What was measured of the reference is what is matched and shown: it is not measured again.
         try:
-            found = match_model(model, rows[0][one.match], one)
+            found = match_model(recipe.model, rows[0][one.match], one, recipe)
         except (OutOfReach, WithoutEffect) as error:
             rows.append({"match": one.match, "reason": "; ".join(problem.reason for problem in error.problems)})
             continue
@@ -215,7 +212,7 @@ def _print_side_by_side(names: list[str], rows: list[dict[str, Any]]) -> None:
 
 
 def _as_dict(
-    names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float
+    names: list[str], found: Solution, match: str, reference: Recipe | None, tolerance: float
 ) -> dict[str, Any]:
     return {
         "recipe": names[0],
@@ -231,16 +228,16 @@ def _as_dict(
     }
 
 
-def _parts(found: Solution, reference: ModelConfig | None) -> dict[str, dict[str, int]]:
+def _parts(found: Solution, reference: Recipe | None) -> dict[str, dict[str, int]]:
     """Return the stored parameters by part, of what was found and of the reference."""
     from ostinato.budget import count_parameters
 
-    models = {"solved": found.config} | ({} if reference is None else {"reference": reference})
+    models = {"solved": found.config} | ({} if reference is None else {"reference": reference.model})
     counts = {name: count_parameters(model) for name, model in models.items()}
     return {name: {"stored": count.stored, **count.by_part} for name, count in counts.items()}
 
 
-def _print(names: list[str], found: Solution, match: str, reference: ModelConfig | None, tolerance: float) -> None:
+def _print(names: list[str], found: Solution, match: str, reference: Recipe | None, tolerance: float) -> None:
     values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
     print_line(f"{names[0]}: {values}")
     relative = f" ({100 * found.residual / found.target:+.3g} %)" if found.target else ""

@@ -97,8 +97,12 @@ def table(
     if named := options_given(context, _OF_BY):
         raise typer.BadParameter("is for --by COLUMN", param_hint=named)
     if any(map(is_sweep, runs)):
-        if len(runs) > 1 or jsonl is not None:
-            raise typer.BadParameter("a sweep is shown alone, and has its results.jsonl already", param_hint="RUN")
+        if len(runs) > 1:
+            raise typer.BadParameter("a sweep is shown alone", param_hint="RUN")
+        if named := options_given(context, _OF_RUNS):
+            raise typer.BadParameter(
+                "is for runs: a sweep's file names lengths, and its results.jsonl is there", param_hint=named
+            )
         form = "json" if json else "csv" if csv else "markdown" if markdown else "text"
         _show_sweep(runs[0], store, form, examples=examples, access=access, inputs=read_inputs(given))
         return

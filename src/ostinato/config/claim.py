@@ -333,7 +333,7 @@ class ClaimConfig(Config):
     """The same claim for one hour of a large GPU: settings that replace those above, by dotted keys."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Limits that are no effect; trained models without design or control, or with seeds that settings chose."""
+        """Limits that are no effect; trained models without design or control."""
         for place, one in enumerate(self.expect):
             low, high = one.band
             if isinstance(one.statistic, SpreadStatistic) and (low not in (None, 0.0) or high is None or high <= 0):
@@ -356,9 +356,3 @@ class ClaimConfig(Config):
         if not self.controls:
             reason = "needs one or more: untrained models, shuffled labels, a baseline off floor and ceiling"
             yield Problem(f"{path}controls", [], reason)
-        if self.design is not None:
-            tuning = self.design.tuning
-            chosen_on = {*self.design.pilot_seeds, *([] if tuning is None else tuning.seeds)}
-            if both := sorted(chosen_on & set(self.source.seeds or [])):
-                reason = "settings were chosen on them: the claim needs others"
-                yield Problem(f"{path}source.seeds", both, reason)

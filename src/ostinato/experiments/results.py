@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.budget import count_macs
+from ostinato.budget import Assumptions, count_macs
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.lines import bad_line, read_lines
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, DataError
 from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import task_config
@@ -32,6 +33,22 @@ def pass_lengths(recipe: Recipe, lengths: tuple[int, int]) -> tuple[int, int]:
     source, target = lengths
     joins = recipe.model.joins_pairs and task_config(recipe.task).has_sources
     return (source, source + target) if joins else lengths
+
+
+def assumptions_of(recipe: Recipe, given: Assumptions) -> Assumptions:
+    """Return what a recipe's model is counted for: lengths, batch and beam as given, the rest as it trains and decodes.
+
+    Both sides of pairs that are read as one sequence are its target, as of `pass_lengths`.
+    """
+    source, target = pass_lengths(recipe, (given.source_length, given.target_length))
+    return replace(
+        given,
+        source_length=source,
+        target_length=target,
+        precision=recipe.training.precision,
+        checkpoint_activations=recipe.training.checkpoint_activations,
+        cached_rounds=recipe.decoding.cached_rounds,
+    )
 
 
 def read_results(run: Path) -> dict[str, Any]:
@@ -140,13 +157,29 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
     """Return headings and one line per run and split: sizes, seconds and every score both have.
 
     Scores in [0, 1] stay fractions; a score a split does not have is None.
+
+    Raises:
+        DataError: rows whose multiply-accumulates are of passes of other lengths.
     """
+    lengths = {(row["macs"]["source_length"], row["macs"]["target_length"]) for row in rows}
+    if len(lengths) > 1:
+        passes = ", ".join(f"{source} to {target} tokens" for source, target in sorted(lengths))
+        raise DataError(f"the MACs of the rows are of passes of {passes}: show them one by one")
     scores: list[str] = []
     for row in rows:
         for found in row["splits"].values():
             own = [k for k, v in found.items() if isinstance(v, float) and k not in _NO_SCORES]
             scores += [k for k in own if k not in scores and "forced" not in k]
-    columns = ["run", "seed", "parameters", "M MACs", "seconds", "split", "n", *scores]
+    columns = [
+        "run",
+        "seed",
+        "parameters",
+        *(f"M MACs ({source} to {target} tokens)" for source, target in lengths),
+        "seconds",
+        "split",
+        "n",
+        *scores,
+    ]
     lines: list[list[object]] = [
         [
             row["name"],

@@ -133,7 +133,7 @@ def generation_config(decoding: DecodingConfig, special: SpecialIds, longest: in
     is_drawn, penalty = decoding.strategy == "sample", decoding.length_penalty
     settings: dict[str, Any] = {
         "max_new_tokens": max(1, decoding.max_length + floor(decoding.max_length_ratio * longest + 1e-9)),
-        "min_new_tokens": decoding.min_length or None,
+        "min_new_tokens": max(0, decoding.min_length - 1) or None,  # without the end symbol, which ours counts
         "do_sample": is_drawn,
         "num_beams": decoding.beam,
         "pad_token_id": special.pad,
@@ -148,6 +148,7 @@ def generation_config(decoding: DecodingConfig, special: SpecialIds, longest: in
         settings |= {
             "length_penalty": penalty.alpha if penalty.kind == "exponent" else 0.0,
             "early_stopping": True if decoding.stopping == "count" else "never",
+            "num_return_sequences": decoding.n_best,
         }
     return GenerationConfig(**settings)
 

@@ -27,6 +27,7 @@ from ostinato.nn.cache import Cache
 from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import NamedRouter, Routed
+from ostinato.nn.halting import NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
@@ -256,6 +257,17 @@ class TokenModel(Embeddings, ABC):
             return dict.fromkeys(own, given)
         found = {name: given if stack.exits(execution) else own.get(name) for name, stack in self.stacks.items()}
         return {name: threshold for name, threshold in found.items() if threshold is not None}
+
+    def halting_stacks(self) -> set[str]:
+        """Return the stacks whose tokens may stop before the last round: by a rule, by routers or by a criterion."""
+        execution = self._execution
+        if not execution.halting:
+            return set()
+        halts = {
+            name: stack.exits(execution) or not isinstance(stack.halting, NoHalting)
+            for name, stack in self.stacks.items()
+        }
+        return {name for name, may_stop in halts.items() if may_stop}
 
     def exits(self) -> dict[str, bool]:
         """Return the stacks whose tokens stop by a criterion (`Execution.exit`), and whether it needs predictions."""

@@ -54,7 +54,7 @@ def size_model(
         known: what earlier calls found in data, to which this one adds: recipes of the same data are read once.
 
     Raises:
-        ConfigError: none of them gives a size.
+        ConfigError: none of them gives a size, or two are given of one embedding.
     """
     model = recipe.model
     given: dict[str, int | None]
@@ -63,6 +63,11 @@ def size_model(
     elif isinstance(model, SequenceModelConfig):
         given = {"vocab_size": target or source or model.vocab_size}
     else:
+        if model.has_joint_embedding:  # of as many rows for both sides
+            if source is not None and target not in (None, source):
+                reason = f"both sides have one embedding (model.tie_embeddings), and --target-vocab is {target}"
+                raise ConfigError([Problem("--source-vocab", source, reason)])
+            source = target = target or source
         source, target = source or model.source_vocab_size, target or model.target_vocab_size
         given = {"source_vocab_size": source, "target_vocab_size": target}
     sizes, origin = {key: given[key] for key in model.vocabulary_sizes(1, 1)}, "given"

@@ -61,7 +61,7 @@ def draw_curve(opened: OpenRun, request: CurveRequest, call: Call, emit: Callabl
         rounds, thresholds = model.n_rounds(), model.halting_thresholds()
     if request.along == "threshold":
         if not thresholds:
-            reason = "no token of this run halts: choose a criterion by which they stop (exit)"
+            reason = "no token of this run halts by a threshold: choose a criterion by which they stop (exit)"
             raise ConfigError([Problem("along", "threshold", reason)])
         here = max(thresholds.values())
         others = [own | {"halting_threshold": value} for value in THRESHOLDS]

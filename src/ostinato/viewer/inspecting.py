@@ -162,7 +162,7 @@ def _request(model: Model) -> frozenset[str]:
     """Return the captures that predictions by round are made of."""
     if not model.stacks:
         return frozenset()
-    own_rules = set(model.halting_thresholds()) - set(model.exits())
+    own_rules = model.halting_stacks() - model.exits().keys()
     return frozenset({"residual"} if own_rules else {"rounds"})
 
 

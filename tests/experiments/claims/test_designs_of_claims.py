@@ -84,8 +84,17 @@ def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
         (run,) = (tmp_path / "store").glob(f"{row['key'][:16]}")
         assert load_recipe(run).training.optimizer.lr == chosen[row["arm"]]
     assert {row["seed"] for row in outcome.rows} == {1}
+
+
+@pytest.mark.parametrize("source", [{"seeds": [1]}, {}], ids=["the claim's", "the sweep's"])
+@pytest.mark.parametrize("chosen", ["pilot_seeds", "tuning"])
+def test_seeds_that_settings_were_chosen_on_are_refused_before_any_training(tmp_path, source, chosen):
+    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [1, 7]}
+    design = DESIGN | {chosen: [1, 7] if chosen == "pilot_seeds" else tuning}
+    claim = swept_claim(tmp_path, "two/loss", design=design, **source)
     with pytest.raises(ConfigError, match=r"source\.seeds is \[1\]: settings were chosen on them"):
-        swept_claim(tmp_path, "two/loss", design=DESIGN | {"pilot_seeds": [1, 7]}, seeds=[1])
+        reproduce(claim, Resources(tmp_path / "store"))
+    assert not list((tmp_path / "store").glob("*/checkpoints"))
 
 
 @pytest.mark.slow

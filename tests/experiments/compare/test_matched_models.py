@@ -11,6 +11,9 @@ from ostinato.errors import ConfigError
 from ostinato.experiments.compare.matched_models import Wanted, match_model
 from ostinato.experiments.timing.latency import Timer
 from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload
+from ostinato.tasks.recipes import load_recipe
+
+RECIPE = load_recipe("lm/transformer")
 
 
 def model(n_steps: int = 2, d_ff: int = 64) -> LanguageModelConfig:
@@ -18,12 +21,12 @@ def model(n_steps: int = 2, d_ff: int = 64) -> LanguageModelConfig:
     return LanguageModelConfig.model_validate({"d_model": 16, "vocab_size": 30, "decoder": stack})
 
 
-def test_a_model_is_matched_to_another_or_to_a_number() -> None:
+def test_a_model_is_matched_to_a_number() -> None:
     reference = model()
-    found = match_model(model(n_steps=1), reference, Wanted())
-    assert found.target == count_parameters(reference).stored
-    assert match_model(model(n_steps=1), found.target, Wanted()).config == found.config
-    macs = match_model(model(n_steps=1), reference, Wanted(match="macs", source_length=3, target_length=7))
+    found = match_model(model(n_steps=1), count_parameters(reference).stored, Wanted(), RECIPE)
+    assert found.achieved == count_parameters(found.config).stored
+    wanted = Wanted(match="macs", source_length=3, target_length=7)
+    macs = match_model(model(n_steps=1), wanted.cost(RECIPE)(reference), wanted, RECIPE)
     assert macs.achieved == count_macs(macs.config, 3, 7).total
     assert macs.value > found.value
 
@@ -37,7 +40,7 @@ def test_latency_is_read_from_searches_on_this_machine(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Timer, "seconds_of", seconds_of)
     wanted = Wanted(match="latency", device="cpu", threads=1, batch_size=2, beam=5, tolerance=0.01)
-    found = match_model(model(n_steps=1), model(n_steps=4), wanted)
+    found = match_model(model(n_steps=1), count_macs(model(n_steps=4), 1, 1).total * 1e-6, wanted, RECIPE)
     assert seen == [("cpu", 1, "decoding, batch 2, beam 5")]
     assert abs(found.residual) <= 0.01 * found.target
 
@@ -45,7 +48,8 @@ def test_latency_is_read_from_searches_on_this_machine(monkeypatch: pytest.Monke
 def test_a_search_is_timed_with_the_rounds_that_its_cache_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     monkeypatch.setattr(Timer, "seconds_of", lambda timer, workload: seen.append(workload))
-    Wanted(match="latency", device="cpu", cached_rounds=2).cost()
+    decoding = RECIPE.decoding.model_copy(update={"cached_rounds": 2})
+    Wanted(match="latency", device="cpu").cost(RECIPE.model_copy(update={"decoding": decoding}))
     assert seen == [Workload("decoding", 1, 32, 32, 1, cached_rounds=2)]
 
 
@@ -67,10 +71,10 @@ def test_a_timed_search_keeps_the_rounds_that_it_is_to_keep(monkeypatch: pytest.
 
 def test_a_real_clock_reads_seconds() -> None:
     wanted = Wanted(match="latency", device="cpu", threads=1, source_length=2, target_length=3)
-    seconds = wanted.cost()
+    seconds = wanted.cost(RECIPE)
     assert seconds(model(n_steps=1)) > 0
 
 
 def test_an_unknown_match_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="match is 'speed': must be one of parameters, active, macs, macs_per_gen"):
-        match_model(model(), model(), Wanted(match="speed"))  # type: ignore[arg-type]
+        match_model(model(), 1.0, Wanted(match="speed"), RECIPE)  # type: ignore[arg-type]

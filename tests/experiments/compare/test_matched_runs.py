@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.cli import main
 from ostinato.config.load import check_recipe
+from ostinato.config.loops import SegmentConfig
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.experiments.compare.matched_runs import (
     Curve,
@@ -17,6 +18,7 @@ from ostinato.experiments.compare.matched_runs import (
     read_curve,
     score_pairs,
 )
+from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 
 
@@ -92,6 +94,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = check_recipe({"data": data, "model": model | {"decoder": stack}, "training": training})
     train(recipe, folder / "run")
     return folder / "run"
+
+
+def test_the_depth_of_a_loop_is_that_of_its_rounds(run: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(run)
+    looped = recipe.model.decoder.model_copy(update={"segments": [SegmentConfig(repeats=4)]})
+    model = recipe.model.model_copy(update={"decoder": looped, "vocab_size": None})
+    train(recipe.model_copy(update={"model": model}), tmp_path / "looped")
+    assert read_curve(tmp_path / "looped").depth == 4
 
 
 def test_a_run_can_be_read_matched_and_started_from_its_checkpoint(run: Path, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

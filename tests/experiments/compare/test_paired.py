@@ -74,6 +74,16 @@ def test_a_run_whose_tokens_halt_costs_what_its_tokens_ran_on_each_split(tmp_pat
     assert rows[0]["macs"]["depth"] != rows[1]["macs"]["depth"]
 
 
+def test_a_run_whose_routers_give_tokens_their_rounds_costs_those(tmp_path: Path) -> None:
+    chosen = ["model.encoder.n_steps=4", "model.encoder.halting={kind: token_choice}"]
+    train(load_recipe("digits/universal", [*SHORT, *chosen]), tmp_path / "run")
+    (row,) = compare([tmp_path / "run"], Choices(splits=["test"], lengths=(7, 9), device="cpu"))
+    measured = systems.load(tmp_path / "run", device="cpu").evaluate("test", metrics=[])["depth"]["encoder"]
+    assert row["macs"]["depth"] == {"encoder": measured}
+    assert 1 < measured < 4
+    assert row["macs"]["total"] < row["macs"]["full_depth"]
+
+
 def test_a_run_whose_rounds_follow_from_the_length_costs_those_of_the_counted_length(tmp_path: Path) -> None:
     rounds = [
         f"model.{stack}.{key}" for stack in ("encoder", "decoder") for key in ("n_steps=5", "halting={kind: length}")
@@ -189,6 +199,26 @@ def test_rows_that_were_written_are_read(runs: list[Path], tmp_path: Path) -> No
     rows = compare(runs[:2], Choices(device="cpu"))
     write_rows(rows, tmp_path / "rows.jsonl")
     assert compare([tmp_path / "rows.jsonl"]) == rows
+
+
+def test_rows_of_several_comparisons_stand_in_one_table_only_where_they_were_made_alike(tmp_path: Path) -> None:
+    base, one, two = (predictions(tmp_path / f"{name}.jsonl", 0.5, seed=i) for i, name in enumerate(("b", "x", "y")))
+    metrics = ["exact_match"]
+
+    def written(name: str, *paths: Path, **choices: Any) -> Path:
+        write_rows(compare(paths, Choices(metrics=metrics, **choices)), tmp_path / name)
+        return tmp_path / name
+
+    first, second = written("1.jsonl", base, one), written("2.jsonl", base, two)
+    assert [row["system"] for row in compare([first, second])] == ["b", "x", "y"]
+    with pytest.raises(DataError, match=r"1\.jsonl and .*3\.jsonl have other references, samples or counted lengths"):
+        compare([first, written("3.jsonl", base, two, seed=9)])
+    with pytest.raises(DataError, match="other references"):
+        compare([first, written("4.jsonl", two, base)])
+    (tmp_path / "other").mkdir()
+    other = predictions(tmp_path / "other" / "x.jsonl", 0.9, seed=7)
+    with pytest.raises(DataError, match=r"5\.jsonl: x has other scores in another file"):
+        compare([first, written("5.jsonl", base, other)])
 
 
 def test_systems_with_other_references_are_refused_before_anything_is_decoded(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tiny_sweeps import LONGER, LOSS, SEEN, SMALL, TIME, Recorder, stamps, tiny
 
-from ostinato.budget import count_macs
+from ostinato.budget import Assumptions, count_macs
 from ostinato.budget.compare import check_match
 from ostinato.config.files import shipped_files
 from ostinato.errors import ConfigError
+from ostinato.experiments.compare.plans import plan_recipes
 from ostinato.experiments.sweep import measures
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep
 from ostinato.experiments.sweep.rows import read_sweep, results_folder
@@ -227,6 +228,15 @@ def test_an_arm_that_reads_pairs_as_one_sequence_is_counted_for_both_sides(tmp_p
     both = tiny(arms=[*arms, {"name": "two"}], overrides=overrides, equal=equal)
     with pytest.raises(ConfigError, match=f"'one': '{row['macs']:,}'"):
         run_sweep(both, tmp_path / "other")
+
+
+def test_bytes_of_an_arm_are_those_that_its_plan_shows(tmp_path: Path) -> None:
+    settings = ["training.checkpoint_activations=true", "training.precision=bfloat16"]
+    sweep = tiny(seeds=[1], arms=[{"name": "base", "set": {}}], overrides=[*SMALL, *settings])
+    (run,) = plan_runs(sweep, tmp_path)
+    (planned,) = plan_recipes(["digits/transformer"], [*SMALL, *settings], assumptions=Assumptions(16, 16))
+    assert arm_budgets(sweep, [run])["base"].bytes == planned.budget.bytes
+    assert planned.budget.assumptions.checkpoint_activations
 
 
 def test_of_arms_that_are_one_run_each_has_its_own_measures(tmp_path: Path) -> None:

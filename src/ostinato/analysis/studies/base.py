@@ -197,7 +197,12 @@ class Study:
 
 def no_halting(model: Model) -> str | None:
     """Return a reason where no token of a model can halt."""
-    return None if model.halting_thresholds() else "no token of its model can halt"
+    return None if model.halting_stacks() else "no token of its model can halt"
+
+
+def no_threshold(model: Model) -> str | None:
+    """Return a reason where no token of a model halts by a threshold."""
+    return no_halting(model) or (None if model.halting_thresholds() else "its tokens do not halt by a threshold")
 
 
 def no_router(model: Model) -> str | None:

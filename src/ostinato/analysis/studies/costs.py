@@ -12,7 +12,7 @@ from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import COLOURS, FONT, columns_of, finish, panels
 from ostinato.analysis.latency import part_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject
-from ostinato.budget import count_macs, count_parameters
+from ostinato.budget import count_macs, count_parameters, stacks_with_depth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,12 +82,12 @@ COSTS = Study(
 
 
 def _parts(subject: Subject, lengths: tuple[int, int], depth: dict[str, float]) -> dict[str, Part]:
-    config, halting = subject.model.config, subject.model.halting_thresholds()
-    realised = {name: mean for name, mean in depth.items() if name in halting}
+    config, exits = subject.model.config, subject.model.exits()
+    realised = {name: depth[name] for name in stacks_with_depth(config, exits) if name in depth}
     counts = [
         count_parameters(config).by_part,
         count_macs(config, *lengths).by_part,
-        count_macs(config, *lengths, expected_depth=realised, exits=subject.model.exits()).by_part,
+        count_macs(config, *lengths, expected_depth=realised, exits=exits).by_part,
     ]
     parts: dict[str, Part] = {}
     for field, by_part in zip(("parameters", "full", "realised"), counts, strict=True):

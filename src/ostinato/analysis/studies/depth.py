@@ -39,7 +39,7 @@ _COLUMNS = ("stack", "column", "value", "tokens", "rounds, mean", "expected dept
 def _depth(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return depths of all tokens and by column."""
     found: DepthByColumn = subject.collected[DepthByColumn]
-    halting = set(subject.model.halting_thresholds())
+    halting = subject.model.halting_stacks()
     overall = {name: numbers for name, numbers in found.overall.compute().items() if name in halting}
     by = {
         column: {value: values[value].compute() for value in sorted(values, key=natural_order)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import common_legend, finish, line, panels, whole_numbers
-from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_halting
+from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, no_threshold
 from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
@@ -75,7 +75,7 @@ THRESHOLDS = Study(
         "the trained threshold, the ring the cheapest one that loses no more than 0.2 points, or what was asked for. "
         "The star is an oracle: every label in the first round that has it right, to which rules come close."
     ),
-    why_not_model=no_halting,
+    why_not_model=no_threshold,
     extra_examples=lambda subjects: sum(
         _passes(subject.model) * len(_few(subject)) for subject in subjects if _stored(subject) is None
     ),

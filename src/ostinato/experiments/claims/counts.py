@@ -10,7 +10,7 @@ from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
-from ostinato.experiments.results import pass_lengths
+from ostinato.experiments.results import assumptions_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 
@@ -22,8 +22,8 @@ def counted_rows(source: CountSource, access: DataAccess | None) -> list[dict[st
     rows = []
     for arm in source.arms:
         recipe, model = sized(arm, access, source.vocabulary)
-        lengths = pass_lengths(recipe, (source.source_length, source.target_length))
-        budget = count_budget(model, Assumptions(*lengths))
+        assumed = Assumptions(source.source_length, source.target_length)
+        budget = count_budget(model, assumptions_of(recipe, assumed))
         values = {figure: budget.figure(figure) for figure in _COUNTED}
         rows.append({"arm": arm.name, "seed": None, "values": values})
     return rows

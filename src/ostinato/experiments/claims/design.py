@@ -135,13 +135,18 @@ def with_seeds(sweep: SweepConfig, wanted: set[tuple[str, int]]) -> SweepConfig:
 
 
 def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
-    """Refuse arms that differ in more than the design says.
+    """Refuse arms that differ in more than the design says, or have seeds that settings were chosen on.
 
     Arms that start from others are compared among themselves. An untrained arm may differ from the others in length.
 
     Raises:
-        ConfigError: every setting that differs, with its values in two arms.
+        ConfigError: every setting that differs, with its values in two arms; the seeds.
     """
+    seeds = {seed + arm.seed_shift for arm in sweep.arms for seed in sweep.seeds_of(arm)}
+    chosen_on = {*design.pilot_seeds, *([] if design.tuning is None else design.tuning.seeds)}
+    if both := sorted(seeds & chosen_on):
+        reason = "settings were chosen on them: the claim needs others"
+        raise ConfigError([Problem("source.seeds", both, reason)])
     settings: dict[str, dict[str, Any]] = {}
     for arm in sweep.arms:
         recipe = first_recipe(sweep, arm)

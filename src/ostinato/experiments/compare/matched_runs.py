@@ -64,7 +64,7 @@ def read_curve(run: Path) -> Curve:
         raise CheckpointError(f"{run / METRICS}: no evaluations yet")
     saved = list(checkpoint_folders(run / "checkpoints"))
     model = recipe.model
-    depth = max([s.n_steps for s in model.stacks().values()] + [r.n_layers for r in model.recurrences().values()])
+    depth = max([s.depth for s in model.stacks().values()] + [r.n_layers for r in model.recurrences().values()])
     return Curve(str(run), depth, sorted(points.items()), sorted(saved))
 
 

@@ -7,11 +7,13 @@ beside its scores, and whether that is a fair comparison is for the reader to se
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.errors import ConfigError, Problem
+from ostinato.data.disk import reading
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.stored import Outputs
 from ostinato.experiments.compare.systems import Choices, System, decoding_costs, open_systems, same_references
@@ -44,8 +46,8 @@ def compare(
         DataError: systems with different references, a file that cannot be used, or too few sentences.
     """
     choices = choices or Choices()
-    if all(path.is_file() and "bootstrap" in (first_row(path) or {}) for path in paths):
-        return [row for path in paths for row in read_rows(path)]
+    if are_rows(paths):
+        return read_rows(paths[0]) if len(paths) == 1 else _rows_of(paths)
     systems = open_systems(paths)
     metrics, splits = _metrics(systems, choices), _splits(systems, choices)
     # All references first: systems that cannot be compared are refused before anything is decoded.
@@ -91,6 +93,34 @@ def compare(
                 }
             )
     return rows
+
+
+def are_rows(paths: Sequence[Path]) -> bool:
+    """Return whether all of these are files of rows that an earlier comparison wrote."""
+    return all(path.is_file() and "bootstrap" in (first_row(path) or {}) for path in paths)
+
+
+def _rows_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the rows of files, each system once; a DataError where they cannot stand in one table."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    made, lengths = set[str](), set[tuple[int, int]]()
+    for path in paths:
+        with reading(path, DataError):
+            for row in read_rows(path):
+                made.add(json.dumps([row["reference"], row["bootstrap"]], sort_keys=True))
+                if row["macs"]:
+                    lengths.add((row["macs"]["source_length"], row["macs"]["target_length"]))
+                first = found.setdefault((row["split"], row["system"]), row)
+                if _values(first) != _values(row):
+                    raise DataError(f"{path}: {row['system']} has other scores in another file: show them one by one")
+    if len(made) > 1 or len(lengths) > 1:
+        names = " and ".join(map(str, paths))
+        raise DataError(f"{names} have other references, samples or counted lengths: show them one by one")
+    return list(found.values())
+
+
+def _values(row: dict[str, Any]) -> dict[str, float]:
+    return {name: score["value"] for name, score in row["metrics"].items()}
 
 
 def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:

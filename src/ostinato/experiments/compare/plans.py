@@ -17,6 +17,7 @@ from ostinato.budget import (
     count_bytes,
     count_rank_bytes,
     set_uses,
+    stacks_with_depth,
 )
 from ostinato.budget.compare import Match, match_figures
 from ostinato.config.model import ModelConfig
@@ -24,7 +25,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.training import FsdpConfig, TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError
-from ostinato.experiments.results import pass_lengths
+from ostinato.experiments.results import assumptions_of
 from ostinato.plan import Kind
 from ostinato.tasks.checks import split_problems
 from ostinato.tasks.recipes import load_recipe
@@ -73,9 +74,9 @@ def plan_recipes(
 
     Args:
         names: recipes, YAML files, run directories. overrides: settings to change in all of them.
-        assumptions: what to count for; whether activations are recomputed, and how many rounds decoding caches, is each
-            recipe's to say, a decoder-only model of pairs is counted for one sequence of both lengths, and an expected
-            depth is for the recipes in whose stack of that name tokens halt.
+        assumptions: what to count for; precision, whether activations are recomputed, and how many rounds decoding
+            caches, is each recipe's to say, a decoder-only model of pairs is counted for one sequence of both lengths,
+            and an expected depth is for the recipes in whose stack of that name tokens halt.
         source_vocab, target_vocab: rows of the vocabularies; None: as the recipe or its data says.
 
     Raises:
@@ -88,24 +89,16 @@ def plan_recipes(
         is_given = Path(name).is_file() or any(one.startswith("training.init_from") for one in overrides)
         _check_trainable(recipe, access, with_start=is_given)
     given = assumptions or Assumptions()
-    halting = {stack for recipe in recipes for stack in _halting_stacks(recipe.model)}
+    halting = {stack for recipe in recipes for stack in stacks_with_depth(recipe.model)}
     found, seen = [], Counter[str]()
     known: FromData = {}
     for name, recipe in zip(names, recipes, strict=True):
         sized = size_model(recipe, access, source=source_vocab, target=target_vocab, known=known)
-        own = _halting_stacks(sized.model)
+        own = stacks_with_depth(sized.model)
         # What fits none of the recipes is left to fail.
         depths = {stack: d for stack, d in (given.expected_depth or {}).items() if stack in own or stack not in halting}
-        source, target = pass_lengths(recipe, (given.source_length, given.target_length))
-        assumed = replace(
-            given,
-            source_length=source,
-            target_length=target,
-            checkpoint_activations=recipe.training.checkpoint_activations,
-            cached_rounds=recipe.decoding.cached_rounds,
-            expected_depth=depths or None,
-        )
-        budget = count_budget(sized.model, assumed)
+        assumed = assumptions_of(recipe, given)
+        budget = count_budget(sized.model, replace(assumed, expected_depth=depths or None))
         seen[name] += 1
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
         found.append(PlannedRecipe(unique, sized, recipe.training, budget))
@@ -155,10 +148,6 @@ def _check_trainable(recipe: Recipe, access: DataAccess | None, *, with_start: b
         from ostinato.training.at_hand import check_trainable
 
         check_trainable(recipe, access, with_start=with_start)
-
-
-def _halting_stacks(model: ModelConfig) -> set[str]:
-    return {name for name, stack in model.stacks().items() if stack.halting.has_gate}
 
 
 def budget_matches(planned: Sequence[PlannedRecipe], tolerance: float) -> dict[BudgetName, dict[str, Match]]:

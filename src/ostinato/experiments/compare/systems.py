@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ostinato.budget import count_macs, count_parameters
+from ostinato.budget import count_macs, count_parameters, stacks_with_depth
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.example import take_evenly
@@ -130,9 +130,10 @@ class System:
         """
         if self.recipe is None or outputs.evaluation is None:
             return None
-        depth = {stack: outputs.evaluation["depth"][stack] for stack in outputs.evaluation.get("halting_threshold", {})}
         counted = pass_lengths(self.recipe, lengths)
         exits = outputs.evaluation.get("exit", {}).get("needs_predictions")
+        may_halt = stacks_with_depth(self.recipe.model, exits or ()) & outputs.evaluation.get("halting", {}).keys()
+        depth = {stack: outputs.evaluation["depth"][stack] for stack in sorted(may_halt)}
         realised = count_macs(self.recipe.model, *counted, expected_depth=depth, exits=exits)
         return {
             "source_length": lengths[0],

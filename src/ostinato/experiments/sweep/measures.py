@@ -31,7 +31,7 @@ from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import load
-from ostinato.experiments.results import pass_lengths, read_results
+from ostinato.experiments.results import assumptions_of, read_results
 from ostinato.experiments.sweep.run_key import DataHashes
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory
@@ -100,9 +100,9 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
 def _other_examples(measure: Measure, run: Path, access: DataAccess | None) -> list[str]:
     """Return the hash of the examples that are measured where they are others than the run's key and data.json know."""
     changes = measure.overrides() if isinstance(measure, EvaluateMeasure) else []
-    split = getattr(measure, "split", None)
-    are_known = split is None or split in RunDirectory(run).data_hashes()
-    if are_known and not any(change.startswith(("data.", "task.")) for change in changes):
+    split: str | None = getattr(measure, "split", None)
+    is_changed = any(change.startswith(("data.", "task.")) for change in changes)
+    if split is None or (split in RunDirectory(run).data_hashes() and not is_changed):
         return []
     recipe = load_recipe(run, changes)
     asked = recipe.evaluation.model_copy(update={"splits": [split]})
@@ -128,9 +128,8 @@ def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
             return splits[split]
         case BudgetMeasure():
             recipe = load_recipe(run)
-            lengths = pass_lengths(recipe, (measure.source_length, measure.target_length))
-            assumed = Assumptions(*lengths, cached_rounds=recipe.decoding.cached_rounds)
-            return count_budget(recipe.model, assumed).figure(measure.figure)
+            assumed = Assumptions(measure.source_length, measure.target_length)
+            return count_budget(recipe.model, assumptions_of(recipe, assumed)).figure(measure.figure)
         case EvaluateMeasure():
             threshold = "trained" if measure.halting_threshold is None else measure.halting_threshold
             loaded = load(

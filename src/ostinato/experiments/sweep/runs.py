@@ -12,7 +12,7 @@ from ostinato.config.model import EncoderConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.registry import DataAccess
-from ostinato.experiments.results import pass_lengths
+from ostinato.experiments.results import assumptions_of
 from ostinato.experiments.sweep.files import arm_recipe
 from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
 from ostinato.tasks.vocabulary import FromData, SizedModel, size_model
@@ -92,8 +92,8 @@ def arm_budgets(sweep: SweepConfig, runs: Sequence[PlannedRun], access: DataAcce
     for run in runs:
         if run.arm not in found:
             model = _sized(run, access, known).model
-            lengths = pass_lengths(run.recipe, (equal.source_length, equal.target_length))
-            found[run.arm] = count_budget(model, Assumptions(*lengths, cached_rounds=run.recipe.decoding.cached_rounds))
+            assumed = Assumptions(equal.source_length, equal.target_length)
+            found[run.arm] = count_budget(model, assumptions_of(run.recipe, assumed))
     return found
 
 
