@@ -113,4 +113,4 @@ def test_a_threshold_that_is_none_is_told(run, folder: Path, tmp_path: Path) -> 
     plain = plain_run(tmp_path / "plain")
     outcome = run("tune-threshold", plain, "--device", "cpu")
     assert outcome.code == 2
-    assert f"no token of {plain} can halt, so that there is no threshold to choose" in outcome.err
+    assert f"no token of {plain} can halt by a threshold, so that there is none to choose" in outcome.err

@@ -43,6 +43,11 @@ FACTS = {"kind": "encoder", "head": {"kind": "classification"}}
             "dropout of this",
         ),
         ({"data": {"masking": {"rate": 0.3}}}, "data.masking.rate", "without model.head.kind=masked"),
+        (
+            {"model": {"kind": "lstm_seq2seq"}, "training": {"checkpoint_activations": True}},
+            "training.checkpoint_activations",
+            "without steps of depth",
+        ),
     ],
 )
 def test_a_setting_without_an_effect_is_an_error_of_one_line(settings: dict[str, Any], key: str, reason: str) -> None:
@@ -62,6 +67,8 @@ def test_what_a_change_makes_useless_is_left_out_unless_it_is_part_of_the_change
     base = {"decoding": {"strategy": "beam", "beam": 4, "stopping": "count"}}
     changed = load_recipe_config(base, ["decoding.strategy=greedy", "decoding.beam=1"])
     assert (changed.decoding.strategy, changed.decoding.stopping) == ("greedy", "bound")
+    recomputed = {"training": {"checkpoint_activations": True}}
+    assert not load_recipe_config(recomputed, ["model.kind=lstm_seq2seq"]).training.checkpoint_activations
     with pytest.raises(ConfigError, match=r"decoding\.stopping is 'count': has no effect"):
         load_recipe_config({}, ["decoding.stopping=count"])
     with pytest.raises(ConfigError, match=r"decoding\.stopping is 'count': has no effect"):
@@ -70,6 +77,37 @@ def test_what_a_change_makes_useless_is_left_out_unless_it_is_part_of_the_change
     greedy = {"base": "base.yaml", "decoding": {"strategy": "greedy", "beam": 1}}
     (tmp_path / "greedy.yaml").write_text(json.dumps(greedy))
     assert load_recipe(tmp_path / "greedy.yaml").decoding.stopping == "bound"
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "key"),
+    [
+        (
+            {"model": {"encoder": {"ffn": {"kind": "experts"}}}, "training": {"balance": {"z": 0.1}}},
+            ["model.encoder.ffn.kind=dense"],
+            "training.balance.z",
+        ),
+        (
+            {"model": {"encoder": {"halting": {"kind": "act"}}}, "training": {"halting": {"weight": 0.1}}},
+            ["model.encoder.halting.kind=none"],
+            "training.halting.weight",
+        ),
+        ({"decoding": {"strategy": "beam", "beam": 4}}, ["decoding.strategy=greedy"], "decoding.beam"),
+        ({"training": {"freeze": ["*"], "freeze_except": ["*.halting.*"]}}, ["training.freeze=[]"], "freeze_except"),
+        (
+            {"training": {"init_from": "runs/a", "init_except": ["head.*"]}},
+            ["training.init_from=null"],
+            "training.init_except",
+        ),
+    ],
+)
+def test_weights_of_losses_and_what_needs_another_setting_stay_and_are_errors(
+    base: dict[str, Any], overrides: list[str], key: str
+) -> None:
+    load_recipe_config(base)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe_config(base, overrides)
+    assert [key in str(problem) for problem in caught.value.problems] == [True]
 
 
 def test_what_a_run_has_stored_without_an_effect_is_left_out(tmp_path: Path) -> None:

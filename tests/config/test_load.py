@@ -184,6 +184,21 @@ def test_the_last_of_two_overrides_wins_and_their_order_does_not_matter_for_kind
         assert model.stacks()["encoder"].positions == CoordinatesConfig(random_offset=5)
 
 
+def test_an_override_of_a_group_keeps_those_inside_it_whatever_their_order() -> None:
+    one, group = "model.encoder.ffn.d_ff=10", "model.encoder.ffn={share: all}"
+    for overrides in ([one, group], [group, one]):
+        ffn = load_recipe_config({}, overrides).model.stacks()["encoder"].ffn
+        assert (ffn.d_ff, ffn.share) == (10, "all")
+    kinds = ["model.encoder.positions={kind: coordinates}", "model.encoder.positions.kind=none"]
+    for overrides in (kinds, kinds[::-1]):
+        positions = load_recipe_config({}, overrides).model.stacks()["encoder"].positions
+        assert positions.kind == ("none" if overrides is kinds else "coordinates")
+    # One key twice: the last alone counts, so that it may be of another kind.
+    two = ["model.encoder.relative={kind: window, window: 3}", "model.encoder.relative={kind: none}"]
+    assert load_recipe_config({}, two).model.stacks()["encoder"].relative.kind == "none"
+    assert load_recipe_config({}, two[::-1]).model.stacks()["encoder"].relative.kind == "window"
+
+
 def test_malformed_overrides_are_all_named() -> None:
     assert lines({}, "seed", "name=", "a..b=1", "seed=[1") == [
         "override is 'seed': must look like key=value, for example model.d_model=256",

@@ -44,16 +44,16 @@ values that others attend to. Where every round has one use of each kind:
                                    self-attention in rounds d + 1 to R: 1 where all rounds share them, R - d where every
                                    round has its own; 0 for d = R, and where a router chooses, because it hides whom
                                    it leaves out
-    gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act d D, select min(d + 1, R) D,
+    gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act and exit d D, select min(d + 1, R) D,
                                    among all R D; token_choice R D
     once, whatever d is            output projection; the memory's keys and values, once a set
 
 and for a d between two whole numbers what lies between their costs, linearly. An expected depth is taken for every
 token's, and some token is taken to run all R rounds: where all rounds share their weights that is an upper limit for
-every distribution of depths with this mean, because no cost grows faster the deeper a token is. Two kinds of stacks
-compute halted tokens all the same, so that d = R whatever is assumed: ACT with freeze_halted_state: false, which goes
-on changing them, and stacks with separable convolutions, which read their columns. Where a router chooses among all
-tokens in every round, the d rounds of a token are counted as if they were the first ones.
+every distribution of depths with this mean, because no cost grows faster the deeper a token is. Three kinds of stacks
+compute halted tokens all the same, so that d = R whatever is assumed: ACT and exits with freeze_halted_state: false,
+which go on changing them, and stacks with separable convolutions, which read their columns. Where a router chooses
+among all tokens in every round, the d rounds of a token are counted as if they were the first ones.
 
 An LSTM has no rounds; its products are in `ostinato.budget.recurrent`.
 

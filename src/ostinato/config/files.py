@@ -266,11 +266,13 @@ def check_size(text: str) -> None:
 def parse_overrides(overrides: Sequence[str]) -> Settings:
     """Turn `a.b=value` into nested settings; values are YAML (null, numbers, lists).
 
+    The last of several for one key wins; a group adds to what others say inside it.
+
     Raises:
         ConfigError: every override that is not of this form.
     """
     problems: list[Problem] = []
-    settings: Settings = {}
+    values: dict[tuple[str, ...], Any] = {}
     for text in overrides:
         key, sign, value = text.partition("=")
         path = key.strip().split(".")
@@ -287,14 +289,15 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
                 reason = f"is not a YAML value ({_yaml_reason(error)})"
                 problems.append(Problem(".".join(path), _short(value), reason))
                 continue
-            group = settings
-            for name in path[:-1]:
-                if not isinstance(group.get(name), dict):
-                    group[name] = {}
-                group = group[name]
-            group[path[-1]] = found
+            values.pop(tuple(path), None)
+            values[tuple(path)] = found
     if problems:
         raise ConfigError(problems)
+    settings: Settings = {}
+    for keys, nested in values.items():
+        for name in reversed(keys):
+            nested = {name: nested}
+        settings = merge(settings, nested, None)
     return settings
 
 

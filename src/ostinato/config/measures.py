@@ -104,7 +104,7 @@ class EvaluateMeasure(Measure):
     max_examples: Size | None = None
     """Spread evenly over the split; None: what the recipe says."""
     set: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the recipe to evaluate with: decoding.beam: 4, task.max_length: 40."""
+    """Settings of the recipe to evaluate with: decoding.max_length: 40, task.max_length: 40."""
 
     def overrides(self) -> list[str]:
         """Return `set` as `dotted.key=value`."""

@@ -130,7 +130,7 @@ class Recipe(Config):
             for group in ("balance", "halting"):
                 yield from _set_in(getattr(self.training, group), f"{path}training.{group}.", reason)
             if self.training.checkpoint_activations:
-                yield Problem(f"{path}training.checkpoint_activations", True, reason)
+                yield Inert(f"{path}training.checkpoint_activations", True, reason)
             return
         if not any(stack.has_router for stack in stacks.values()):
             reason = (

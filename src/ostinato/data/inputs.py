@@ -48,7 +48,8 @@ class InputReader:
         setting: the setting that gives this key, for errors.
         prefix_field: key of the forced prefix in JSON lines; a line without it has `prefix`.
         prefix: forced beginning of every output.
-        format: auto: JSON lines in files whose names say so (.jsonl, .json, .ndjson, also with .gz), else text.
+        format: auto: JSON lines in files whose names say so (.jsonl, .json, .ndjson, also with .gz or .zst), else
+            text.
     """
 
     text_field: str

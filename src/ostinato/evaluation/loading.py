@@ -252,7 +252,7 @@ def load(
         checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
             (update-000500), or its directory. None: the one that its recipe scores (evaluation.checkpoint).
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
-        overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.beam=4".
+        overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.max_length=40".
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
         exit, exit_scope: the criterion by which tokens stop, with a number, see `ostinato.nn.Execution`.

@@ -207,8 +207,8 @@ class TokenModel(Embeddings, ABC):
             kinds = (f"model.{name}.halting.kind is {stack.halting.kind}" for name, stack in stacks)
             why = " and ".join(kinds) or "it has no rounds"
             reason = f"no token of this model can halt by a threshold ({why})"
-            if self.stacks:
-                reason += f"; with exit they stop by a criterion: {', '.join(CRITERIA_AT_TEST)}"
+            if criteria := self.possible_criteria():
+                reason += f"; with exit they stop by a criterion: {', '.join(criteria)}"
             raise ConfigError([Problem("halting_threshold", execution.halting_threshold, reason + see("halting"))])
         if execution.cached_rounds is not None and (not_so := self.config.why_not_some_rounds()):
             raise ConfigError([Problem("cached_rounds", execution.cached_rounds, not_so)])
@@ -275,6 +275,11 @@ class TokenModel(Embeddings, ABC):
         if not execution.halting:
             return {}
         return {name: execution.exit not in OF_STATES for name, stack in self.stacks.items() if stack.exits(execution)}
+
+    def possible_criteria(self) -> list[str]:
+        """Return the criteria by which single tokens of some stack can stop (`Execution.exit`)."""
+        executions = {name: Execution(halting_threshold=1.0, exit=name) for name in CRITERIA_AT_TEST}
+        return [name for name, one in executions.items() if any(stack.exits(one) for stack in self.stacks.values())]
 
     def _why_no_exit(self, execution: Execution) -> Problem:
         """Return why no stack stops by an execution's criterion."""

@@ -13,7 +13,10 @@ from ostinato.config.load import check_recipe
 from ostinato.errors import ConfigError
 from ostinato.evaluation.threshold import Point, TunedThreshold, choose, read_tuned
 from ostinato.experiments.compare.thresholds import THRESHOLDS, tune_threshold
+from ostinato.models.build import without_memory
 from ostinato.models.checkpoint import weights_hash
+from ostinato.nn.execution import CRITERIA_AT_TEST, Execution
+from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 
 TRAINED = {"encoder": 0.9, "decoder": 0.95}
@@ -144,8 +147,40 @@ def test_what_cannot_be_swept_is_refused_with_the_reason(run: Path, tmp_path: Pa
     # Whatever went wrong, the model has the threshold it came with.
     assert loaded.model.halting_thresholds() == pytest.approx({"encoder": 0.6, "decoder": 0.6})
     plain = ostinato.load(plain_run(tmp_path / "plain"), device="cpu")
-    with pytest.raises(ConfigError, match=r"model\.encoder\.halting\.kind is 'none': no token of .* can halt"):
+    with pytest.raises(ConfigError, match=r"model\.encoder\.halting\.kind is 'none': no token of .* can halt by"):
         tune_threshold(plain)
+
+
+@pytest.mark.parametrize(
+    ("of_encoder", "of_decoder", "named", "criteria"),
+    [
+        ("none", "none", "model.encoder.halting.kind is 'none'", CRITERIA_AT_TEST),
+        ("length", "length", "model.encoder.halting.kind is 'length'", CRITERIA_AT_TEST),
+        ("none", "token_choice", "model.decoder.halting.kind is 'token_choice'", ("change", "cosine")),
+        ("token_choice", "token_choice", "model.encoder.halting.kind is 'token_choice'", ()),
+    ],
+)
+def test_a_model_without_a_threshold_is_told_its_rule_and_the_criteria_that_it_can_follow(
+    run: Path, of_encoder: str, of_decoder: str, named: str, criteria: tuple[str, ...]
+) -> None:
+    rules = [f"model.encoder.halting={{kind: {of_encoder}}}", f"model.decoder.halting={{kind: {of_decoder}}}"]
+    loaded = ostinato.load(run, device="cpu")
+    loaded = replace(loaded, model=without_memory(load_recipe("digits/universal", rules).model))
+    with pytest.raises(ConfigError) as error:
+        tune_threshold(loaded)
+    advice = f"; --exit CRITERION stops tokens by {', '.join(criteria)}, without training" if criteria else ""
+    reason = f"no token of {run} can halt by a threshold, so that there is none to choose{advice}"
+    assert str(error.value) == f"{named}: {reason}"
+    with pytest.raises(ConfigError) as error, loaded.model.execution(halting_threshold=0.5):
+        pass
+    advice = f"; with exit they stop by a criterion: {', '.join(criteria)}" if criteria else ""
+    assert f"model.decoder.halting.kind is {of_decoder}){advice} (docs/halting.md)" in str(error.value)
+    for criterion in CRITERIA_AT_TEST:  # what is named can be followed, and nothing else
+        if criterion in criteria:
+            loaded.model.checked(Execution(halting_threshold=0.5, exit=criterion))
+        else:
+            with pytest.raises(ConfigError, match=r"exit is"):
+                loaded.model.checked(Execution(halting_threshold=0.5, exit=criterion))
 
 
 def test_the_default_thresholds_go_from_the_papers_to_a_tenth() -> None:

@@ -122,6 +122,14 @@ def test_a_measure_that_names_something_is_let_through() -> None:
     assert len(load_sweep(settings).measures) == len(measures)
 
 
+def test_a_threshold_is_looked_for_where_the_rule_has_one() -> None:
+    arm = {"name": "a", "set": UNIVERSAL | {"model.encoder.halting.kind": "token_choice"}}
+    depth = RESULT | {"path": "halting.encoder.mean"}
+    assert len(load_sweep(sweep_of(depth) | {"arms": [arm]}).measures) == 1
+    with pytest.raises(ConfigError, match=r"path is 'halting_threshold\.encoder': there will be no"):
+        load_sweep(sweep_of(RESULT | {"path": "halting_threshold.encoder"}) | {"arms": [arm]})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -28,7 +28,7 @@ from ostinato.evaluation.threshold import (
 )
 from ostinato.metrics import METRICS
 from ostinato.models.checkpoint import weights_hash
-from ostinato.nn.execution import CRITERIA_AT_TEST, Execution, ExitScope
+from ostinato.nn.execution import Execution, ExitScope
 from ostinato.tasks.registry import task_config
 
 THRESHOLDS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -103,12 +103,13 @@ def _check(run: LoadedRun, thresholds: Sequence[float], max_drop: float, exit: s
     """Return the thresholds to be measured beside the trained ones, from high to low, each once."""
     trained = run.model.trained_thresholds()
     if not trained and exit is None:
-        stack = next(iter(run.model.stacks), None)
-        reason = f"no token of {run.directory} can halt, so that there is no threshold to choose"
-        if stack is not None:
-            reason += f"; --exit CRITERION stops tokens by {', '.join(CRITERIA_AT_TEST)}, without training"
-        key, value = ("model.kind", run.model.config.kind) if stack is None else (f"model.{stack}.halting.kind", "none")
-        raise ConfigError([Problem(key, value, reason)])
+        kinds = {f"model.{name}.halting.kind": one.halting.kind for name, one in run.model.config.stacks().items()}
+        # Of several stacks the one that has a rule tells more.
+        key = next((key for key, kind in kinds.items() if kind != "none"), next(iter(kinds), "model.kind"))
+        reason = f"no token of {run.directory} can halt by a threshold, so that there is none to choose"
+        if criteria := run.model.possible_criteria():
+            reason += f"; --exit CRITERION stops tokens by {', '.join(criteria)}, without training"
+        raise ConfigError([Problem(key, kinds.get(key, run.model.config.kind), reason)])
     problems = [Problem("thresholds", t, "must lie in [0, 1]") for t in thresholds if not 0.0 <= t <= 1.0]
     if not thresholds:
         problems.append(Problem("thresholds", list(thresholds), "name at least one, in [0, 1]"))

@@ -15,6 +15,7 @@ from typing import Any
 
 from ostinato.analysis.studies import STUDIES
 from ostinato.budget.sizes import chosen_experts, plans
+from ostinato.config.halting import TokenChoiceConfig
 from ostinato.config.measures import AnalysisMeasure, EvaluateMeasure, Measure, ResultMeasure
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
@@ -177,8 +178,9 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
     found |= _if_any("by", {column: {_ANY: group} for column in columns})
     found |= _if_any("macro", dict.fromkeys(columns, scores))
     found |= _if_any("failed", dict.fromkeys(columns if "exact_match" in metrics else ()))
-    gates = [name for name, stack in stacks.items() if stack.halting.has_gate]
-    found |= _if_any("halting_threshold", dict.fromkeys([*gates, *stopped]))
+    # Token choice is learned, and has no threshold.
+    own = [n for n, one in stacks.items() if one.halting.has_gate and not isinstance(one.halting, TokenChoiceConfig)]
+    found |= _if_any("halting_threshold", dict.fromkeys([*own, *stopped]))
     if chosen_experts(recipe.model):
         found["routing"] = {_ANY: dict.fromkeys(_OF_A_ROUTER)}
     if metrics and recipe.model.generates:
