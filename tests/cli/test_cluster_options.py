@@ -104,6 +104,12 @@ def test_finished_runs_and_results_are_copied_once(run, file: Path, monkeypatch:
         if path.is_file():
             assert (copies / key / path.relative_to(store / key)).read_bytes() == path.read_bytes()
     assert f"copied to file://{copies}: 0 runs" in run(*words).out
+    # What is measured of a run later is copied, too.
+    again = {"name": "again", "kind": "evaluate", "split": "test", "path": "loss", "metrics": []}
+    write_yaml(SWEEP | {"measures": [again]}, file)
+    assert f"copied to file://{copies}: 0 runs" in run(*words).out
+    (measured,) = (store / key / "measures").iterdir()
+    assert (copies / key / "measures" / measured.name).read_bytes() == measured.read_bytes()
 
 
 def test_lines_typed_at_a_terminal_are_not_split(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
     assert written[0]["bootstrap"] == {"n_samples": 200, "seed": 3, "level": 0.95}
     assert json.loads(run("compare", rows, "--json").out) == written
     refused = run("compare", rows, "--metric", "chrf", "--beam", 2)
-    assert (refused.code, "has no effect on rows of an earlier comparison" in " ".join(refused.err.split())) == (2, True)
+    assert refused.code == 2
+    assert "has no effect on rows of an earlier comparison" in " ".join(refused.err.split())
     shown = run("compare", rows, "--markdown").out.splitlines()
     assert [line for line in shown if line.startswith("| long | other | 8 |")]
     assert [line for line in shown if line.startswith("| other | 1 | ")]

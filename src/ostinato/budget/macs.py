@@ -75,8 +75,7 @@ from typing import NamedTuple
 from ostinato.budget.depth import ONE_ROUND, ExpectedDepth, expected_depths
 from ostinato.budget.parameters import count_parameters
 from ostinato.budget.products import HEAD, SCORES, WINDOW, Product, TokenMacs, products, sentence_macs, token_macs
-from ostinato.budget.sizes import Rounds, planned_uses
-from ostinato.config.experts import ExpertAttentionConfig
+from ostinato.budget.sizes import Rounds, inner_width, n_choices, planned_uses
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import AttentionConfig
 from ostinato.errors import ConfigError, Problem
@@ -217,13 +216,8 @@ def kaplan_forward_flops(config: ModelConfig, n_ctx: int, *, n_steps: int | None
         return None
     # No count here depends on the vocabulary.
     n = count_parameters(config, n_steps=n_steps, vocab_size=1).executed_without_embeddings
-    attention = [one.sub for one in planned_uses(config, n_steps) if one.use.kind == "self_attention"]
-    widths = (
-        sub.n_heads * sub.head_width(config.d_model) * (sub.top_k if isinstance(sub, ExpertAttentionConfig) else 1)
-        for sub in attention
-        if isinstance(sub, AttentionConfig)
-    )
-    return 2 * n + 2 * n_ctx * sum(widths)
+    attention = [one.sub for one in planned_uses(config, n_steps) if isinstance(one.sub, AttentionConfig)]
+    return 2 * n + 2 * n_ctx * sum(inner_width(sub, config.d_model) * n_choices(sub) for sub in attention)
 
 
 class SentenceMacs(NamedTuple):

@@ -17,19 +17,20 @@ def noting_plan(
     config: ModelConfig,
     shape: tuple[int, int, int],
     *,
-    trained_bytes: Callable[[], int] | None = None,
+    state_bytes: Callable[[], int] | None = None,
     beam: int = 1,
     precision: Precision = "float32",
     checkpoint_activations: bool = False,
 ) -> Iterator[None]:
     """Add to an error of memory a note of the bytes that the plan counts for the pass that is run meanwhile.
 
-    Training: weights, gradients and Adam's two moments, activations. Otherwise: weights and the cache of decoding. The
-    innermost of several notes is kept.
+    Training: weights, gradients and state of the optimiser, activations. Otherwise: weights and the cache of decoding.
+    The innermost of several notes is kept.
 
     Args:
         config: with its vocabulary sizes. shape: sentences, source tokens and target tokens of its batch.
-        trained_bytes: of training, gives the bytes of the weights that are trained; None: nothing is trained.
+        state_bytes: of training, gives the bytes of gradients, the optimiser's state and what else is kept of every
+            trained weight; None: nothing is trained.
         beam, precision, checkpoint_activations: as of `count_bytes`.
     """
     try:
@@ -51,8 +52,8 @@ def noting_plan(
         if config.has_two_sides:
             tokens = f"{source_length:,} source and {target_length:,} target tokens"
         taken = f"weights {_size(found.weights)}"
-        if trained_bytes is not None:
-            taken += f", gradients and optimiser {_size(3 * trained_bytes())}, activations {_size(found.activations)}"
+        if state_bytes is not None:
+            taken += f", gradients and optimiser {_size(state_bytes())}, activations {_size(found.activations)}"
         elif config.generates:
             taken += f", cache of decoding {_size(found.cache)} at beam {beam}"
         error.add_note(f"the plan says for {batch_size:,} sentences of {tokens}: {taken}")

@@ -171,16 +171,17 @@ def reproduce(
 def _described(claim: Claim, outcome: Outcome | None) -> dict[str, Any]:
     """Return a claim and its outcome as JSON."""
     from ostinato.experiments.claims.files import command
-    from ostinato.experiments.claims.staleness import scores_said, state, why_stale
+    from ostinato.experiments.claims.staleness import scores_said, state_of, why_stale
 
     head = outcome.head if outcome else {}
+    why = why_stale(claim, outcome) if outcome else None
     return {
         "claim": claim.name,
         "where": claim.config.where,
         "statement": claim.config.statement,
-        "outcome": state(claim, outcome),
+        "outcome": state_of(outcome, why),
         "verdict": head.get("verdict"),
-        "why_stale": why_stale(claim, outcome) if outcome else None,
+        "why_stale": why,
         "made_with": outcome.made_with if outcome else None,
         "scores": scores_said(claim, outcome) if outcome else None,
         "date": head.get("date"),

@@ -177,10 +177,11 @@ class Updater:
 
     def _noting_plan(self, batch: Batch) -> AbstractContextManager[None]:
         """Have errors of memory say what the plan counts for a batch; of several processes each has a share of it."""
+        n_kept = 3 if self.config.ema_decay is None else 4  # gradient, Adam's two moments, and a mean
         return noting_plan(
             self.model.config,
             batch.shape,
-            trained_bytes=lambda: sum(p.nbytes for p in self.model.parameters() if p.requires_grad),
+            state_bytes=lambda: n_kept * sum(p.nbytes for p in self.model.parameters() if p.requires_grad),
             precision=self.config.precision,
             checkpoint_activations=self.config.checkpoint_activations,
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, on_one_line
+from ostinato.experiments.sweep.measures import MEASURES
 from ostinato.experiments.sweep.rows import RESULTS, TIMINGS, results_folder
 from ostinato.experiments.sweep.runs import PlannedRun
 
@@ -39,7 +40,7 @@ class Copies:
     def write(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> int:
         """Copy every finished run that is not there yet, then results.jsonl and timings.jsonl; return how many runs.
 
-        A run's results.json is copied last: a copy that has it is whole.
+        A run's results.json is copied last: a copy that has it is whole, but for what is measured of the run later.
 
         Raises:
             ConfigError: it cannot be written.
@@ -48,11 +49,14 @@ class Copies:
         n_copied = 0
         try:
             for directory in sorted(done):
-                if not self._files.exists(f"{self._root}/{directory.name}/results.json"):
-                    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-                    for path in sorted(files, key=lambda path: path == directory / "results.json"):
-                        self._put(path, f"{directory.name}/{path.relative_to(directory).as_posix()}")
-                    n_copied += 1
+                is_there = self._files.exists(f"{self._root}/{directory.name}/results.json")
+                files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+                for path in sorted(files, key=lambda path: path == directory / "results.json"):
+                    name = f"{directory.name}/{path.relative_to(directory).as_posix()}"
+                    is_late = path.parent == directory / MEASURES and not self._files.exists(f"{self._root}/{name}")
+                    if is_late or not is_there:
+                        self._put(path, name)
+                n_copied += not is_there
             folder = results_folder(sweep, store)
             for path in (folder / TIMINGS, folder / RESULTS):
                 if path.is_file():

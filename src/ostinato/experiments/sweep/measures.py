@@ -37,7 +37,7 @@ from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory
 from ostinato.version import LEARNING, __version__, source_hash
 
-_FOLDER = "measures"
+MEASURES = "measures"
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
 _TAKE: dict[str, Callable[[list[float]], float]] = {
     "mean": fmean,
@@ -86,7 +86,7 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
         return _found(measure, run, access)
     settings = measure.settings()
     text = json.dumps([settings, measuring_source(), *_other_examples(measure, run, access)], sort_keys=True)
-    note = run / _FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    note = run / MEASURES / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not note.is_file():
         if only_kept:
             raise LookupError(measure.name)
