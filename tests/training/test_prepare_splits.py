@@ -8,6 +8,7 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from ostinato import metrics
+from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError, Problem
 from ostinato.evaluation.evaluate import evaluate
@@ -91,6 +92,37 @@ def test_what_would_end_the_final_evaluation_ends_the_run_before_its_first_updat
     with pytest.raises(OstinatoError, match=expected) as caught:
         train(recipe, tmp_path / "run")
     assert isinstance(caught.value, ConfigError | DataError)
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+AGREEMENT = [
+    {"source": "the birds", "target": "sing", "wrong": "sings", "n_attractors": 0},
+    {"source": "the bird", "target": "sings", "wrong": "singing", "n_attractors": 0},
+]
+LABELLED = [{"source": "sings", "target": "bird"}, {"source": "moves", "target": "boat"}]
+ONE_STEP = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+WRITER = {"kind": "language_model", "d_model": 8, "decoder": ONE_STEP}
+CLASSIFIER = {"kind": "encoder", "head": {"kind": "classification"}, "d_model": 8, "encoder": ONE_STEP}
+OF_FILES = {"kind": "agreement", "origin": "files", "train_form": "prefixes"}
+RANKED = {"kind": "classification", "choices": ["bird", "boat", "key"]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "model", "expected"),
+    [
+        (AGREEMENT, OF_FILES, WRITER, "test: example 2, with its .*: example 2: 'singing' is not among the 5 words"),
+        (LABELLED, RANKED, WRITER, "test: example 1, with its .*: example 3, target: 'key' is not among the 4 words"),
+        (LABELLED, RANKED, CLASSIFIER, "test: example 1, with its .*: example 3: 'key' is not among the 2 labels"),
+    ],
+)
+def test_a_wrong_target_that_cannot_be_encoded_ends_the_run_before_its_first_update(
+    tmp_path: Path, rows: list[dict[str, object]], task: dict[str, object], model: dict[str, object], expected: str
+) -> None:
+    (file := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {split: str(file) for split in ("train", "dev", "test")}
+    training = {"n_updates": 1, "device": "cpu"}
+    with pytest.raises(DataError, match=expected):
+        train(check_recipe({"task": task, "data": data, "model": model, "training": training}), tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 

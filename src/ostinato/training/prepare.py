@@ -20,6 +20,7 @@ from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.evaluate import check_reported
+from ostinato.evaluation.ranking import candidate_rows
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.tally import check_columns
 from ostinato.tasks.base import Task
@@ -137,15 +138,23 @@ def _check_scores(prepared: Prepared) -> None:
 
 
 def _check_scored_examples(prepared: Prepared) -> None:
-    """Encode every example that will be scored, so that one that cannot be is an error before training."""
-    recipe, task = prepared.recipe, prepared.task
+    """Encode every example that will be scored, so that one that cannot be is an error before training.
+
+    Of the final evaluation also with the wrong targets that right ones are compared with.
+    """
+    recipe, task, tokenizers = prepared.recipe, prepared.task, prepared.tokenizers
     selection, final = recipe.training.selection, recipe.evaluation
-    scored = [(selection.split, selection.max_examples, list[str]())]
-    scored += [(split, final.max_examples, prepared.by) for split in final.splits or []]
-    for split, max_examples, by in scored:
+    scored = [(selection.split, selection.max_examples, list[str](), None)]
+    scored += [(split, final.max_examples, prepared.by, prepared.contrast(split)) for split in final.splits or []]
+    for split, max_examples, by, contrast in scored:
         name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
         examples = _with_columns(take_evenly(task.examples(split), max_examples), by, name)
-        for _ in encode_rows(examples, prepared.tokenizers, recipe.data, recipe.model, training=False, name=name):
+        rows: Iterable[object]
+        if contrast is None:
+            rows = encode_rows(examples, tokenizers, recipe.data, recipe.model, training=False, name=name)
+        else:
+            rows = candidate_rows(examples, tokenizers, recipe.data, recipe.model, contrast=contrast, name=name)
+        for _ in rows:
             pass
 
 
