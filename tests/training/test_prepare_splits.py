@@ -161,6 +161,19 @@ def test_a_language_model_is_not_selected_by_what_has_to_be_decoded(tmp_path: Pa
         train(recipe, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("model", "data"), [({"mask": "prefix"}, {}), ({}, {"max_target_length": 4, "over_length": "truncate"})]
+)
+def test_no_checkpoint_is_selected_by_a_score_of_whole_texts_where_they_are_none(
+    tmp_path: Path, model: dict[str, object], data: dict[str, object]
+) -> None:
+    of_texts = tiny_recipe(tmp_path, kind="language_model", selection={"metric": "bits_per_byte", "mode": "min"})
+    recipe = with_settings(with_settings(of_texts, "model", **model), "data", **data)
+    with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bits_per_byte': there is none of dev"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
 def test_results_hold_the_datas_hashes_and_a_run_goes_on_with_the_same_data_only(tmp_path: Path, split: str) -> None:
     recipe = tiny_recipe(tmp_path, n_updates=1)
