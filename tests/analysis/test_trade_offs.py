@@ -15,7 +15,7 @@ from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.latency import part_latencies, parts_of
 from ostinato.analysis.studies import Finding, Subject
-from ostinato.analysis.studies.base import MARKS
+from ostinato.analysis.studies.base import MARKS, natural_order
 from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.data import DataConfig
@@ -161,3 +161,8 @@ def test_of_a_source_that_is_cut_the_places_that_are_left_are_marked(subject: Su
     of_facts = SimpleNamespace(config=SimpleNamespace(max_words=4))
     assert marks(of_facts, "a\tb\tc\td\te", [1, 2, 4]) == [0, 2]
     assert marks(of_facts, "a\tb\tc", [0, 2, 3]) == [0, 2]
+
+
+def test_only_decimal_digits_are_numbers_in_the_order_of_categories() -> None:
+    found = sorted(["x", "\N{SUPERSCRIPT TWO}", "10", "2-3", "1.5"], key=natural_order)
+    assert found == ["1.5", "2-3", "10", "x", "\N{SUPERSCRIPT TWO}"]

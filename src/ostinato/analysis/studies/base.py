@@ -220,7 +220,7 @@ def untrained(model: Model, seed: int = 0) -> Model:
 def natural_order(value: str) -> tuple[int, float, str]:
     """Return a key that sorts numbers, and intervals by where they begin, before texts."""
     head = value.split("-")[0]
-    return (0, float(head), "") if head.replace(".", "", 1).isdigit() else (1, 0.0, value)
+    return (0, float(head), "") if head.replace(".", "", 1).isdecimal() else (1, 0.0, value)
 
 
 def not_comparable(subjects: Sequence[Subject]) -> str | None:
