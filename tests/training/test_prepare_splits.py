@@ -126,6 +126,29 @@ def test_a_wrong_target_that_cannot_be_encoded_ends_the_run_before_its_first_upd
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 
+def test_a_column_of_identifiers_ends_the_run_before_its_first_update(tmp_path: Path) -> None:
+    recipe = with_settings(tiny_recipe(tmp_path, n_updates=1), "evaluation", by=["id"])
+    rows = [{"source": "a", "target": "a", "id": number} for number in range(1001)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        DataError, match="test: column 'id' has more than 1000 values: report by a column of categories"
+    ):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_blocks_of_texts_have_no_columns_and_texts_that_are_continued_keep_theirs(tmp_path: Path) -> None:
+    texts = with_settings(tiny_recipe(tmp_path, kind="language_model", n_updates=1), "data", block_length=8)
+    with pytest.raises(ConfigError, match=r"evaluation\.by is \['n'\]: blocks of several texts .* have no column"):
+        train(with_settings(texts, "evaluation", by=["n"]), tmp_path / "texts")
+    task = {"kind": "agreement", "n_train": 300, "n_eval": 4, "max_attractors": 2}
+    settings = {"task": task, "model": WRITER, "training": {"n_updates": 1, "device": "cpu"}}
+    results = train(check_recipe(settings | {"data": {"block_length": 16}}), tmp_path / "run")
+    test = results["splits"]["test"]
+    assert {value: found["n"] for value, found in test["by"]["n_attractors"].items()} == {"0": 4, "1": 4, "2": 4}
+    assert test["ranking"]["by"]["n_attractors"].keys() == test["by"]["n_attractors"].keys()
+
+
 def test_examples_that_are_never_scored_are_not_checked(tmp_path: Path) -> None:
     recipe = with_settings(tiny_recipe(tmp_path, n_updates=1), "evaluation", max_examples=2)
     with (tmp_path / "test.jsonl").open("a") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,16 @@ from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import AnyRow
 from ostinato.data.disk import new_folder
-from ostinato.data.example import Example, take_evenly
+from ostinato.data.example import take_evenly
 from ostinato.data.objectives import objective_of
 from ostinato.data.packs.make import OnProgress
 from ostinato.data.registry import DataAccess
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.evaluate import check_reported
 from ostinato.evaluation.ranking import candidate_rows
 from ostinato.evaluation.scores import check_metrics
-from ostinato.evaluation.tally import check_columns
+from ostinato.evaluation.tally import with_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import (
     FORCED_METRICS,
@@ -120,7 +119,7 @@ def prepare(
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches, changes)
     if changes or not is_resumed:
-        _check_scores(prepared)
+        _check_metrics(prepared)
         _check_scored_examples(prepared)
     if changes:
         run.change(recipe, changes, new_splits)
@@ -134,15 +133,10 @@ def prepare(
     return prepared
 
 
-def _check_scores(prepared: Prepared) -> None:
-    """Build every metric, and look for the columns in blocks of texts: what cannot be had is an error before training.
-
-    Raises:
-        ConfigError: a metric whose library or model is not here, columns that blocks do not have.
-    """
+def _check_metrics(prepared: Prepared) -> None:
+    """Build every metric, so that one whose library or model is not here is an error before training."""
     selected = prepared.recipe.training.selection.metric
     check_metrics([*prepared.metrics, *([] if selected in FORCED_METRICS else [selected])])
-    check_reported(prepared.by, prepared.recipe.data)
 
 
 def _check_scored_examples(prepared: Prepared) -> None:
@@ -151,7 +145,8 @@ def _check_scored_examples(prepared: Prepared) -> None:
     Of the final evaluation also with the wrong targets that right ones are compared with.
 
     Raises:
-        ConfigError: a checkpoint is to be selected by a score of whole texts, and one is cut or has a prefix.
+        ConfigError: a checkpoint is to be selected by a score of whole texts, and one is cut or has a prefix; columns
+            that blocks of texts do not have.
     """
     selection, final = prepared.recipe.training.selection, prepared.recipe.evaluation
     for row in _scored_rows(prepared, selection.split, selection.max_examples):
@@ -169,19 +164,12 @@ def _scored_rows(
     """Yield the rows that an evaluation encodes."""
     recipe, tokenizers = prepared.recipe, prepared.tokenizers
     name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
-    examples = _with_columns(take_evenly(prepared.task.examples(split), max_examples), by, name)
+    examples = with_columns(take_evenly(prepared.task.examples(split), max_examples), by, recipe.data, name)
     if contrast is None:
         yield from encode_rows(examples, tokenizers, recipe.data, recipe.model, training=False, name=name)
         return
     for rows in candidate_rows(examples, tokenizers, recipe.data, recipe.model, contrast=contrast, name=name):
         yield from rows
-
-
-def _with_columns(examples: Iterable[Example], by: Sequence[str], name: str) -> Iterator[Example]:
-    """Yield the examples, each after a check that it has all columns."""
-    for number, example in enumerate(examples, start=1):
-        check_columns(example.columns, by, f"{name}: example {number}")
-        yield example
 
 
 def other_splits(recipe: Recipe, train_split: str) -> list[str]:
