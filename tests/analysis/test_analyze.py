@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from halting_runs import plain_run
 from ostinato.analysis import analyze as logic
-from ostinato.analysis.drawing import columns_of
-from ostinato.analysis.studies import STUDIES, Subject
+from ostinato.analysis.drawing import columns_of, name_axes, panels
+from ostinato.analysis.studies import STUDIES, Finding, Subject
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 
@@ -179,6 +180,45 @@ def test_a_folder_is_written_again_but_nothing_of_others(tmp_path: Path) -> None
         logic.analyze([], out)
     with pytest.raises(ConfigError, match="is no folder"):
         logic.analyze([], out / "report.html")
+
+
+def finding_of(runs: str) -> Finding:
+    def draw(narrow: bool) -> Figure:
+        figure, (axes,) = panels(1, narrow)
+        name_axes(axes, f"of {runs!a}", "y")
+        return figure
+
+    return Finding(("of",), [[ascii(runs)]], {}, draw, runs=runs)
+
+
+def test_files_of_many_runs_have_a_name_that_a_file_system_takes(tmp_path: Path) -> None:
+    (study,) = logic.choose(["learning"])
+    few = "first second"
+    many, more = (" ".join(f"scan-universal-length-seed-{seed}" for seed in range(n)) for n in (12, 13))
+    found = [finding_of(runs) for runs in (few, many, more)]
+    written = logic.write([], logic.Survey([(study, found)], {}), tmp_path / "out")
+    files = [path for path in written.files if path.suffix == ".json"]
+    assert [json.loads(path.read_text(encoding="utf-8"))["runs"] for path in files] == [few, many, more]
+    assert files[0].name == "learning-first-second.json"
+    assert len(set(written.files)) == 1 + 3 * 3
+
+
+def test_runs_whose_names_differ_in_other_than_ascii_letters_have_files_of_their_own(tmp_path: Path) -> None:
+    (study,) = logic.choose(["budget"])
+    names = [
+        "lr-0.1",
+        "lr=0.1",
+        "lr 0.1",
+        "\N{LATIN SMALL LETTER E WITH ACUTE}",
+        "\N{LATIN SMALL LETTER U WITH DIAERESIS}",
+    ]
+    written = logic.write([], logic.Survey([(study, list(map(finding_of, names)))], {}), tmp_path / "out")
+    files = [path for path in written.files if path.suffix == ".json"]
+    assert [json.loads(path.read_text(encoding="utf-8"))["runs"] for path in files] == names
+    assert files[0].name == "budget-lr-0.1.json"
+    html = written.report.read_text(encoding="utf-8")
+    figures = re.findall(r'src="data:image/svg[^"]*"', html)
+    assert len(set(figures)) == len(names)
 
 
 def test_without_matplotlib_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from halting_runs import TINY
 from ostinato.analysis import analyze as logic
-from ostinato.analysis.studies import Finding, Subject
-from ostinato.analysis.studies.base import untrained
+from ostinato.analysis.collectors import RouterStep
+from ostinato.analysis.studies import Finding, Subject, routing_stability
+from ostinato.analysis.studies.base import OnProgress, untrained
 from ostinato.evaluation.loading import load
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -56,6 +59,29 @@ def test_curves_begin_before_training_and_hold_what_single_checkpoints_hold(give
     if given[1].run.checkpoint.name == given[0].run.checkpoint.name:
         assert at_best["IC"] == pytest.approx(ic["ffn.encoder_0"])
     assert all(row["IC"] is not None for row in mine)
+
+
+def test_a_router_that_no_token_reached_at_a_checkpoint_has_no_numbers_of_it(
+    given: list[Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = [RouterStep(f"ffn.encoder_{i}", "encoder", i) for i in range(2)]
+    load, first = np.array([0.25, 0.75]), np.array([0, 1, 1, 1])
+
+    def moments(subject: Subject, on_progress: OnProgress) -> Iterator[routing_stability._Moment]:
+        for update in (0, 5):
+            reached = at[: 1 if update and subject is given[0] else 2]
+            loads = {step.router: load for step in reached}
+            yield routing_stability._Moment(update, {}, dict.fromkeys(reached, first), loads)
+
+    monkeypatch.setattr(routing_stability, "_moments", moments)
+    monkeypatch.setattr(routing_stability, "_common_routers", lambda subjects: {step.router for step in at})
+    found = finding(given)
+    mine = lines(found, "first")
+    changes = [row["RF against the last"] for row in mine]
+    assert changes == [0.0, None, pytest.approx(math.nan, nan_ok=True), None]
+    assert [row["IC"] for row in mine] == [pytest.approx(1.0)] * 3 + [None]
+    assert [row["IC"] for row in lines(found, "second")] == [pytest.approx(1.0)] * 3 + [None]
+    assert found.draw(False).axes
 
 
 def test_a_run_that_learns_nothing_stays_where_its_seed_put_it(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,10 @@ from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.latency import part_latencies, parts_of
 from ostinato.analysis.studies import Finding, Subject
-from ostinato.analysis.studies.base import MARKS, no_halting, no_threshold
+from ostinato.analysis.studies.base import MARKS, natural_order, no_halting, no_threshold
 from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
 from ostinato.budget import count_macs, count_parameters
+from ostinato.config.data import DataConfig
 from ostinato.data.example import Example
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.loading import load
@@ -157,3 +160,22 @@ def test_places_are_marked_where_tokens_are_words(subject: Subject) -> None:
     marked = [Example(text, "", {MARKS: [0, 10**6]}), Example(text, ""), Example(text, "", {MARKS: "no list"})]
     found = Subject("marked", subject.run, marked).marks()
     assert found == {0: [0]}
+
+
+def test_of_a_source_that_is_cut_the_places_that_are_left_are_marked(subject: Subject) -> None:
+    def marks(model: object, source: str, places: list[int]) -> list[int]:
+        recipe = SimpleNamespace(data=DataConfig(max_source_length=3, over_length="truncate"))
+        run: Any = SimpleNamespace(model=model, tokenizers=subject.run.tokenizers, recipe=recipe)
+        return Subject("cut", run, [Example(source, "", {MARKS: places})]).marks()[0]
+
+    words = " ".join(str(subject.examples[0].source).split()[:1] * 5)
+    assert marks(subject.model, words, [1, 2, 4]) == [1], "column 2 is the end symbol"
+    # Of facts the last ones are kept, the question among them.
+    of_facts = SimpleNamespace(config=SimpleNamespace(max_words=4))
+    assert marks(of_facts, "a\tb\tc\td\te", [1, 2, 4]) == [0, 2]
+    assert marks(of_facts, "a\tb\tc", [0, 2, 3]) == [0, 2]
+
+
+def test_only_decimal_digits_are_numbers_in_the_order_of_categories() -> None:
+    found = sorted(["x", "\N{SUPERSCRIPT TWO}", "10", "2-3", "1.5"], key=natural_order)
+    assert found == ["1.5", "2-3", "10", "x", "\N{SUPERSCRIPT TWO}"]

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -326,6 +326,23 @@ def test_what_cannot_be_evaluated_is_a_named_error(
     settings = {"examples": letter_examples(3), "metrics": [], "by": []} | changes
     with pytest.raises(error, match=message):
         evaluate(model, tokenizers=tokenizers, data=DATA, decoding=GREEDY, name="dev", **settings)
+
+
+@pytest.mark.parametrize("mask", ["causal", "prefix"])
+@pytest.mark.parametrize("example", [Example(None, "a b c"), Example("a b", "c", continues=True)])
+def test_texts_have_no_source_whatever_their_model_sees_of_them(
+    tokenizers: Tokenizers, mask: Literal["causal", "prefix"], example: Example
+) -> None:
+    stack = StackConfig(n_steps=1, self_attention=AttentionConfig(n_heads=2), ffn=DenseFeedForwardConfig(d_ff=8))
+    config = LanguageModelConfig(mask=mask, d_model=8, vocab_size=tokenizers.target.vocab_size, decoder=stack)
+    score = partial(evaluate, LanguageModel(config), [example], tokenizers, data=DATA, decoding=GREEDY)
+    assert score(metrics=[])["n"] == 1
+    with pytest.raises(ConfigError, match=r"evaluation\.metrics is \['exact_match'\]: texts have no source to decode"):
+        score(metrics=["exact_match"])
+    written: list[dict[str, Any]] = []
+    with pytest.raises(ConfigError, match="no outputs can be written: texts have no source to decode from"):
+        score(metrics=[], predictions=written.append)
+    assert not written
 
 
 @pytest.mark.parametrize("packs", [True, False])

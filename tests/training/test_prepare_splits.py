@@ -8,6 +8,7 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from ostinato import metrics
+from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError, Problem
 from ostinato.evaluation.evaluate import evaluate
@@ -94,6 +95,60 @@ def test_what_would_end_the_final_evaluation_ends_the_run_before_its_first_updat
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 
+AGREEMENT = [
+    {"source": "the birds", "target": "sing", "wrong": "sings", "n_attractors": 0},
+    {"source": "the bird", "target": "sings", "wrong": "singing", "n_attractors": 0},
+]
+LABELLED = [{"source": "sings", "target": "bird"}, {"source": "moves", "target": "boat"}]
+ONE_STEP = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+WRITER = {"kind": "language_model", "d_model": 8, "decoder": ONE_STEP}
+CLASSIFIER = {"kind": "encoder", "head": {"kind": "classification"}, "d_model": 8, "encoder": ONE_STEP}
+OF_FILES = {"kind": "agreement", "origin": "files", "train_form": "prefixes"}
+RANKED = {"kind": "classification", "choices": ["bird", "boat", "key"]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "model", "expected"),
+    [
+        (AGREEMENT, OF_FILES, WRITER, "test: example 2, with its .*: example 2: 'singing' is not among the 5 words"),
+        (LABELLED, RANKED, WRITER, "test: example 1, with its .*: example 3, target: 'key' is not among the 4 words"),
+        (LABELLED, RANKED, CLASSIFIER, "test: example 1, with its .*: example 3: 'key' is not among the 2 labels"),
+    ],
+)
+def test_a_wrong_target_that_cannot_be_encoded_ends_the_run_before_its_first_update(
+    tmp_path: Path, rows: list[dict[str, object]], task: dict[str, object], model: dict[str, object], expected: str
+) -> None:
+    (file := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {split: str(file) for split in ("train", "dev", "test")}
+    training = {"n_updates": 1, "device": "cpu"}
+    with pytest.raises(DataError, match=expected):
+        train(check_recipe({"task": task, "data": data, "model": model, "training": training}), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_a_column_of_identifiers_ends_the_run_before_its_first_update(tmp_path: Path) -> None:
+    recipe = with_settings(tiny_recipe(tmp_path, n_updates=1), "evaluation", by=["id"])
+    rows = [{"source": "a", "target": "a", "id": number} for number in range(1001)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        DataError, match="test: column 'id' has more than 1000 values: report by a column of categories"
+    ):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_blocks_of_texts_have_no_columns_and_texts_that_are_continued_keep_theirs(tmp_path: Path) -> None:
+    texts = with_settings(tiny_recipe(tmp_path, kind="language_model", n_updates=1), "data", block_length=8)
+    with pytest.raises(ConfigError, match=r"evaluation\.by is \['n'\]: blocks of several texts .* have no column"):
+        train(with_settings(texts, "evaluation", by=["n"]), tmp_path / "texts")
+    task = {"kind": "agreement", "n_train": 300, "n_eval": 4, "max_attractors": 2}
+    settings = {"task": task, "model": WRITER, "training": {"n_updates": 1, "device": "cpu"}}
+    results = train(check_recipe(settings | {"data": {"block_length": 16}}), tmp_path / "run")
+    test = results["splits"]["test"]
+    assert {value: found["n"] for value, found in test["by"]["n_attractors"].items()} == {"0": 4, "1": 4, "2": 4}
+    assert test["ranking"]["by"]["n_attractors"].keys() == test["by"]["n_attractors"].keys()
+
+
 def test_examples_that_are_never_scored_are_not_checked(tmp_path: Path) -> None:
     recipe = with_settings(tiny_recipe(tmp_path, n_updates=1), "evaluation", max_examples=2)
     with (tmp_path / "test.jsonl").open("a") as file:
@@ -127,6 +182,19 @@ def test_a_language_model_is_not_selected_by_what_has_to_be_decoded(tmp_path: Pa
     recipe = tiny_recipe(tmp_path, kind="language_model", selection={"metric": "bleu", "mode": "max"})
     with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bleu': the task's texts have no source"):
         train(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("model", "data"), [({"mask": "prefix"}, {}), ({}, {"max_target_length": 4, "over_length": "truncate"})]
+)
+def test_no_checkpoint_is_selected_by_a_score_of_whole_texts_where_they_are_none(
+    tmp_path: Path, model: dict[str, object], data: dict[str, object]
+) -> None:
+    of_texts = tiny_recipe(tmp_path, kind="language_model", selection={"metric": "bits_per_byte", "mode": "min"})
+    recipe = with_settings(with_settings(of_texts, "model", **model), "data", **data)
+    with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bits_per_byte': there is none of dev"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])

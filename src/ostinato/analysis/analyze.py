@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -24,6 +25,8 @@ from ostinato.evaluation.loading import LoadedRun
 from ostinato.tasks.registry import build_task
 
 _SUFFIXES = (".json", ".npz", ".svg", ".png")
+_LONGEST_NAME = 100
+"""Characters of runs' names in a file's name, which file systems limit to 255 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,7 @@ def _split(
 
 def _write(finding: Finding, study: Study, out: Path) -> WrittenFinding:
     """Write numbers, arrays and the figure of a finding."""
-    stem = out / f"{study.name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', finding.runs)}"
+    stem = out / f"{study.name}-{_file_name(finding.runs, of_one=study.of_runs is None)}"
     table = {"columns": finding.columns, "rows": finding.rows}
     content = {"analysis": study.name, "runs": finding.runs, "note": finding.note, "table": table} | finding.data
     text = json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False)
@@ -230,9 +233,22 @@ def _write(finding: Finding, study: Study, out: Path) -> WrittenFinding:
         with new_file(data[1], overwrite=True) as partial:
             np.savez_compressed(partial, **finding.arrays)  # type: ignore[arg-type]
     figure = finding.draw(False)
-    svg, png = save_figure(figure, stem, overwrite=True)
+    # Its last suffix is replaced, and a run's name may have a dot.
+    svg, png = save_figure(figure, data[0], overwrite=True)
     narrow = svg_of(finding.draw(True)) if figure.get_figwidth() > NARROW else ""
     return WrittenFinding(finding, svg, png, data, narrow)
+
+
+def _file_name(runs: str, *, of_one: bool) -> str:
+    """Return a name for files about these runs; of every run another one.
+
+    Args:
+        of_one: it is one run's name, else all runs' with blanks between them.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", runs)
+    if len(name) <= _LONGEST_NAME and name == (runs if of_one else runs.replace(" ", "-")):
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(runs.encode()).hexdigest()[:8]}"
 
 
 def _finite(value: Any) -> Any:

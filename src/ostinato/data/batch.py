@@ -95,6 +95,8 @@ class Batch:
     prefix_lengths_B: Tensor | None = None
     """Pairs as one sequence: real tokens of the source with its end symbol, which lead the sequence. A prefix language
     model lets them see each other in both directions. Of a span head: the columns before the passage."""
+    continues: bool = False
+    """A prefix is the beginning of its row's text, and is no source that an output could be generated from."""
     indices: tuple[int, ...] = ()
     """Row numbers in the split."""
     sizes: tuple[TextSize | None, ...] = ()
@@ -163,7 +165,7 @@ class Batch:
     @property
     def has_sources(self) -> bool:
         """Whether the examples are pairs, so that outputs can be generated from their sources."""
-        return self.source is not None or self.prefix_lengths_B is not None
+        return self.source is not None or (self.prefix_lengths_B is not None and not self.continues)
 
     @property
     def n_labels(self) -> int:

@@ -42,7 +42,7 @@ from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.ranking import rank
 from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import check_metrics
-from ostinato.evaluation.tally import Tally
+from ostinato.evaluation.tally import Tally, with_columns
 from ostinato.models import Model
 from ostinato.nn.execution import ExitScope
 
@@ -104,9 +104,9 @@ def evaluate(
         contrast = None
     if contrast is not None:
         taken = iter(pairs := list(taken))
-    rows = encode_rows(_hold(taken, held), tokenizers, data, model.config, training=False, name=name)
+    read = _hold(with_columns(taken, by, data, name), held)
+    rows = encode_rows(read, tokenizers, data, model.config, training=False, name=name)
     is_packed = data.block_length is not None
-    check_reported(by, data)
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
     passes = Passes(decoding if is_decoding else None, tuple(metrics), n_steps, oracle=chosen)
     totals = PassTotals(model, passes)
@@ -128,19 +128,6 @@ def evaluate(
     writes = is_decoding and model.config.generates
     scores = tally.result(totals.halting, is_decoding=writes) | totals.compute()
     return scores | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
-
-
-def check_reported(by: Sequence[str], data: DataConfig) -> None:
-    """Refuse columns that blocks of several texts do not have.
-
-    Raises:
-        ConfigError: with the columns that they have.
-    """
-    known = [] if data.mixture is None else [data.mixture.column]
-    if data.block_length is not None and not set(by) <= set(known):
-        there = ", ".join(known) or "no column (data.mixture)"
-        reason = f"blocks of several texts (data.block_length) have {there}"
-        raise ConfigError([Problem("evaluation.by", list(by), reason)])
 
 
 def _hold(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:

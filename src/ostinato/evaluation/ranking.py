@@ -9,13 +9,15 @@ and wrong continue the same text, or have the same source. There may be one wron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from ostinato.config.data import DataConfig
+from ostinato.config.model import ModelConfig
 from ostinato.data.batching import evaluation_batches
+from ostinato.data.collate import AnyRow
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
@@ -47,14 +49,12 @@ def rank(
     Raises:
         DataError: an example without a wrong target, or that cannot be encoded.
     """
-    candidates: list[Example] = []
+    rows: list[AnyRow] = []
     ends = [0]
-    for number, example in enumerate(examples, 1):
-        wrong = wrong_targets(example, contrast, f"{name}: example {number}")
-        candidates += [example, *(replace(example, target=target) for target in wrong)]
-        ends.append(len(candidates))
-    rows = encode_rows(candidates, tokenizers, data, model.config, training=False, name=f"{name}, right and wrong")
-    log_probs = [0.0] * len(candidates)
+    for candidates in candidate_rows(examples, tokenizers, data, model.config, contrast=contrast, name=name):
+        rows += [replace(row, index=index) for index, row in enumerate(candidates, len(rows))]
+        ends.append(len(rows))
+    log_probs = [0.0] * len(rows)
     for batch in evaluation_batches(rows, data.eval_tokens_per_batch):
         moved = batch.to(model.device)
         logits_BTV = model(moved, n_steps=n_steps).logits_BTV
@@ -72,6 +72,28 @@ def rank(
         groups[column] = {value: _accuracy(rights) for value, rights in sorted(by_value.items())}
         macro[column] = {"accuracy": sum(found["accuracy"] for found in groups[column].values()) / len(groups[column])}
     return _accuracy(is_right) | {"by": groups, "macro": macro}
+
+
+def candidate_rows(
+    examples: Iterable[Example],
+    tokenizers: Tokenizers,
+    data: DataConfig,
+    config: ModelConfig,
+    *,
+    contrast: str,
+    name: str,
+) -> Iterator[list[AnyRow]]:
+    """Yield of every example the rows that are compared: with its right target, then with every wrong one.
+
+    Raises:
+        DataError: an example without a wrong target, or that cannot be encoded with one of its targets; names it.
+    """
+    for number, example in enumerate(examples, 1):
+        where = f"{name}: example {number}"
+        wrong = wrong_targets(example, contrast, where)
+        given = [example, *(replace(example, target=target) for target in wrong)]
+        where = f"{where}, with its right target and then wrong ones"
+        yield list(encode_rows(given, tokenizers, data, config, training=False, name=where))
 
 
 def wrong_targets(example: Example, contrast: str, where: str) -> list[str]:

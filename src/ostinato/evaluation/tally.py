@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.budget import SentenceMacs
+from ostinato.config.data import DataConfig
 from ostinato.data.example import Example
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.passes import SentenceResult
 from ostinato.evaluation.predictions import WriteRecord
@@ -18,11 +19,30 @@ _MOST_VALUES = 1000
 """A column of more values is an identifier, and totals for each value would hold the whole split in memory."""
 
 
-def check_columns(columns: Mapping[str, object], by: Sequence[str], where: str) -> None:
-    """Raise a DataError where an example lacks a column that scores are reported by; `where` names the example."""
-    for column in by:
-        if column not in columns:
-            raise DataError(f"{where} has no column {column!r}; its columns are: {', '.join(columns) or 'none'}")
+def with_columns(examples: Iterable[Example], by: Sequence[str], data: DataConfig, name: str) -> Iterator[Example]:
+    """Yield the examples of a split, each after a check that scores can be reported by these of its columns.
+
+    Raises:
+        ConfigError: texts are packed into blocks, which do not have the columns. DataError: an example lacks one, or
+            one has too many values.
+    """
+    known = [] if data.mixture is None else [data.mixture.column]
+    are_lost = data.block_length is not None and not set(by) <= set(known)
+    values: dict[str, set[str]] = {column: set() for column in by}
+    for number, example in enumerate(examples, 1):
+        if are_lost and not example.continues:  # what continues a source is a row of its own
+            there = ", ".join(known) or "no column (data.mixture)"
+            reason = f"blocks of several texts (data.block_length) have {there}"
+            raise ConfigError([Problem("evaluation.by", list(by), reason)])
+        for column, seen in values.items():
+            if column not in example.columns:
+                own = ", ".join(example.columns) or "none"
+                raise DataError(f"{name}: example {number} has no column {column!r}; its columns are: {own}")
+            seen.add(str(example.columns[column]))
+            if len(seen) > _MOST_VALUES:
+                reason = "report by a column of categories, not of identifiers"
+                raise DataError(f"{name}: column {column!r} has more than {_MOST_VALUES} values: {reason}")
+        yield example
 
 
 @dataclass(slots=True)
@@ -52,7 +72,8 @@ class Tally:
     """Totals over all examples and by category.
 
     Args:
-        metrics: decoded metrics by name. by: metadata columns. name: of the split, for error messages.
+        metrics: decoded metrics by name. by: metadata columns, which all examples have (`with_columns`). name: of the
+            split, for error messages.
         text_of: from an output's ids and its example to its text.
         predictions: called with a record for every output.
     """
@@ -72,7 +93,7 @@ class Tally:
 
     def add(self, index: int, example: Example, found: SentenceResult) -> None:
         """Count one example."""
-        groups = [self.total, *self._groups_of(index, example.columns)]
+        groups = [self.total, *self._groups_of(example.columns)]
         for group in groups:
             group.add(found)
         if found.output is None:
@@ -115,14 +136,10 @@ class Tally:
         decoded = {"n_generated": self.n_generated, "n_unfinished": self.n_unfinished}
         return found | (decoded if is_decoding else {})
 
-    def _groups_of(self, index: int, columns: dict[str, object]) -> Iterator[_Group]:
-        check_columns(columns, list(self.groups), f"{self.name}: example {index + 1}")
+    def _groups_of(self, columns: dict[str, object]) -> Iterator[_Group]:
         for column, groups in self.groups.items():
             value = str(columns[column])
             if value not in groups:
-                if len(groups) == _MOST_VALUES:
-                    reason = "report by a column of categories, not of identifiers"
-                    raise DataError(f"{self.name}: column {column!r} has more than {_MOST_VALUES} values: {reason}")
                 groups[value] = _Group(Totals(self.metrics))
             yield groups[value]
 

@@ -12,7 +12,8 @@ from ostinato.tasks.base import Task
 SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 FORCED_METRICS = (*SMALLER_IS_BETTER, "token_accuracy", "sequence_accuracy_forced")
 """Teacher-forced scores, which every evaluation has; the other metrics need generated outputs."""
-_OF_TEXTS = ("word_perplexity", "bits_per_byte")
+OF_TEXTS = ("word_perplexity", "bits_per_byte")
+"""Scores that only whole texts have, every token of which is a label."""
 
 
 def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
@@ -74,7 +75,7 @@ def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
     elif selection.mode != (mode := "min" if selection.metric in SMALLER_IS_BETTER else "max"):
         reason = f"must be {mode!r} with training.selection.metric={selection.metric}: it would keep the worst model"
         yield Problem("training.selection.mode", selection.mode, reason)
-    if selection.metric in _OF_TEXTS and (has_sources or recipe.model.reads != "sequence"):
+    if selection.metric in OF_TEXTS and (has_sources or recipe.model.reads != "sequence"):
         reason = "is of texts every token of which is a label, and this task or model has none"
         yield Problem("training.selection.metric", selection.metric, reason)
     for metric in wanted:

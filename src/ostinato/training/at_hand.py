@@ -11,8 +11,7 @@ from ostinato.data.example import Example
 from ostinato.data.mixture import data_set_of
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError
-from ostinato.evaluation.evaluate import check_reported
-from ostinato.evaluation.tally import check_columns
+from ostinato.evaluation.tally import with_columns
 from ostinato.tasks.registry import build_task
 from ostinato.tasks.start import load_tokenizers
 from ostinato.training.checks import pattern_problems
@@ -48,9 +47,8 @@ def check_by(recipe: Recipe, split: str, by: Sequence[str], access: DataAccess |
     Raises:
         ConfigError: of blocks of several texts. DataError: of its first example.
     """
-    check_reported(by, recipe.data)
-    if by and recipe.data.block_length is None and (example := _first(recipe, split, access)) is not None:
-        check_columns(example.columns, by, f"{split}: example 1")
+    if by and (example := _first(recipe, split, access)) is not None:
+        list(with_columns([example], by, recipe.data, split))
 
 
 def check_mixture(recipe: Recipe, split: str, access: DataAccess | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,27 @@ from ostinato.config.files import map_texts
 from ostinato.config.recipe import Recipe
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batching import TrainingBatches
+from ostinato.data.collate import AnyRow
 from ostinato.data.disk import new_folder
-from ostinato.data.example import Example, take_evenly
+from ostinato.data.example import take_evenly
 from ostinato.data.objectives import objective_of
 from ostinato.data.packs.make import OnProgress
 from ostinato.data.registry import DataAccess
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.evaluate import check_reported
+from ostinato.evaluation.ranking import candidate_rows
 from ostinato.evaluation.scores import check_metrics
-from ostinato.evaluation.tally import check_columns
+from ostinato.evaluation.tally import with_columns
 from ostinato.tasks.base import Task
-from ostinato.tasks.checks import FORCED_METRICS, length_problems, metric_problems, model_problems, split_problems
+from ostinato.tasks.checks import (
+    FORCED_METRICS,
+    OF_TEXTS,
+    length_problems,
+    metric_problems,
+    model_problems,
+    split_problems,
+)
 from ostinato.tasks.registry import build_task
 from ostinato.training.changes import Changes
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
@@ -111,7 +119,7 @@ def prepare(
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches, changes)
     if changes or not is_resumed:
-        _check_scores(prepared)
+        _check_metrics(prepared)
         _check_scored_examples(prepared)
     if changes:
         run.change(recipe, changes, new_splits)
@@ -125,35 +133,43 @@ def prepare(
     return prepared
 
 
-def _check_scores(prepared: Prepared) -> None:
-    """Build every metric, and look for the columns in blocks of texts: what cannot be had is an error before training.
-
-    Raises:
-        ConfigError: a metric whose library or model is not here, columns that blocks do not have.
-    """
+def _check_metrics(prepared: Prepared) -> None:
+    """Build every metric, so that one whose library or model is not here is an error before training."""
     selected = prepared.recipe.training.selection.metric
     check_metrics([*prepared.metrics, *([] if selected in FORCED_METRICS else [selected])])
-    check_reported(prepared.by, prepared.recipe.data)
 
 
 def _check_scored_examples(prepared: Prepared) -> None:
-    """Encode every example that will be scored, so that one that cannot be is an error before training."""
-    recipe, task = prepared.recipe, prepared.task
-    selection, final = recipe.training.selection, recipe.evaluation
-    scored = [(selection.split, selection.max_examples, list[str]())]
-    scored += [(split, final.max_examples, prepared.by) for split in final.splits or []]
-    for split, max_examples, by in scored:
-        name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
-        examples = _with_columns(take_evenly(task.examples(split), max_examples), by, name)
-        for _ in encode_rows(examples, prepared.tokenizers, recipe.data, recipe.model, training=False, name=name):
+    """Encode every example that will be scored, so that one that cannot be is an error before training.
+
+    Of the final evaluation also with the wrong targets that right ones are compared with.
+
+    Raises:
+        ConfigError: a checkpoint is to be selected by a score of whole texts, and one is cut or has a prefix; columns
+            that blocks of texts do not have.
+    """
+    selection, final = prepared.recipe.training.selection, prepared.recipe.evaluation
+    for row in _scored_rows(prepared, selection.split, selection.max_examples):
+        if selection.metric in OF_TEXTS and row.size is None:
+            reason = f"there is none of {selection.split}: it needs whole texts, every token of which is a label"
+            raise ConfigError([Problem("training.selection.metric", selection.metric, reason)])
+    for split in final.splits or []:
+        for _ in _scored_rows(prepared, split, final.max_examples, prepared.by, prepared.contrast(split)):
             pass
 
 
-def _with_columns(examples: Iterable[Example], by: list[str], name: str) -> Iterator[Example]:
-    """Yield the examples, each after a check that it has all columns."""
-    for number, example in enumerate(examples, start=1):
-        check_columns(example.columns, by, f"{name}: example {number}")
-        yield example
+def _scored_rows(
+    prepared: Prepared, split: str, max_examples: int | None, by: Sequence[str] = (), contrast: str | None = None
+) -> Iterator[AnyRow]:
+    """Yield the rows that an evaluation encodes."""
+    recipe, tokenizers = prepared.recipe, prepared.tokenizers
+    name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
+    examples = with_columns(take_evenly(prepared.task.examples(split), max_examples), by, recipe.data, name)
+    if contrast is None:
+        yield from encode_rows(examples, tokenizers, recipe.data, recipe.model, training=False, name=name)
+        return
+    for rows in candidate_rows(examples, tokenizers, recipe.data, recipe.model, contrast=contrast, name=name):
+        yield from rows
 
 
 def other_splits(recipe: Recipe, train_split: str) -> list[str]:

@@ -94,20 +94,24 @@ class Subject:
         return read_json_object(path) if path.is_file() else {}
 
     def marks(self) -> dict[int, list[int]]:
-        """Return the marked places of the encoder by number of the example (`MARKS`)."""
+        """Return the marked places of the encoder by number of the example (`MARKS`), without those that were cut."""
         found: dict[int, list[int]] = {}
+        longest = self.run.recipe.data.max_source_length
         for i, example in enumerate(self.examples):
             marked = example.columns.get(MARKS)
             if not isinstance(marked, list | tuple) or (source := example.source) is None:
                 continue
-            n = len(source.split())
-            if getattr(self.model.config, "max_words", None) is not None:  # a place is a fact
+            first, n = 0, len(source.split())
+            if getattr(self.model.config, "max_words", None) is not None:  # a place is a fact; the last ones are kept
                 n = source.count("\t") + 1
+                first = max(0, n - longest)
             elif not self.model.config.has_two_sides:
                 n = 0
             elif n != len(self.tokenizer("encoder").encode(source, unknown="replace")):
                 n = 0  # a place is something else than a word
-            found[i] = [place for place in marked if isinstance(place, int) and 0 <= place < n]
+            else:
+                n = min(n, longest - 1)  # the end symbol needs a column
+            found[i] = [place - first for place in marked if isinstance(place, int) and first <= place < n]
         return found
 
     def collector(self, kind: type[Any]) -> Collector:
@@ -221,7 +225,7 @@ def untrained(model: Model, seed: int = 0) -> Model:
 def natural_order(value: str) -> tuple[int, float, str]:
     """Return a key that sorts numbers, and intervals by where they begin, before texts."""
     head = value.split("-")[0]
-    return (0, float(head), "") if head.replace(".", "", 1).isdigit() else (1, 0.0, value)
+    return (0, float(head), "") if head.replace(".", "", 1).isdecimal() else (1, 0.0, value)
 
 
 def not_comparable(subjects: Sequence[Subject]) -> str | None:

@@ -72,8 +72,10 @@ FLUCTUATION = Study(
 
 
 def _fluctuation(first: dict[RouterStep, Ints], second: dict[RouterStep, Ints], router: str) -> float:
-    """Return RF over all steps of a router together."""
+    """Return RF over all steps of a router together; NaN where no token reached it at one of the checkpoints."""
     steps = [at for at in first if at.router == router and at in second]
+    if not steps:
+        return float("nan")
     return routing_fluctuation(*(np.concatenate([found[at] for at in steps]) for found in (first, second)))
 
 
@@ -194,9 +196,10 @@ def _over_time(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
                 changes = [None if o is None else _fluctuation(moment.experts, o.experts, router) for o in others]
                 row: list[object] = [run, router, moment.update, *changes, moment.collapse.get(router)]
                 if common:
-                    has_all = router in common and all(moment.update in mine for mine in at_update)
-                    loads = [mine[moment.update].loads[router] for mine in at_update] if has_all else []
-                    row.append(inter_run_consistency(loads) if loads else None)
+                    there = [mine[moment.update].loads for mine in at_update if moment.update in mine]
+                    loads = [of_run[router] for of_run in there if router in of_run]
+                    has_all = router in common and len(loads) == len(subjects)
+                    row.append(inter_run_consistency(loads) if has_all else None)
                 rows.append(row)
     temperature = {}
     for subject in subjects:
