@@ -282,6 +282,7 @@ def _scored_run(folder: Path, seed: int, scores: dict[str, float]) -> Path:
     by = {"lang": {language: {"n": 10, "accuracy": value} for language, value in scores.items()}}
     results = {"name": "nli", "seed": seed, "splits": {"test": {"by": by}}}
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    (folder / "data.json").write_text(json.dumps({"splits": {"test": {"sha256": "same"}}}), encoding="utf-8")
     dump_recipe(check_recipe({"name": "nli", "seed": seed, "task": {"kind": "scan"}}), folder / "recipe.yaml")
     return folder
 

@@ -196,7 +196,8 @@ class _Task:
             "recipe": self.recipe.model_dump(mode="json"),
             "candidates": {one.name: one.settings for one in self.candidates.found},
             "rates": space.rates,
-            "limits": asdict(self.limits),
+            # What they assume of training and decoding is the recipe's.
+            "limits": {key: value for key, value in asdict(self.limits).items() if key != "assumed"},
             "metric": self.metric,
             "data": self.data,
         }

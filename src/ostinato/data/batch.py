@@ -96,7 +96,8 @@ class Batch:
     """Pairs as one sequence: real tokens of the source with its end symbol, which lead the sequence. A prefix language
     model lets them see each other in both directions. Of a span head: the columns before the passage."""
     continues: bool = False
-    """A prefix is the beginning of its row's text, and is no source that an output could be generated from."""
+    """Labels are of the text itself: of its continuation, its words, or all of it. Its prefix is no source that an
+    output could be generated from."""
     indices: tuple[int, ...] = ()
     """Row numbers in the split."""
     sizes: tuple[TextSize | None, ...] = ()

@@ -148,7 +148,6 @@ def generation_config(decoding: DecodingConfig, special: SpecialIds, longest: in
         settings |= {
             "length_penalty": penalty.alpha if penalty.kind == "exponent" else 0.0,
             "early_stopping": True if decoding.stopping == "count" else "never",
-            "num_return_sequences": decoding.n_best,
         }
     return GenerationConfig(**settings)
 

@@ -104,13 +104,14 @@ def _too_late(old: Recipe, new: Recipe, update: int, changes: Changes) -> Iterat
 def _lost_checkpoints(old: Recipe, new: Recipe, update: int) -> str | None:
     """Return why a mean (best:5) is of checkpoints that are deleted already; None: it is not."""
     role, _, number = new.evaluation.checkpoint.partition(":")
-    training, before = new.training, old.training
-    every = training.evaluate_every if role == "best" else training.save_every
-    kept = before.keep_best if role == "best" else before.keep_last
-    to_come = -(-(training.n_updates - update) // every)
+    if role != "best":  # besides every `save_every` updates, checkpoints are saved where one is ranked
+        return None
+    kept, every, last = old.training.keep_best, new.training.evaluate_every, new.training.n_updates
+    # Evaluations are at multiples of `evaluate_every`, and at the last update.
+    to_come = (last - 1) // every - update // every + 1 if last > update else 0
     if kept + to_come >= int(number or 1):
         return None
-    return f"; the run kept {kept} (training.keep_{role}), and at most {to_come} follow"
+    return f"; the run kept {kept} (training.keep_best), and at most {to_come} follow"
 
 
 def _reason(first: int | None) -> str:

@@ -210,7 +210,10 @@ def test_rows_of_several_comparisons_stand_in_one_table_only_where_they_were_mad
         return tmp_path / name
 
     first, second = written("1.jsonl", base, one), written("2.jsonl", base, two)
-    assert [row["system"] for row in compare([first, second])] == ["b", "x", "y"]
+    more = tmp_path / "more.jsonl"
+    write_rows(compare([base, one], Choices(metrics=["exact_match", "bleu"])), more)
+    found = compare([first, second, more])
+    assert [(row["system"], len(row["metrics"])) for row in found] == [("b", 2), ("x", 2), ("y", 1)]
     with pytest.raises(DataError, match=r"1\.jsonl and .*3\.jsonl have other references, samples or counted lengths"):
         compare([first, written("3.jsonl", base, two, seed=9)])
     with pytest.raises(DataError, match="other references"):

@@ -11,11 +11,12 @@ from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.compare.transfer import transfer
 
 
-def _run(folder: Path, seed: int, scores: dict[str, float], lr: float = 1e-3) -> Path:
+def _run(folder: Path, seed: int, scores: dict[str, float], lr: float = 1e-3, start: Path | None = None) -> Path:
     folder.mkdir()
-    training = {"init_from": f"runs/{seed}", "optimizer": {"lr": lr}}
+    training = {"init_from": str(start or folder / "none"), "optimizer": {"lr": lr}}
     recipe = check_recipe({"name": folder.name, "seed": seed, "task": {"kind": "scan"}, "training": training})
     dump_recipe(recipe, folder / "recipe.yaml")
+    (folder / "data.json").write_text(json.dumps({"splits": {"test": {"sha256": "same"}}}))
     by = {language: {"n": 10, "accuracy": value} for language, value in scores.items()}
     results: dict[str, Any] = {"name": folder.name, "seed": seed, "splits": {"test": {"by": {"lang": by}}}}
     (folder / "results.json").write_text(json.dumps(results))
@@ -40,6 +41,15 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         transfer([first, _run(tmp_path / "2", 2, {"de": 0.5, "ko": 0.5})], "test", "accuracy", "lang")
     with pytest.raises(DataError, match=r"differ in more than their seeds: training.optimizer.lr \(0.002, 0.001\)$"):
         transfer([first, _run(tmp_path / "3", 2, {"de": 0.5}, lr=2e-3)], "test", "accuracy", "lang")
+    from_one, from_other = (_run(tmp_path / name, 9, {}, lr) for name, lr in (("a", 1e-3), ("b", 5e-3)))
+    started = [_run(tmp_path / f"{i}{i}", i, {"de": 0.5}, start=one) for i, one in enumerate((from_one, from_other))]
+    with pytest.raises(DataError, match=r"more than their seeds: start: training\.optimizer\.lr \(0\.005, 0\.001\)$"):
+        transfer(started, "test", "accuracy", "lang")
+    (tmp_path / "5").mkdir()
+    other = _run(tmp_path / "5" / "5", 5, {"de": 0.5})
+    (other / "data.json").write_text(json.dumps({"splits": {"test": {"sha256": "other"}}}))
+    with pytest.raises(DataError, match=r"more than their seeds: data of test \(other, same\)$"):
+        transfer([first, other], "test", "accuracy", "lang")
     with pytest.raises(DataError, match=r"seeds of the runs are \[1, 1\]"):
         transfer([first, _run(tmp_path / "4", 1, {"de": 0.5})], "test", "accuracy", "lang")
     with pytest.raises(DataError, match="no 'f1' among its scores"):

@@ -142,9 +142,9 @@ def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
     Raises:
         ConfigError: every setting that differs, with its values in two arms; the seeds.
     """
-    seeds = {seed + arm.seed_shift for arm in sweep.arms for seed in sweep.seeds_of(arm)}
-    chosen_on = {*design.pilot_seeds, *([] if design.tuning is None else design.tuning.seeds)}
-    if both := sorted(seeds & chosen_on):
+    seeds = {(seed, seed + arm.seed_shift) for arm in sweep.arms for seed in sweep.seeds_of(arm)}
+    tuned_on = [] if design.tuning is None else design.tuning.seeds  # shifted as the arms are
+    if both := sorted({seed for seed, own in seeds if seed in tuned_on or own in design.pilot_seeds}):
         reason = "settings were chosen on them: the claim needs others"
         raise ConfigError([Problem("source.seeds", both, reason)])
     settings: dict[str, dict[str, Any]] = {}

@@ -211,7 +211,7 @@ class _Trained:
         return rows
 
     def _is_of_kept_data(self, sweep: SweepConfig, tuning: TuningConfig) -> bool:
-        """Return whether a run would be one of the kept outcome's: on other files the choice may be another."""
+        """Return whether a run would be one of the kept outcome's: of other files or another version it is not."""
         runs = plan_runs(with_chosen(sweep, tuning, self.chosen), self.resources.store, self.resources.access)
         return not {row["key"] for row in self.kept}.isdisjoint(run.key for run in runs)
 

@@ -110,17 +110,18 @@ def _rows_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 made.add(json.dumps([row["reference"], row["bootstrap"]], sort_keys=True))
                 if row["macs"]:
                     lengths.add((row["macs"]["source_length"], row["macs"]["target_length"]))
-                first = found.setdefault((row["split"], row["system"]), row)
-                if _values(first) != _values(row):
+                where = (row["split"], row["system"])
+                metrics = found.get(where, row)["metrics"]
+                if any(
+                    repr(metrics[name]["value"]) != repr(row["metrics"][name]["value"])
+                    for name in metrics.keys() & row["metrics"].keys()
+                ):
                     raise DataError(f"{path}: {row['system']} has other scores in another file: show them one by one")
+                found[where] = found.get(where, row) | {"metrics": row["metrics"] | metrics}
     if len(made) > 1 or len(lengths) > 1:
         names = " and ".join(map(str, paths))
         raise DataError(f"{names} have other references, samples or counted lengths: show them one by one")
     return list(found.values())
-
-
-def _values(row: dict[str, Any]) -> dict[str, float]:
-    return {name: score["value"] for name, score in row["metrics"].items()}
 
 
 def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:

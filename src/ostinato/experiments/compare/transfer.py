@@ -18,9 +18,10 @@ from ostinato.errors import DataError
 from ostinato.experiments.results import read_results
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.changes import is_free
+from ostinato.training.rundir import RunDirectory
 
-_OF_A_SEED = ("name", "seed", "training.init_from")
-"""Settings in which the runs of one experiment may differ: each goes on from a pre-training with its own seed."""
+_OF_A_RUN = ("name", "seed", "training.init_from", "data.train", "data.dev", "data.test")
+"""Beginnings of the keys in which the runs of one experiment may differ: seeds, and where something lies."""
 _SHOWN = 3
 
 
@@ -51,7 +52,7 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
     for run, values in scores.items():
         if values.keys() != first.keys():
             raise DataError(f"{run} has the languages {', '.join(values)}, and {first_run} {', '.join(first)}")
-    settings = {run: _settings(run) for run in found}
+    settings = {run: _settings(Path(run)) for run in found}
     expected = settings[first_run]
     for run, own in settings.items():
         if other := sorted(
@@ -76,6 +77,12 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
     }
 
 
-def _settings(run: str) -> dict[str, Any]:
-    recipe = load_recipe(f"{run}/recipe.yaml").model_dump(mode="json")
-    return {key: value for key, value in leaves(recipe) if key not in _OF_A_SEED and not is_free(key)}
+def _settings(run: Path) -> dict[str, Any]:
+    """Return what runs of one experiment have in common: settings and data, also of what they start from."""
+    recipe = load_recipe(run)
+    settings = dict(leaves(recipe.model_dump(mode="json")))
+    found = {key: value for key, value in settings.items() if not key.startswith(_OF_A_RUN) and not is_free(key)}
+    found |= {f"data of {split}": digest for split, digest in RunDirectory(run).data_hashes().items()}
+    if (start := recipe.training.init_from) is not None and RunDirectory(Path(start)).exists:
+        found |= {f"start: {key}": value for key, value in _settings(Path(start)).items()}
+    return found
