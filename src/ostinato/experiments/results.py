@@ -161,10 +161,11 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
     Raises:
         DataError: rows whose multiply-accumulates are of passes of other lengths.
     """
-    lengths = {(row["macs"]["source_length"], row["macs"]["target_length"]) for row in rows}
-    if len(lengths) > 1:
-        passes = ", ".join(f"{source} to {target} tokens" for source, target in sorted(lengths))
-        raise DataError(f"the MACs of the rows are of passes of {passes}: show them one by one")
+    pairs = ((row["macs"].get("source_length"), row["macs"].get("target_length")) for row in rows)
+    passes = dict.fromkeys(f" ({source} to {target} tokens)" if source is not None else "" for source, target in pairs)
+    if len(passes) > 1:
+        texts = ", ".join(one.strip(" ()") or "unknown lengths" for one in passes)
+        raise DataError(f"the MACs of the rows are of passes of {texts}: show them one by one")
     scores: list[str] = []
     for row in rows:
         for found in row["splits"].values():
@@ -174,7 +175,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
         "run",
         "seed",
         "parameters",
-        *(f"M MACs ({source} to {target} tokens)" for source, target in lengths),
+        *(f"M MACs{one}" for one in passes),
         "seconds",
         "split",
         "n",
