@@ -42,12 +42,12 @@ check: $(VENV)/dev
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST)
+	$(BIN)/python -m pytest -n 2 $(PYTEST)
 
 test-all: check
 	@command -v chromium > /dev/null || echo "tests in a browser are left out: apt-get install chromium; $(BIN)/pip install -e '.[browser]'"
 	$(INSTALL) -e ".[onnx,peft,lm-eval,engines,ray,slurm]"
-	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
+	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
 
 test-gpu: $(VENV)/dev
 	@if test "$(DEVICE)" = cuda && ! $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \

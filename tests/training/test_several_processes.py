@@ -19,7 +19,6 @@ from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 from ostinato.nn import balance
 from ostinato.training import Reporter, train
 
-pytestmark = pytest.mark.xdist_group("several processes")  # which two workers would start twice
 WORKER = Path(__file__).parent / "process_worker.py"
 Ended = tuple[int, str]
 
