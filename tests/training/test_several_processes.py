@@ -12,6 +12,7 @@ import launched
 import pytest
 import shared_updates
 import torch
+from filelock import FileLock
 from process_worker import HELD, INTERRUPTED_IN
 from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, records, tiny_recipe, weights
@@ -25,14 +26,24 @@ Ended = tuple[int, str]
 
 @pytest.fixture(scope="module")
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
-    """What two processes did in the cases that are tested, and how they ended."""
-    folder = tmp_path_factory.mktemp("together")
-    tested = [vars(item)["callspec"].params for item in request.session.items if hasattr(item, "callspec")]
-    names = [name for name in shared_updates.CASES if name in shared_updates.QUICK or {"name": name} in tested]
-    ended = launched.launch(WORKER, str(folder), *names)
+    """What two processes did in the cases that are tested, and how they ended; of several workers one starts them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "together"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            _launch(request, folder)
+    ended = json.loads((folder / "ended.json").read_text(encoding="utf-8"))
     for rank, (_, said) in enumerate(ended):
         assert (folder / f"until-then-{rank}").exists(), said
-    return folder, ended
+    return folder, [(code, said) for code, said in ended]
+
+
+def _launch(request: pytest.FixtureRequest, folder: Path) -> None:
+    """Run the cases, and write how the processes ended."""
+    tested = [vars(item)["callspec"].params for item in request.session.items if hasattr(item, "callspec")]
+    names = [name for name in shared_updates.CASES if name in shared_updates.QUICK or {"name": name} in tested]
+    (folder / "ended.json").write_text(json.dumps(launched.launch(WORKER, str(folder), *names)), encoding="utf-8")
 
 
 def _assert_close(found: Any, expected: Any, path: str = "") -> None:
