@@ -84,6 +84,7 @@ def expected_depths(
     known = f"the model's stacks are {', '.join(stacks)}" if stacks else "the model has no stacks, and no depth"
     problems = [Problem(f"expected_depth.{name}", given[name], known) for name in given if name not in stacks]
     found: dict[str, ExpectedDepth] = {}
+    learned = stacks_with_depth(config, exits)
     for name, plan in plans(config, n_steps).items():
         rounds, halting = plan.n_rounds, stacks[name].halting
         if isinstance(halting, TokenChoiceConfig) and name not in exits:
@@ -94,7 +95,7 @@ def expected_depths(
         expected = given.get(name, own)
         if not 1 <= expected <= rounds:
             problems.append(Problem(f"expected_depth.{name}", expected, f"must lie in [1, {rounds}], its rounds"))
-        elif name not in stacks_with_depth(config, exits) and expected != own:
+        elif name not in learned and expected != own:
             setting = f"model.{name}.halting.kind is {halting.kind}"
             reason = f"no token halts ({setting}), so every token runs all {rounds} rounds"
             if halting.kind == "length":

@@ -24,11 +24,9 @@ from ostinato.errors import DataError
 
 _INTERVALS, _MATCH = "Intervals and costs", "Where runs are equally good"
 _OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "jsonl", "checkpoint", "device")
-_OF_COMPARISONS = (
-    *("split", "metric", "max_examples", "checkpoint", "no_verify", "device", "beam"),
-    *("samples", "seed", "source_length", "target_length", "fresh"),
-)
 _OF_LOSS = ("split", "metric", "max_examples", "beam", "points", "no_verify")
+_OF_COMPARISONS = tuple(name for name in (*_OF_INTERVALS, *_OF_LOSS) if name not in ("jsonl", "points"))
+"""Options that make rows; those of an earlier comparison are made."""
 
 
 def compare(

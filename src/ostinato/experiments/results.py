@@ -171,16 +171,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
         for found in row["splits"].values():
             own = [k for k, v in found.items() if isinstance(v, float) and k not in _NO_SCORES]
             scores += [k for k in own if k not in scores and "forced" not in k]
-    columns = [
-        "run",
-        "seed",
-        "parameters",
-        *(f"M MACs{one}" for one in passes),
-        "seconds",
-        "split",
-        "n",
-        *scores,
-    ]
+    columns = ["run", "seed", "parameters", f"M MACs{next(iter(passes), '')}", "seconds", "split", "n", *scores]
     lines: list[list[object]] = [
         [
             row["name"],

@@ -55,9 +55,7 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
     settings = {run: _settings(Path(run)) for run in found}
     expected = settings[first_run]
     for run, own in settings.items():
-        if other := sorted(
-            key for key in own | expected if (key in own, own.get(key)) != (key in expected, expected.get(key))
-        ):
+        if other := sorted(key for key in own | expected if own.get(key) != expected.get(key)):
             shown = ", ".join(f"{key} ({own.get(key)}, {expected.get(key)})" for key in other[:_SHOWN])
             more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
             raise DataError(f"{run} and {first_run} differ in more than their seeds: {shown}{more}")
