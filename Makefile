@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Extra arguments for pytest, for example: make test PYTEST="-k attention"
 PYTEST ?=
-# Modules whose annotated shapes are checked at every call: by `make test` the outer ones, because it takes half of the time
-# of a test that runs models; by `make test-all` those of every layer.
+# Modules whose annotated shapes are checked at every call by `make test-all`; `make test` checks the outer ones, and those
+# in tests of models only (tests/conftest.py), because it takes a tenth to a half of the time.
 SHAPES := ostinato.nn,ostinato.models,ostinato.decoding
 
 # The device of `make test-gpu`; cpu shows that its tests run where there is no GPU.
@@ -42,12 +42,12 @@ check: $(VENV)/dev
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -n 2 $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
 
 test-all: check
 	@command -v chromium > /dev/null || echo "tests in a browser are left out: apt-get install chromium; $(BIN)/pip install -e '.[browser]'"
 	$(INSTALL) -e ".[onnx,peft,lm-eval,engines,ray,slurm]"
-	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
+	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
 
 test-gpu: $(VENV)/dev
 	@if test "$(DEVICE)" = cuda && ! $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \

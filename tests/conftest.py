@@ -13,9 +13,13 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from jaxtyping import config as shape_checks
 
 # The tensors are tiny: a second thread costs a hundred times what it saves, and workers run side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A power failure in the middle of the suite may cost it its files; to wait for the disk is a tenth of training's tests.
+os.fsync = lambda handle: None  # type: ignore[assignment]
 
 # The same examples in every run, however busy the machine is; nothing is kept for the next one.
 settings.register_profile("ostinato", deadline=None, derandomize=True, database=None)
@@ -25,6 +29,11 @@ SAMPLED = 5
 """`make test` runs one in so many sets of parameters of a test marked `sampled`; `make test-all` all of them.
 
 Five, since most parameters have two, three or four values, of which every fourth set would have the same."""
+
+
+SHAPES_CHECKED = {"decoding", "families", "models", "nn"}
+"""Folders in whose tests `make test` checks annotated shapes at every call; it is a tenth of the time of the others,
+which run the same models for another reason. `make test-all` checks everywhere."""
 
 
 def pytest_configure() -> None:
@@ -51,8 +60,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out tests of a CPU where others of their file are run elsewhere."""
+    """Leave out tests of a CPU where others of their file are run elsewhere, and shapes where models are only used."""
+    checked = "OSTINATO_ALL_DRAWS" in os.environ or not SHAPES_CHECKED.isdisjoint(item.path.parts)
+    shape_checks.update("jaxtyping_disable", not checked)
     mark = item.get_closest_marker("device")
     if "OSTINATO_DEVICE" in os.environ and mark is not None and mark.args == (False,):
         pytest.skip("is about a CPU")

@@ -134,6 +134,7 @@ def _generate(trained: Path, redirect: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_closed_standard_input_has_no_lines(trained: Path) -> None:
     done = _generate(trained, "<&-")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

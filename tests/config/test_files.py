@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures import draws
-from ostinato.config.files import parse_overrides, read_yaml, resolve_references
+from ostinato.config.files import parse_overrides, read_yaml, resolve_references, write_yaml
 from ostinato.config.load import dump_recipe, load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.config.sub_layers import DenseFeedForwardConfig, SeparableConvConfig
@@ -163,6 +163,35 @@ def test_what_is_written_loads_back_equal(
         again = load_recipe_config(path)
     assert again == recipe
     assert again.task.settings() == recipe.task.settings()
+
+
+def test_texts_that_look_like_other_values_are_written_as_texts(tmp_path: Path) -> None:
+    numbers = ["1", "-7", "1_000", "0x1f", "0o17", "017", "1:30", "1:30.5", "1.5", "1.", ".5", "+.5e3", "1e3", "-1e-3"]
+    others = [
+        "",
+        " ",
+        "yes",
+        "Off",
+        "null",
+        "~",
+        "=",
+        "<<",
+        ".inf",
+        "-.INF",
+        ".nan",
+        "2026-11-27",
+        "*a",
+        "&a",
+        "a: b",
+        "-",
+    ]
+    settings = {text: [text, {"own": text}] for text in [*numbers, *others, "${seed}", "zwei\nZeilen", "ä → b"]}
+    write_yaml(settings, tmp_path / "a.yaml")
+    again = read_yaml(tmp_path / "a.yaml")
+    assert resolve_references(again) == settings
+    floats = {"value": [1e-5, 1e16, 0.1, -2.0, 1e300]}
+    write_yaml(floats, tmp_path / "b.yaml")
+    assert read_yaml(tmp_path / "b.yaml") == floats
 
 
 def test_a_file_is_read_without_its_references_resolved(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def tokenizers() -> Tokenizers:
 @pytest.fixture(scope="module")
 def model(tokenizers: Tokenizers) -> Seq2Seq:
     model = tiny_seq2seq(tokenizers.target.vocab_size)
-    train_briefly(model, tokenizers, 150)
+    train_briefly(model, tokenizers, 60)
     return model
 
 

@@ -47,6 +47,7 @@ def _note_check(request: pytest.FixtureRequest, record_property: Note) -> None:
         record_property("check", mark.args[0])
 
 
+@pytest.mark.sampled
 @checked("names")
 def test_weights_go_to_ours_and_back_unchanged(family: Family) -> None:
     model, table, theirs = family.model(torch.float32), family.table(family.config()), family.weights()
@@ -73,6 +74,7 @@ def test_logits_in_float64(family: Family) -> None:
         assert_close(family, variant, found, family.expected(variant, "float64"))
 
 
+@pytest.mark.sampled
 @checked("float32", of="numbers")
 def test_logits_in_float32(family: Family) -> None:
     model = family.model(torch.float32)
@@ -82,6 +84,7 @@ def test_logits_in_float32(family: Family) -> None:
         assert_close(family, variant, found, family.expected(variant, "float32"))
 
 
+@pytest.mark.sampled
 @checked("gradients", of="gradients")
 def test_gradients_of_the_sum_of_squares_of_all_logits(family: Family) -> None:
     for variant in family.with_check("gradients"):

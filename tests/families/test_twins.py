@@ -52,6 +52,7 @@ def _in_the_table(request: pytest.FixtureRequest, record_property: Note) -> None
         record_property("rounds", named["rounds"])
 
 
+@pytest.mark.sampled
 @pytest.mark.check("float64")
 @cells(1, 2, 4, 8)
 def test_logits_and_costs_are_those_of_the_equations(name: str, rounds: int) -> None:

@@ -132,11 +132,11 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     stick_breaking = st.builds(StickBreakingConfig, threshold=st.sampled_from([0.5, 0.9]))
     known: tuple[Placement, ...] = ("post", "pre")
     for rule, placements, has_experts, n, quick in (
-        (None, known, False, 20, 5),
-        (None, known, True, 30, 9),
-        (act, known, False, 20, 6),
-        (stick_breaking, known, False, 20, 6),
-        (None, tuple(PLACES), False, 10, 4),
+        (None, known, False, 20, 3),
+        (None, known, True, 30, 6),
+        (act, known, False, 20, 4),
+        (stick_breaking, known, False, 20, 4),
+        (None, tuple(PLACES), False, 10, 3),
     ):
         chosen = {"rule": st.just(rule), "placements": st.just(placements), "has_experts": st.just(has_experts)}
         draws(n, quick=quick)(seed(3)(given(**chosen, data=st.data())(check)))()

@@ -61,6 +61,7 @@ def moved_lists(rows: list[list[int]]) -> list[list[int]]:
     return [[int(MOVED[i]) for i in ids] for ids in rows]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["seq2seq", "prefix", "language_model", "lstm"])
 @pytest.mark.parametrize("search", [{}, {"beam": 3, "min_length": 2}, {"strategy": "sample", "top_k": 1}])
 def test_exchanged_ids_give_exchanged_outputs_and_the_same_loss(kind: str, search: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dense")
     content = tiny_recipe(folder / "data").model_dump(mode="json")
     content["model"]["encoder"] |= {"n_steps": 3, "ffn": content["model"]["encoder"]["ffn"] | {"d_ff": 16}}
-    content["training"] |= {"n_updates": 60, "evaluate_every": 60, "save_every": 60}
+    content["training"] |= {"n_updates": 30, "evaluate_every": 30, "save_every": 30}
     train(check_recipe(content), folder / "run")
     return folder / "run"
 

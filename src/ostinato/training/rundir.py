@@ -25,6 +25,7 @@ import platform
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,15 @@ def _seal(text: str) -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of everything that decides a run's numbers; `source` is a hash of the code itself."""
+    """Return the versions of everything that decides a run's numbers; `source` is a hash of the code itself.
+
+    They are found once in a process, which goes on with the code that it has when files are changed meanwhile.
+    """
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, Any]:
     found: dict[str, Any] = {"ostinato": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         try:

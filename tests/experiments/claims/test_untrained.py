@@ -28,8 +28,6 @@ UNTRAINED = "training.n_updates=0"
 FEW = [UNTRAINED, "evaluation.max_examples=16", "training.selection.max_examples=16"]
 SHORT = ["decoding.max_length=8", "decoding.max_length_ratio=0", "decoding.min_length=0"]
 """Of models that write: on untrained ones outputs are as long as they may be."""
-QUICK = {"universal-transformer/attention-finds-facts"}
-"""In every run of the tests; the others take minutes."""
 NOTHING_TO_MEASURE = (
     *("the divisor is 0", "must be positive", "is 0: no slope relative to it"),
     "it needs two checkpoints, and 1 is kept",
@@ -40,9 +38,8 @@ def swept() -> list[str]:
     return [name for name in shipped_files("claims") if isinstance(load_claim(name).config.source, SweepSource)]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in swept()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", swept())
 def test_no_claim_is_supported_by_untrained_models(name: str, tmp_path: Path) -> None:
     if not (SHARED / "upstream").is_dir():
         pytest.skip("the data are not here")

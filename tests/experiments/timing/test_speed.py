@@ -36,6 +36,7 @@ def _timer() -> Timer:
     return Timer("cpu", stopwatch=Stopwatch(CPU, _Clock(), dict))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "candidate", [seq2seq(), language_model(), language_model("p", "prefix")], ids=lambda c: c.name
 )
