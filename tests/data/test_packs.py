@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import subprocess
@@ -35,6 +36,7 @@ from ostinato.data.packs.make import Progress, make_pack
 from ostinato.data.packs.rows import packed_rows
 from ostinato.data.packs.shards import Pack
 from ostinato.data.packs.source import PackSource, all_examples, sample, units_of
+from ostinato.data.paths import find_files
 from ostinato.data.rows import encode_rows
 from ostinato.data.sources import fields_of
 from ostinato.data.symbols import SymbolTokenizer
@@ -430,6 +432,41 @@ def test_whole_files_tables_and_origins_are_packed(tmp_path: Path, monkeypatch: 
     files = source_of(table)
     assert len(units_of(files)) == 4
     found = packed_rows(make_pack(files, JOINT, n_processes=2), DataConfig(), CAUSAL, JOINT, name="t")
+    expected = encode_rows([Example(None, t) for t in texts], JOINT, DataConfig(), CAUSAL, training=True, name="t")
+    assert [found[i] for i in range(len(found))] == list(expected)
+
+
+@pytest.mark.parametrize(
+    "form", ["txt.gz", "txt.zst", "jsonl.gz", "jsonl.zst", "tsv", "parquet", "saved", "split", "glob"]
+)
+def test_texts_of_every_form_are_packed_as_those_held_in_memory(tmp_path: Path, form: str) -> None:
+    texts = [f"{'abcdefgh'[n % 8]} {'abcdefgh'[n * 5 % 7]}" for n in range(40)]
+    lines = {"txt": texts, "jsonl": [json.dumps({"text": text}) for text in texts], "tsv": ["text", *texts]}
+    kind, _, packed_by = form.partition(".")
+    path = tmp_path / f"a.{form}"
+    if kind in lines:
+        content = "".join(line + "\n" for line in lines[kind]).encode()
+        if packed_by == "zst":
+            pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (the extra `data`)")
+            content = pyarrow.compress(content, codec="zstd", asbytes=True)
+        path.write_bytes(gzip.compress(content) if packed_by == "gz" else content)
+    elif form == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow (the extra `data`)")
+        import pyarrow
+
+        parquet.write_table(pyarrow.table({"text": texts}), path, compression="zstd")
+    elif form == "glob":
+        for name, own in (("1.txt", texts[:15]), ("2.txt", texts[15:])):
+            write_lines(tmp_path / name, own)
+        path = tmp_path / "*.txt"
+    else:
+        datasets = pytest.importorskip("datasets", reason="needs datasets (the extra `data`)")
+        saved = datasets.Dataset.from_list([{"text": text} for text in texts])
+        path = tmp_path / "saved"
+        (saved if form == "saved" else datasets.DatasetDict({"train": saved})).save_to_disk(str(path))
+        path = path if form == "saved" else path / "train"
+    files = source_of(*find_files(path))
+    found = packed_rows(make_pack(files, JOINT, n_processes=1), DataConfig(), CAUSAL, JOINT, name="t")
     expected = encode_rows([Example(None, t) for t in texts], JOINT, DataConfig(), CAUSAL, training=True, name="t")
     assert [found[i] for i in range(len(found))] == list(expected)
 

@@ -9,11 +9,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from plans import HALTING, PLANS, ROUNDS, model_of, ragged_batch
+from plans import HALTING, PLANS, ROUNDS, VOCABULARY, batch_of, model_of, ragged_batch
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.decoding.search import inference, search
+from ostinato.models import build_model
+from ostinato.nn.halting import NoHalting
+from ostinato.nn.stack import Stack
+from ostinato.tasks.recipes import list_recipes, load_recipe
 from ostinato.training.optim import build_optimizer
 from ostinato.training.update import Updater
 from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
@@ -64,6 +68,47 @@ def test_an_update_waits_once_and_where_tokens_halt_once_more_in_every_round(nam
     assert gradient.is_finite
     assert 1 <= len(device.waits) <= _waits_of_an_update(name), _described(device)
     assert launches <= LAUNCHES_OF_AN_UPDATE[name], device.launches
+
+
+@pytest.mark.parametrize("name", ["experts", "act"])
+def test_an_update_that_is_logged_waits_no_more_than_others(name: str) -> None:
+    model = model_of(name, dropout=0.1).train()
+    pretend_model(model)
+    config = TrainingConfig.model_validate({"n_updates": 10, "balance": {"switch": 0.01} if name == "experts" else {}})
+    updater = Updater(model, build_optimizer(model, config.optimizer), config)
+    with pretended_device() as device:
+        updater.apply(updater.accumulate([ragged_batch(seed=1)], 1, observed=True), 1)
+        device.forget()
+        gradient = updater.accumulate([ragged_batch()], 2, observed=True)
+    assert (gradient.routing is not None) is (name == "experts")
+    assert (gradient.depth is not None) is (name == "act")
+    assert 1 <= len(device.waits) <= _waits_of_an_update(name), _described(device)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", [one.name for one in list_recipes() if "toy" in one.name])
+def test_an_update_of_a_toy_recipe_waits_once_and_once_a_round_where_some_take_no_part(name: str) -> None:
+    recipe = load_recipe(name)
+    model = build_model(recipe.model.model_copy(update=recipe.model.vocabulary_sizes(VOCABULARY, VOCABULARY))).train()
+    pretend_model(model)
+    config = recipe.training
+    updater, last = Updater(model, build_optimizer(model, config.optimizer), config), config.n_updates - 1
+    n_rounds, run = 0, Stack._round
+
+    def counted(*given: Any) -> Any:
+        nonlocal n_rounds
+        n_rounds += 1
+        return run(*given)
+
+    with pretended_device() as device:
+        updater.apply(updater.accumulate([batch_of(recipe.model)], last), last)
+        device.forget()
+        with patch.object(Stack, "_round", counted):
+            updater.accumulate([batch_of(recipe.model)], last)
+    all_take_part = all(isinstance(stack.halting, NoHalting) for stack in model.stacks.values())
+    # A look that finds nobody left ends a stack: no round follows it.
+    most = 1 if all_take_part and config.rounds.per == "update" else 1 + n_rounds + len(model.stacks)
+    assert 1 <= len(device.waits) <= most, _described(device)
 
 
 class _Searched:

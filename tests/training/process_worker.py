@@ -48,7 +48,9 @@ def do_updates(folder: Path, processes: Processes, names: list[str]) -> None:
     for name in names:
         n_found.clear()
         found, said = shared_updates.updates(shared_updates.CASES[name](folder / f"data-{processes.rank}"), processes)
-        by_rank = processes.gather({"n_gradients": n_found[0], "losses": [one.losses for one in said]})
+        rounds = shared_updates.rounds_alone(shared_updates.CASES[name](folder / f"data-{processes.rank}"), processes)
+        own = {"n_gradients": n_found[0], "losses": [one.losses for one in said], "rounds": rounds}
+        by_rank = processes.gather(own)
         if processes.is_main:
             save_file(found, folder / f"{name}.safetensors")
             report[name] = {"said": [asdict(one) | {"norm_scalar": None} for one in said], "processes": by_rank}

@@ -234,6 +234,16 @@ def shared_model(recipe: Recipe) -> Model:
     return model
 
 
+def rounds_alone(case: Case, processes: Processes) -> dict[str, int]:
+    """Return how many rounds the share of a process runs in every stack whose tokens halt, if it runs alone."""
+    recipe, batches = case
+    share = processes.shard(batches[0])
+    if not share.n_sentences:
+        return {}
+    stacks = shared_model(recipe)(share).stacks
+    return {name: found.halting.probs_BTR.shape[-1] for name, found in stacks.items() if found.halting is not None}
+
+
 def updates(
     case: Case,
     processes: Processes = SINGLE_PROCESS,

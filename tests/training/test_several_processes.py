@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 
 from ostinato.nn import balance
+from ostinato.nn.act import Act
+from ostinato.nn.stick_breaking import StickBreaking
 from ostinato.training import Reporter, train
 
 WORKER = Path(__file__).parent / "process_worker.py"
@@ -107,6 +109,10 @@ def test_processes_go_to_different_depths_and_experts_are_empty_in_one_of_them(
     assert 0 < second < first
     assert n_gradients["one row"][1] == 0
     assert all(min(n_gradients[name]) > 0 for name in report if name != "one row")
+    (one, other) = (found["rounds"] for found in report["halting"]["processes"])
+    model = shared_updates.shared_model(shared_updates.CASES["halting"](tmp_path)[0])
+    assert {type(stack.halting) for stack in model.stacks.values()} == {Act, StickBreaking}
+    assert all(one[name] != other[name] for name in model.stacks), (one, other)
     recipe, [batch, _] = shared_updates.CASES["experts, switch"](tmp_path)
     loads = []
     for rows in (slice(0, None, 2), slice(1, None, 2), slice(None)):

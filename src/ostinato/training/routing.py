@@ -104,7 +104,7 @@ def observe_routing(
             rows = balance.JoinedRoutings.of(group, all_reduce, uniform=config.token_weights == "uniform")
             load = balance.load(rows)
             losses = [raw_balance_loss(name, rows, tau_0) for name in BALANCE_LOSSES]
-            temperature = now.get(router, load.total.new_tensor(math.nan)).to(load.total)
+            temperature = now.get(router, torch.full_like(load.total, math.nan)).to(load.total)
             scalars = torch.stack([load.total, temperature, *losses, load.entropy, load.row_entropy])
             groups.append((router, where, n_experts, top_k))
             values.append(torch.cat([scalars, load.fraction_E]).float())

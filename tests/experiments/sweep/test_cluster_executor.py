@@ -4,16 +4,18 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from filelock import SoftFileLease
 from tiny_sweeps import LOSS, Recorder, tiny
 
-from ostinato.cluster.ray_connection import check_fits
+from ostinato.cluster.ray_connection import check_fits, resources
 from ostinato.errors import ConfigError
-from ostinato.experiments.sweep import cluster_executor, locks
+from ostinato.experiments.sweep import cluster_executor, locks, ray_cluster
 from ostinato.experiments.sweep.choose import ExecutorChoice
 from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor, attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
@@ -259,3 +261,36 @@ def test_what_a_ray_of_our_own_will_never_have_is_refused(n_cpus: int, n_gpus: f
     assert str(error.value) == message
     check_fits(Ray(), None, 1, 0)
     check_fits(Ray(), "10.0.0.1:6379", n_cpus, n_gpus)  # a cluster may grow
+
+
+def test_a_job_of_ray_has_its_cpus_and_gpus_and_without_gpus_sees_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Ray:
+        """What the library is asked for when jobs are started."""
+
+        def remote(self, **settings: Any) -> Any:
+            assert settings == {"max_retries": 0}
+            return lambda function: self
+
+        def options(self, **settings: Any) -> Any:
+            asked.append(settings)
+            return SimpleNamespace(remote=lambda *given: given)
+
+        def cluster_resources(self) -> dict[str, float]:
+            return {"CPU": 8.0, "GPU": 2.0}
+
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, n_cpus: (Ray(), lambda: None))
+    job = a_job(tmp_path)
+    for n_threads, n_gpus in ((None, 0), (3, 0.5)):
+        training = job.recipe.training.model_copy(update={"n_threads": n_threads})
+        given = replace(job, n_threads=2, recipe=job.recipe.model_copy(update={"training": training}))
+        ray_cluster.RayCluster(n_gpus=n_gpus).start(given, tmp_path / "events")
+    hidden = {"runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
+    assert asked == [
+        {"name": job.name, "num_cpus": 2, "num_gpus": 0, **hidden},
+        {"name": job.name, "num_cpus": 3, "num_gpus": 0.5},
+    ]
+    assert resources(2, 0) == {"num_cpus": 2, "num_gpus": 0, **hidden}
