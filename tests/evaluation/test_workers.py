@@ -287,7 +287,8 @@ def test_an_actor_that_is_killed_is_started_again_and_the_output_is_the_same(
 def test_this_library_unpickles_only_what_its_own_processes_send() -> None:
     reads_pickles = re.compile(
         r"^\s*(import|from) (pickle|cloudpickle|dill|joblib|marshal|shelve)\b|torch\.load\(|allow_pickle"
-        r"|(gather|broadcast|scatter|send|recv)_object|distributed\.checkpoint import .*\b(save|load)\b|\bcheckpoint\.(save|load)\(",
+        r"|(gather|broadcast|scatter|send|recv)_object"
+        r"|distributed\.checkpoint import .*\b(save|load)\b|\bcheckpoint\.(save|load)\(",
         re.M,
     )
     library = Path(workers.__file__).parents[1]
