@@ -355,3 +355,14 @@ def test_weights_are_packed_where_the_settings_say_so(
     decoding = GREEDY.model_copy(update={"pack_weights": packs})
     evaluate(model, letter_examples(5), tokenizers, data=DATA, decoding=decoding, metrics=["exact_match"])
     assert bool(seen) == (packs and packed.has_packed_products())
+
+
+def test_predictions_are_json_also_where_a_column_is_no_number(tmp_path: Path) -> None:
+    with PredictionWriter(tmp_path / "out.jsonl") as write:
+        write({"index": 0, "score": float("nan"), "of": [1.5, float("inf")]})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    [line] = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line, parse_constant=refuse) == {"index": 0, "score": None, "of": [1.5, None]}

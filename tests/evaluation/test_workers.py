@@ -193,6 +193,22 @@ def _as_workers(runner: DiesAt) -> BatchRunner:
     return runner
 
 
+def test_a_journal_keeps_what_was_asked_with_other_settings_from_being_taken_for_the_answer(
+    model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    path, inner = tmp_path / "journal", InThisProcess(model)
+    with Journal(path, QUESTION, inner) as journal:
+        scores(model, tokenizers, journal)
+    short = GREEDY.model_copy(update={"max_length": 1, "max_length_ratio": 0.0})
+    with (
+        Journal(path, QUESTION, inner) as journal,
+        pytest.raises(DataError, match="batch 1 is of other inputs or settings"),
+    ):
+        evaluate(
+            model, letter_examples(40), tokenizers, data=DATA, decoding=short, runner=journal, metrics=["exact_match"]
+        )
+
+
 def test_a_journal_of_something_else_is_refused(model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path) -> None:
     path, inner = tmp_path / "journal", InThisProcess(model)
     with Journal(path, QUESTION, inner) as journal:

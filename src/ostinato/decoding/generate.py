@@ -165,7 +165,7 @@ class Search:
 
     def key(self, item: tuple[Batch, Tokens | None]) -> str:
         """Return what tells a batch from others."""
-        return batch_key(*item)
+        return batch_key(*item, asked=(self.config, self.n_steps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,13 @@ def in_order(runner: BatchRunner, work: Work[Item, Result], items: Iterable[Item
         yield item, wait()
 
 
-def batch_key(batch: Batch, prefix: Tokens | None = None) -> str:
-    """Return a hash of all that a model reads of a batch, and of the places of its examples."""
-    digest = hashlib.sha256(repr(batch.indices).encode("ascii"))
+def batch_key(batch: Batch, prefix: Tokens | None = None, *, asked: object) -> str:
+    """Return a hash of all that a model reads of a batch, of the places of its examples, and of what is asked of it.
+
+    Args:
+        asked: the settings of the work, whose `repr` tells them apart.
+    """
+    digest = hashlib.sha256(repr((batch.indices, asked)).encode())
     tensors = [batch.labels_BT, batch.loss_mask_BT, batch.places_BL, batch.prefix_lengths_B]
     for tokens in (batch.source, batch.target, prefix):
         if tokens is not None:

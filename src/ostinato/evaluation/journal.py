@@ -22,7 +22,7 @@ from ostinato.evaluation.loading import LoadedRun
 from ostinato.system_errors import naming
 from ostinato.version import __version__
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Journal:
@@ -78,7 +78,7 @@ class Journal:
         key = work.key(item)
         if self._is_replaying and (line := self._next_line()) is not None:
             if line["batch"] != key:
-                reason = f"batch {self.n_read} is of other inputs: name another file, or delete it"
+                reason = f"batch {self.n_read} is of other inputs or settings: name another file, or delete it"
                 raise DataError(f"{self.path}: {reason}")
             packed = line["result"]
             return lambda: work.unpack(packed)

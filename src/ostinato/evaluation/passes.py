@@ -138,7 +138,7 @@ class Passes:
 
     def key(self, item: Batch) -> str:
         """Return what tells a batch from others."""
-        return batch_key(item)
+        return batch_key(item, asked=(self.decoding, self.n_steps, self.oracle))
 
 
 def sentence_macs(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ostinato.data.disk import finite
 from ostinato.data.output_files import check_output, new_file
 
 Record = dict[str, Any]
@@ -50,7 +51,7 @@ class PredictionWriter:
 
     def __call__(self, record: Record) -> None:
         """Write one record."""
-        self._file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        self._file.write(json.dumps(finite(record), ensure_ascii=False, default=str) + "\n")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -294,3 +294,16 @@ def test_a_job_of_ray_has_its_cpus_and_gpus_and_without_gpus_sees_none(
         {"name": job.name, "num_cpus": 3, "num_gpus": 0.5},
     ]
     assert resources(2, 0) == {"num_cpus": 2, "num_gpus": 0, **hidden}
+
+
+@pytest.mark.parametrize(("workers", "n_cpus"), [(None, 4), (1, 4), (6, 6)])
+def test_a_ray_of_our_own_has_the_cpus_of_the_machine_whatever_a_run_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int | None, n_cpus: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(
+        ray_cluster.RayCluster, "__init__", lambda self, address, *, n_cpus, n_gpus: asked.append(n_cpus)
+    )
+    ExecutorChoice("ray", workers).make(tmp_path)
+    assert asked == [n_cpus]

@@ -56,7 +56,7 @@ class ExecutorChoice:
         if self.name == "local":
             return LocalPool(self.workers or 1)  # also for one: what kills a run does not kill the sweep
         if self.name == "ray":
-            n_cpus = self.workers or os.cpu_count() or 1
+            n_cpus = max(self.workers or 1, os.cpu_count() or 1)  # a run may have several; `most` bounds the runs
             return ClusterExecutor(RayCluster(self.address, n_cpus=n_cpus, n_gpus=self.n_gpus), most=self.workers)
         parameters = read_parameters(self.slurm)
         cluster = SlurmCluster(store, n_gpus=int(self.n_gpus), parameters=parameters)
