@@ -120,20 +120,39 @@ def test_a_step_that_was_recorded_is_that_of_all_later_tokens_and_nobody_waits_i
     assert not any(waits)
 
 
-def test_learned_positions_need_no_vectors_beyond_the_longest_search(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [8, 9])  # the last token of 9 is not read, the one before has the last vector
+def test_learned_positions_need_no_vectors_beyond_the_longest_search(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16}}
     stack["positions"] = {"kind": "learned", "max_length": 12}
     config = LanguageModelConfig.model_validate({"d_model": 8, "decoder": stack, "vocab_size": 9})
     model = build_model(config).eval()
     pretend_model(model)
     prompt = Tokens(torch.tensor([[1, 4, 5, 6], [1, 5, 5, 7]]), torch.ones(2, 4, dtype=torch.bool))
-    given = DecodingConfig(max_length=8, min_length=8, static_cache=True, pack_weights=False)
+    given = DecodingConfig(max_length=length, min_length=length, static_cache=True, pack_weights=False)
     with pretended_device() as device, inference(model, packs_weights=False):
         waits = _recorded_waits(device, monkeypatch)
         moved = Tokens(prompt.ids_BT.to(DEVICE), prompt.keep_BT.to(DEVICE))
         found = search_n_best(model, Batch(moved, moved.ids_BT, moved.keep_BT), given, moved)
-    assert [len(one.ids) + one.finished for (one,) in found] == [8, 8]
+    assert [len(one.ids) + one.finished for (one,) in found] == [length, length]
     assert waits == [0]
+
+
+def test_experts_are_dense_whoever_asks_for_fixed_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, backends = model_of("experts"), set[str]()
+    original = static_cache.StaticSteps._run
+
+    def noted(steps: static_cache.StaticSteps) -> Any:
+        assert steps._cache.execution is not None
+        backends.add(steps._cache.execution.expert_backend)
+        return original(steps)
+
+    monkeypatch.setattr(static_cache.StaticSteps, "_run", noted)
+    _found(model, ragged_batch(2), {}, static=True)
+    with model.execution(static_cache=True):
+        _found(model, ragged_batch(2), {}, static=False)
+    assert backends == {"dense"}
 
 
 def test_a_replay_calls_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,10 +174,10 @@ def search_n_best(
     indices = batch.indices or range(n_sentences)
     propose = make_proposer(config, indices, [most for _, most in lengths], device)
     cache = model.encode(batch, n_steps=n_steps)
-    if (config.cached_rounds is not None or config.static_cache) and isinstance(model, HasExecution):
+    if (config.cached_rounds is not None or is_static) and isinstance(model, HasExecution):
         execution = model.current_execution
         n_kept = execution.cached_rounds or config.cached_rounds  # what a call says comes first
-        changed = replace(execution, cached_rounds=n_kept, static_cache=execution.static_cache or config.static_cache)
+        changed = replace(execution, cached_rounds=n_kept, static_cache=is_static)
         if changed.static_cache and changed.expert_backend == "auto":
             changed = replace(changed, expert_backend="dense")  # the others may read numbers, for which no step waits
         cache.execution = model.checked(changed)

@@ -4,7 +4,8 @@ can be replayed (`decoding.static_cache`). Plain twin: the model's `step` with t
 A step of few rows is many small operations, and what takes time on a GPU is that the host launches each of them. A CUDA
 graph launches all of them at once; but it does exactly what was recorded, with the memory of then. So
 
-    keys and values lie in buffers of a fixed number of columns: the tokens so far, empty columns, the newest token;
+    keys and values lie in buffers of a fixed number of columns: the tokens so far, then empty columns, in the last of
+    which the newest token is read;
     a mask says which columns are tokens: to the model the others are padding, which it hides and does not count;
     where the newest token goes for the tokens to come is a number on the device;
     rows of sentences that have stopped stay.
@@ -50,7 +51,7 @@ def _record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 class StaticKeyValues(KeyValues):
-    """Keys and values of one step in columns of a fixed number, the newest last.
+    """Keys and values of one step in columns of a fixed number, the newest token's also in the last one.
 
     Args:
         kv_2BHSK: those of the tokens so far. n_columns: in all. next_1: the column of the next token.
@@ -71,8 +72,8 @@ class StaticKeyValues(KeyValues):
         return self._columns
 
     def whole(self) -> Float[Tensor, "2 B H S K"]:
-        """Return the columns without the newest token's, which is also among the others."""
-        return self._columns[:, :, :, :-1]
+        """Return all columns, of which the first ones are tokens."""
+        return self._columns
 
     def select(self, rows_B: Int[Tensor, "B"]) -> None:
         """Keep these rows, in this order."""
@@ -108,7 +109,7 @@ class StaticSteps:
 
     def __call__(self, ids_R1: Int[Tensor, "R 1"]) -> Float[Tensor, "R V"]:
         """Add one token to every row."""
-        is_first = self._n_tokens >= self._n_columns - 1
+        is_first = self._n_tokens >= self._n_columns
         if is_first:
             self._make_room(ids_R1)
         self._ids_R1.copy_(ids_R1)
@@ -123,7 +124,7 @@ class StaticSteps:
     def _run(self) -> Float[Tensor, "R V"]:
         """Do one step. Nothing but what tensors hold, in memory of their own, may differ from token to token."""
         cache = self._cache
-        cache.length, cache.keep_BS = self._n_columns - 1, self._keep_RS
+        cache.length, cache.keep_BS = self._n_columns - 1, self._keep_RS[:, :-1]
         logits_RV = self._step(self._ids_R1, cache)
         self._keep_RS.index_fill_(1, self._next_1, True)
         self._next_1.add_(1)
@@ -134,13 +135,11 @@ class StaticSteps:
         """Move what is cached to buffers with empty columns, and forget what was recorded."""
         cache, n = self._cache, self._n_tokens
         # No more than the search can fill: learned positions may have no vector for further ones.
-        self._n_columns = min(n + N_EMPTY, self._limit) + 1
+        self._n_columns = min(n + N_EMPTY, self._limit)
         self._replay = None
         self._ids_R1 = torch.empty_like(ids_R1)
         self._next_1 = torch.full((1,), n, device=ids_R1.device)
-        keep_RS: Bool[Tensor, "R S"] = torch.zeros(
-            len(ids_R1), self._n_columns - 1, dtype=torch.bool, device=ids_R1.device
-        )
+        keep_RS: Bool[Tensor, "R S"] = torch.zeros(len(ids_R1), self._n_columns, dtype=torch.bool, device=ids_R1.device)
         keep_RS[:, :n] = True if cache.keep_BS is None else cache.keep_BS[:, :n]
         self._keep_RS = cache.keep_BS = keep_RS
         cache.self_kv = {
