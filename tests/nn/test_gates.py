@@ -15,6 +15,7 @@ from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Visibility
 from ostinato.nn.compiled_halting import compiled_rule
 from ostinato.nn.context import Pass
+from ostinato.nn.execution import DEFAULT_EXECUTION
 from ostinato.nn.halting import HaltingPass, HaltingRule
 from ostinato.nn.layers import Linear
 from ostinato.nn.rows import Rows, kept_and_halted
@@ -54,7 +55,7 @@ def followed(
     N = states_RND.shape[1]
     states_ND = states_RND[0]
     positions_BT = torch.zeros(N, 1, dtype=torch.long)
-    run = Pass(Visibility(), positions_BT, positions_BT, None if keep_N is None else keep_N[:, None])
+    run = Pass(Visibility(), positions_BT, positions_BT, DEFAULT_EXECUTION, None if keep_N is None else keep_N[:, None])
     halting = (compiled_rule(rule) if by_kernels else rule).start(states_ND, Rows.all(N, 1), run, _ROUNDS)
     said = []
     for index in range(_ROUNDS):

@@ -10,7 +10,7 @@ import torch
 
 from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import Cache
-from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
+from ostinato.nn.execution import Execution
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
@@ -52,10 +52,11 @@ class Pass:
     Args:
         visibility: of all new columns as queries. memory_visibility: of what cross-attention looks at.
         positions: of the new columns. key_positions: of all visible columns (cached ones first).
+        execution: how to run.
         keep_BT: real tokens among the new columns; None where all are.
         ids_BT: their tokens, which tables of values are read by; None: not known.
         memory_BSD: what cross-attention looks at. cache: of a cached pass.
-        execution: how to run. recomputes: steps are run again in the backward pass. request: captures to return.
+        recomputes: steps are run again in the backward pass. request: captures to return.
         offset_B: where positions start in training, see `Stack`.
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
@@ -69,12 +70,12 @@ class Pass:
     visibility: Visibility
     positions: Int[Tensor, "#B T"]
     key_positions: Int[Tensor, "#B S"]
+    execution: Execution
     keep_BT: Bool[Tensor, "B T"] | None = None
     ids_BT: Int[Tensor, "B T *W"] | None = None
     memory_BSD: Tensor | None = None
     memory_visibility: Visibility = field(default_factory=Visibility)
     cache: Cache | None = None
-    execution: Execution = DEFAULT_EXECUTION
     recomputes: bool = False
     request: Collection[str] = ()
     offset_B: Int[Tensor, "B"] | None = None

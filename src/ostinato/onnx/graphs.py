@@ -33,7 +33,7 @@ from ostinato.nn.cache import ColumnWindow
 from ostinato.nn.choosing import Chooser
 from ostinato.nn.context import Pass
 from ostinato.nn.cross_attention import CrossAttention
-from ostinato.nn.execution import Execution, RoundsBySentence
+from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsBySentence
 from ostinato.nn.graph import WINDOWS, GivenKeyValues, GraphCache, Slot
 from ostinato.nn.loops import POSITIONS_OF_A_GRAPH, NoiseState
 from ostinato.nn.positions import positions_from_keep
@@ -248,7 +248,7 @@ class SourceModule(GraphModule):
 
 def _cross_keys(model: Seq2Seq, memory_BSD: Tensor) -> Tensors:
     positions = torch.zeros(1, 1, dtype=torch.long)
-    run = Pass(Visibility(), positions, positions, memory_BSD=memory_BSD)
+    run = Pass(Visibility(), positions, positions, DEFAULT_EXECUTION, memory_BSD=memory_BSD)
     for segment in model.stacks["decoder"].program(None, run.execution):
         for sub_layer in _sub_layers(segment.rounds):
             if isinstance(sub_layer, CrossAttention):
