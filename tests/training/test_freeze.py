@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,17 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_names_some_that_do(tmp_
     assert "*.router.*" in lines[0]
     with pytest.raises(ConfigError, match="nothing is left to train"):
         freeze(tiny_model(tiny_recipe(tmp_path / "data")), ["*"])
+
+
+def test_updates_that_ask_no_halting_rule_are_refused_where_nothing_else_is_trained(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"freeze": ["*"], "freeze_except": ["banks.halting.*"]}
+    recipe = tiny_recipe(tmp_path / "data", halting=True, n_updates=1, **given)
+    with pytest.raises(ConfigError, match=r"^training.halting.off_updates is 3: only halting rules are trained"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    asked = recipe.training.halting.model_copy(update={"off_updates": 0})
+    training = recipe.training.model_copy(update={"halting": asked})
+    train(recipe.model_copy(update={"training": training}), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ def _parallel_problems(model: Model, config: TrainingConfig) -> list[Problem]:
 
 
 def pattern_problems(recipe: Recipe) -> list[Problem]:
-    """Return the patterns of what is frozen, and of `training.optimizer.lr_scales`, that match no parameter."""
+    """Return the patterns of what is frozen, and of `training.optimizer.lr_scales`, that match no parameter; and why
+    the first updates would train nothing."""
     patterns, scales = recipe.training.freeze, recipe.training.optimizer.lr_scales
     but = recipe.training.freeze_except
     if not patterns and not scales:
@@ -84,6 +85,11 @@ def pattern_problems(recipe: Recipe) -> list[Problem]:
             check()
         except ConfigError as error:
             problems += error.problems
+    n_off = recipe.training.halting.off_updates
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if n_off and trained and all(name.startswith("banks.halting.") for name in trained):
+        reason = "only halting rules are trained (training.freeze), which are not asked in these updates: must be 0"
+        problems.append(Problem("training.halting.off_updates", n_off, reason))
     return problems
 
 

@@ -69,7 +69,8 @@ class Parallel:
 
     def norm(self) -> Tensor:
         """Return the norm of the whole gradient, once it is added up."""
-        return get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return get_total_norm(gradients) if gradients else torch.zeros((), device=self.model.device)
 
     def clip(self, norm: Tensor, most: float) -> None:
         """Scale the gradient, whose norm is given, down to a norm."""
