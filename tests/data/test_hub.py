@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +42,60 @@ def read(hf: Path, split: str = "train", **settings: Any) -> list[tuple[str | No
     return [(one.source, one.target, one.columns) for one in read_data_set(given, DataConfig())]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv", "folder", "save_to_disk", "dictionary"])
-@pytest.mark.parametrize("streaming", [False, True])
-def test_rows_are_those_of_the_same_json_lines(form: str, streaming: bool, lines: Path, tmp_path: Path) -> None:
-    expected = [(one.source, one.target, one.columns) for one in read_examples(lines, DataConfig())]
-    made = datasets.Dataset.from_list(ROWS)
+FORMS = ["jsonl", "parquet", "csv", "folder", "save_to_disk", "dictionary"]
+
+
+def write(form: str, lines: Path) -> Path:
+    """Write the rows in a form, and return where."""
+    made, folder = datasets.Dataset.from_list(ROWS), lines.parent / "data"
     match form:
         case "jsonl":
-            place = lines
+            return lines
         case "parquet" | "csv":
-            getattr(made, f"to_{form}")(place := tmp_path / f"rows.{form}")
+            getattr(made, f"to_{form}")(file := lines.with_suffix(f".{form}"))
+            return file
         case "folder":
-            (place := tmp_path / "data").mkdir()
-            made.to_parquet(place / "train-00000.parquet")
+            folder.mkdir()
+            made.to_parquet(folder / "train-00000.parquet")
         case "save_to_disk":
-            made.save_to_disk(place := tmp_path / "data")
+            made.save_to_disk(folder)
         case _:
-            datasets.DatasetDict({"train": made, "gen": made.select([0])}).save_to_disk(place := tmp_path / "data")
-            assert read(place, "gen") == expected[:1]
+            datasets.DatasetDict({"train": made, "gen": made.select([0])}).save_to_disk(folder)
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_are_those_of_the_same_json_lines(form: str, streaming: bool, lines: Path) -> None:
+    expected = [(one.source, one.target, one.columns) for one in read_examples(lines, DataConfig())]
+    place = write(form, lines)
     assert read(place, streaming=streaming) == expected
+    if form == "dictionary":
+        assert read(place, "gen") == expected[:1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_part_of_a_split_is_that_part(form: str, lines: Path) -> None:
+    place = write(form, lines)
+    whole = read(place)
+    assert read(place, "train[:25%]") == whole[:2]
+    assert read(place, "train[25%:]") == whole[2:]
+    assert read(place, "train[:1]+train[-2:]") == [whole[0], *whole[-2:]]
+    if form == "dictionary":
+        assert read(place, "train[:1]+gen") == [whole[0], whole[0]]
+    for wrong in ("train[:x]", "train[:1]+dev", "[:1]"):
+        with pytest.raises(DataError, match=re.escape(f"cannot be loaded as a data set, split {wrong!r}: ")) as caught:
+            read(place, wrong)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("split", ["train[:10%]", "train+gen"])
+def test_a_part_of_a_split_is_not_streamed(split: str) -> None:
+    given = f"{{hf: nowhere.jsonl, split: '{split}', streaming: true}}"
+    with pytest.raises(ConfigError) as caught:
+        ostinato.load_recipe("files/template", [f"data.train={given}", "data.dev=a.jsonl"])
+    line = f"data.train.split is {split!r}: streaming reads one whole split: name one, or remove data.train.streaming"
+    assert str(caught.value) == line
 
 
 def test_labels_nested_columns_and_words_are_read_by_other_names(tmp_path: Path) -> None:

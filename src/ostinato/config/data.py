@@ -98,7 +98,8 @@ class DataSetConfig(Config):
     """A file (.parquet, .arrow, .csv, .tsv, .json, .jsonl, .txt), a folder of them or of save_to_disk, or a name of the
     hub, which is fetched where the library's cache has it not."""
     split: Annotated[str, Field(min_length=1)]
-    """Its split, also with a part of it: train, train[:10%]."""
+    """Its split, or parts where it is not streamed: train, train[:10%], train[:5]+train[-5:]. A single file is a split
+    of any name."""
     subset: str | None = None
     """Which of several data sets under one name: mrpc of glue."""
     columns: dict[str, str] | None = None
@@ -110,9 +111,12 @@ class DataSetConfig(Config):
     """Commit or tag of the hub's repository."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """A column is read under one name or more, but not none."""
+        """A column is read under one name or more, but not none; streams have no parts."""
         if self.columns is not None and not self.columns:
             yield Problem(f"{path}columns", self.columns, "name one column or more, or null")
+        if self.streaming and not {"[", "+"}.isdisjoint(self.split):
+            reason = f"streaming reads one whole split: name one, or remove {path}streaming"
+            yield Problem(f"{path}split", self.split, reason)
 
 
 Paths = str | list[str] | DataSetConfig | None

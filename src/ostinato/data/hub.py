@@ -14,6 +14,7 @@ It needs the extra `hf`. Nothing is executed that comes with a data set: the lib
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,16 +89,14 @@ def _loaded(given: DataSetConfig) -> Any:
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # written by save_to_disk
             stored = datasets.load_from_disk(str(path))
-            if isinstance(stored, datasets.DatasetDict):
-                return stored[given.split]
-            if given.split != str(stored.split or "train"):
-                raise DataError(f"{path}: holds the split {stored.split or 'train'} only, not {given.split!r}")
-            return stored
+            splits = stored if isinstance(stored, datasets.DatasetDict) else {str(stored.split or "train"): stored}
+            return splits[given.split] if given.split in splits else _parts(splits, given.split)
         how: dict[str, Any] = {"path": given.hf, "name": given.subset, "revision": given.revision}
         if path.is_file():
             if path.suffix not in _BUILDERS:
                 raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
-            how = {"path": _BUILDERS[path.suffix], "data_files": {given.split: str(path)}}
+            name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
+            how = {"path": _BUILDERS[path.suffix], "data_files": {name: str(path)}}
             how |= {"delimiter": "\t"} if path.suffix == ".tsv" else {}
         return datasets.load_dataset(split=given.split, streaming=given.streaming, **how)
     except DataError:
@@ -105,6 +104,14 @@ def _loaded(given: DataSetConfig) -> Any:
     except Exception as error:  # of its own, of the network, of file formats: there is no common base
         reason = on_one_line(error)[:300]
         raise DataError(f"{given.hf}: cannot be loaded as a data set, split {given.split!r}: {reason}") from error
+
+
+def _parts(splits: Mapping[str, Any], wanted: str) -> Any:
+    """Return parts of splits as `load_dataset` would: train[:10%], train[:5]+gen."""
+    from datasets import ReadInstruction, concatenate_datasets
+
+    parts = ReadInstruction.from_spec(wanted).to_absolute({name: len(rows) for name, rows in splits.items()})
+    return concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
 def _records(rows: Iterable[Any], columns: Mapping[str, str] | None, where: str) -> Iterator[dict[str, object]]:
