@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.config.files import parse_overrides
 from ostinato.errors import ConfigError, DataError
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import build_task
 
 PAIRS = "".join(f'{{"source": "{n}", "target": "{n + 1}"}}\n' for n in range(300))
 
@@ -33,6 +36,27 @@ def test_a_dev_file_that_is_named_is_taken(tmp_path: Path) -> None:
     base, overrides = recipe_of_data(str(file), given, tmp_path / "data")
     assert base == "lm/transformer"
     assert parse_overrides(overrides) == {"data": {"train": str(file), "dev": "other.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "expected"),
+    [
+        (("body",), ["data.text_field=body"], "lm/transformer"),
+        (("text", "summary"), ["data.source_field=text", "data.target_field=summary"], "files/template"),
+        (("source", "text"), ["data.target_field=text"], "files/template"),
+        (("source", "text"), ["data={source_field: text, target_field: source}"], "files/template"),
+        (("text", "summary"), ["data.tokenizer.kind=bpe"], "lm/transformer"),
+    ],
+)
+def test_settings_that_name_fields_decide_whether_texts_or_pairs_are_read(
+    keys: tuple[str, ...], given: list[str], expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(f"{json.dumps(dict.fromkeys(keys, f'a {n}'))}\n" for n in range(100)), encoding="utf-8")
+    base, overrides = recipe_of_data(str(file), given, tmp_path / "data")
+    assert base == expected
+    recipe = load_recipe(base, overrides)
+    assert len(list(build_task(recipe.task, recipe.data).examples("train"))) > 70
 
 
 @pytest.mark.parametrize("name", ["a #b", "x: y", "null", "1"])

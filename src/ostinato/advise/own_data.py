@@ -47,7 +47,7 @@ def recipe_of_data(name: str, overrides: Sequence[str], folder: Path) -> tuple[s
         files["train"] = path
     if "dev" not in files and _named(given, "dev") is None:
         files |= dict(zip(("train", "dev"), _split(files["train"], folder), strict=True))
-    base = _PAIRS if _has_pairs(files["train"]) else _TEXTS
+    base = _PAIRS if _has_pairs(files["train"], given) else _TEXTS
     return base, [*as_overrides({f"data.{split}": str(file) for split, file in files.items()}), *overrides]
 
 
@@ -56,13 +56,17 @@ def _in_folder(folder: Path, split: str) -> Path | None:
     return found[0] if found else None
 
 
-def _named(settings: dict[str, object], split: str) -> object:
+def _named(settings: dict[str, object], name: str) -> object:
     data = settings.get("data")
-    return data.get(split) if isinstance(data, dict) else None
+    return data.get(name) if isinstance(data, dict) else None
 
 
-def _has_pairs(path: Path) -> bool:
-    """Return whether a file holds pairs: a table, or JSON lines without a text."""
+def _has_pairs(path: Path, settings: dict[str, object]) -> bool:
+    """Return whether a file holds pairs: as settings name fields, else a table, or JSON lines without a text."""
+    if _named(settings, "text_field") is not None:
+        return False
+    if any(_named(settings, f"{side}_field") is not None for side in ("source", "target")):
+        return True
     ending = Path(path.name.removesuffix(".gz")).suffix
     if ending in _PLAIN:
         return False
