@@ -21,6 +21,7 @@ from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.sweep.run_key import DataHashes, run_key
 from ostinato.tasks.own_files import given_splits, read_split
+from ostinato.tasks.registry import build_task
 
 ROWS = [{"source": f"a b {i}", "target": "yes" if i % 2 else "no", "n": i} for i in range(8)]
 
@@ -37,7 +38,7 @@ def lines(tmp_path: Path) -> Path:
     return file
 
 
-def read(hf: Path, split: str = "train", **settings: Any) -> list[tuple[str | None, str, dict[str, object]]]:
+def read(hf: Path | str, split: str = "train", **settings: Any) -> list[tuple[str | None, str, dict[str, object]]]:
     given = DataSetConfig(hf=str(hf), split=split, **settings)
     return [(one.source, one.target, one.columns) for one in read_data_set(given, DataConfig())]
 
@@ -141,6 +142,39 @@ def test_what_cannot_be_read_is_said_in_one_line(
     (tmp_path / "rows.pkl").write_bytes(b"x")
     with pytest.raises(DataError, match="is no file that is read as a data set"):
         read(tmp_path / "rows.pkl")
+
+
+@pytest.mark.parametrize(
+    "name", ["data/typo.jsonl", "typo.parquet", "./data", "../typo", "/no/where", "~/data", "my/own/data"]
+)
+def test_a_path_that_is_not_there_is_said_and_no_hub_is_asked_for_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", lambda **_: pytest.fail("a hub is asked"))
+    monkeypatch.chdir(tmp_path)
+    why = "there is no such file or folder (looked in "
+    with pytest.raises(DataError, match=re.escape(f"{name}: {why}")):
+        read(name)
+    recipe = ostinato.load_recipe("files/template", [f"data.train={{hf: {name}, split: train}}", "data.dev=a.jsonl"])
+    with pytest.raises(ConfigError, match=re.escape(f"data.train.hf is {name!r}: {why}")):
+        build_task(recipe.task, recipe.data)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "owner/nowhere", "hf://datasets/owner/nowhere"])
+def test_a_hub_is_asked_for_any_other_name_and_one_line_says_so_first(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[list[str]] = []
+
+    def load_dataset(**given: Any) -> Any:
+        assert given["path"] == name
+        said.append(list(caplog.messages))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert len(read(name)) == len(read(name)) == len(ROWS)
+    line = f"{name}: there is no such file or folder here: asking {datasets.config.HF_ENDPOINT} for that data set"
+    assert said == [[line], [line]], "once"
 
 
 def test_a_run_trains_on_data_sets_beside_files(lines: Path, tmp_path: Path) -> None:

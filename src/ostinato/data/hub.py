@@ -14,8 +14,10 @@ It needs the extra `hf`. Nothing is executed that comes with a data set: the lib
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from ostinato.errors import DataError, on_one_line, see
 if TYPE_CHECKING:
     from ostinato.config.data import DataConfig, DataSetConfig
 
+_log = logging.getLogger(__name__)
 _BUILDERS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
@@ -41,7 +44,7 @@ _BUILDERS = {
 
 
 def read_data_set(given: DataSetConfig, data: DataConfig, model_kind: str = "seq2seq") -> Iterator[Example]:
-    """Yield the examples of a data set, one at a time.
+    """Yield the examples of a data set, one at a time; the log hears of a hub before it is asked.
 
     Args:
         data: gives the names of the fields. model_kind: "language_model" reads `text_field`, others a pair.
@@ -69,6 +72,15 @@ def read_data_set(given: DataSetConfig, data: DataConfig, model_kind: str = "seq
         raise DataError(f"{where}: no examples")
 
 
+def why_missing(given: DataSetConfig) -> str | None:
+    """Return why there is no such data set: it is a path, and nothing is there. None: it is, or a hub may have it."""
+    name, path = given.hf, Path(given.hf)
+    is_path = path.suffix in _BUILDERS or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if path.exists() or name.startswith("hf://") or not is_path:
+        return None
+    return f"there is no such file or folder (looked in {path.absolute().parent})"
+
+
 def state_of(given: DataSetConfig) -> list[Any]:
     """Return what tells whether a local data set has changed: files, sizes and times of change; of others nothing."""
     path = Path(given.hf)
@@ -78,14 +90,19 @@ def state_of(given: DataSetConfig) -> list[Any]:
 
 def _loaded(given: DataSetConfig) -> Any:
     """Return one split of a data set, in memory map or as a stream."""
+    path = Path(given.hf)
+    if why := why_missing(given):
+        raise DataError(f"{given.hf}: {why}")
     try:
         import datasets
     except ImportError as error:
         raise DataError(
             f"data sets of Hugging Face need datasets ({error}): pip install 'ostinato[hf]'{see('own-data')}"
         ) from error
-    path = Path(given.hf)
     datasets.disable_progress_bars()
+    if not path.exists():
+        hub = datasets.config.HF_ENDPOINT
+        _say_once(f"{given.hf}: there is no such file or folder here: asking {hub} for that data set")
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # written by save_to_disk
             stored = datasets.load_from_disk(str(path))
@@ -104,6 +121,11 @@ def _loaded(given: DataSetConfig) -> Any:
     except Exception as error:  # of its own, of the network, of file formats: there is no common base
         reason = on_one_line(error)[:300]
         raise DataError(f"{given.hf}: cannot be loaded as a data set, split {given.split!r}: {reason}") from error
+
+
+@cache
+def _say_once(line: str) -> None:
+    _log.warning(line)
 
 
 def _parts(splits: Mapping[str, Any], wanted: str) -> Any:

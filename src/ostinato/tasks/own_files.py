@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ostinato.config.data import DataConfig, DataSetConfig
 from ostinato.data.example import Example
-from ostinato.data.hub import read_data_set
+from ostinato.data.hub import read_data_set, why_missing
 from ostinato.data.paths import find_files
 from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError, Problem
@@ -61,7 +61,7 @@ def _given(data: DataConfig, split: str) -> str | list[str] | DataSetConfig | No
 
 
 def check_paths(data: DataConfig) -> None:
-    """Check that the user's files are there.
+    """Check that the user's files are there, and data sets that are named by a path.
 
     Raises:
         ConfigError: with every one that is missing; also where data.train is not given.
@@ -70,6 +70,8 @@ def check_paths(data: DataConfig) -> None:
     for split in given_splits(data):
         key = f"data.test.{split}" if isinstance(data.test, dict) and split in data.test else f"data.{split}"
         problems += [Problem(key, path, why) for path in paths_of(data, split) if (why := _why_no_files(path))]
+        if (named := data_set_of(data, split)) is not None and (why := why_missing(named)):
+            problems.append(Problem(f"{key}.hf", named.hf, why))
     if problems:
         raise ConfigError(problems)
 
