@@ -1,6 +1,7 @@
 """One of several processes that hold a model by `training.parallel`: what it does is named on its command line.
 
 parallel_worker.py FOLDER updates KIND ...              the cases of `shared_updates` that the kind is for
+parallel_worker.py FOLDER lowered KIND NAME ...         some cases in bfloat16
 parallel_worker.py FOLDER train NAME KIND N_UPDATES     a run, begun or gone on with, without pickles; the last one
                                                         may be the decay of a mean of its weights
 parallel_worker.py FOLDER killed NAME KIND              a run whose last process is killed in an update
@@ -24,6 +25,7 @@ import held_updates
 import shared_updates
 import torch
 from process_worker import in_update
+from safetensors.torch import save_file
 from tiny_runs import tiny_recipe
 from torch import nn
 
@@ -64,6 +66,15 @@ def forbid_pickles() -> None:
         setattr(pickle, name, refuse)
     torch.save = torch.load = refuse
     torch.distributed.distributed_c10d._pickler = torch.distributed.distributed_c10d._unpickler = refuse
+
+
+def do_lowered(folder: Path, processes: Processes, kind: str, *names: str) -> None:
+    for name in names:
+        case = shared_updates.lowered(shared_updates.CASES[name](folder / f"data-{processes.rank}"))
+        hold = held_updates.hold(kind, processes)
+        found, _ = shared_updates.updates(case, processes, hold, held_updates.N_UPDATES)
+        if processes.is_main:
+            save_file(found, folder / f"{kind}-{name}.safetensors")
 
 
 def do_run(folder: Path, processes: Processes, name: str, kind: str, *numbers: str) -> None:
@@ -121,6 +132,8 @@ def main() -> None:
         case "updates":
             for kind in rest:
                 held_updates.do_updates(folder, processes, kind)
+        case "lowered":
+            do_lowered(folder, processes, *rest)
         case "train":
             do_run(folder, processes, *rest)
         case "killed":

@@ -234,6 +234,13 @@ def shared_model(recipe: Recipe) -> Model:
     return model
 
 
+def lowered(case: Case) -> Case:
+    """Return a case in bfloat16."""
+    recipe, batches = case
+    training = recipe.training.model_copy(update={"precision": "bfloat16"})
+    return recipe.model_copy(update={"training": training}), batches
+
+
 def rounds_alone(case: Case, processes: Processes) -> dict[str, int]:
     """Return how many rounds the share of a process runs in every stack whose tokens halt, if it runs alone."""
     recipe, batches = case

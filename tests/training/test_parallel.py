@@ -16,6 +16,7 @@ import torch
 from held_updates import TOLERANCE
 from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, weights
+from torch import Tensor
 
 from ostinato.training import train
 from ostinato.training.parallel import why_not_ddp
@@ -82,6 +83,28 @@ def test_every_case_is_that_of_one_process(tmp_path: Path, n: int) -> None:
     for name in shared_updates.CASES:
         for kind in ("none", *SHARDED, *(["ddp"] if name in of_ddp else [])):
             held_updates.assert_updates(folder, kind, name, tmp_path / "here")
+
+
+def _apart(one: dict[str, Tensor], other: dict[str, Tensor], what: str) -> float:
+    """Return the distance between all gradients, or all weights, of two sets of tensors of the same names."""
+    assert one.keys() == other.keys()
+    return float(sum(((one[name] - other[name]) ** 2).sum() for name in one if name.startswith(what)) ** 0.5)
+
+
+@pytest.mark.slow
+def test_in_bfloat16_processes_are_apart_by_less_than_it_is_from_float32(tmp_path: Path) -> None:
+    """Gradients of rows are rounded before they are added up: not where one process would round them."""
+    names = ("universal, recomputed", "everything", "exit", "language model")
+    _ended(tmp_path, "lowered", "none", *names)
+    _ended(tmp_path, "lowered", "kept", *names)
+    for name in names:
+        case = shared_updates.CASES[name](tmp_path / "here")
+        one, _ = shared_updates.updates(shared_updates.lowered(case), n_updates=held_updates.N_UPDATES)
+        exact, _ = shared_updates.updates(case, n_updates=held_updates.N_UPDATES)
+        none, kept = (load_file(tmp_path / f"{kind}-{name}.safetensors") for kind in ("none", "kept"))
+        for found in (none, kept):
+            assert _apart(found, one, "gradient/") < _apart(exact, one, "gradient/") / 4, name
+        assert _apart(kept, none, "weight/") < _apart(exact, one, "weight/") / 50, name
 
 
 def _assert_runs(found: Path, expected: Path) -> None:
