@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,26 @@ def test_what_is_written_token_by_token_is_what_generate_writes(client: TestClie
         assert again["stacks"] == whole["stacks"]
     drawn = [lines(client, "generate", asked | {"beam": 1, "temperature": 2.0, "seed": 5})[-1] for _ in range(2)]
     assert drawn[0]["output"]["ids"] == drawn[1]["output"]["ids"]
+
+
+@pytest.mark.parametrize("name", ["dense", "lstm", "language-model", "prefix-language-model"])
+def test_limits_by_the_source_are_those_of_generate(opened: Opened, name: str) -> None:
+    run = opened[name].run
+    decoding = run.decoding(max_length=1, max_length_ratio=2.0, min_length_ratio=1.0)
+    run = replace(run, recipe=run.recipe.model_copy(update={"decoding": decoding}))
+    text = TEXTS.get(name) or str(opened[name].examples(opened[name].splits[0])[0].source)
+    (whole,) = run.generations([text])
+    two, three = (run.generations([text], max_length=n, max_length_ratio=0.0)[0] for n in (2, 3))
+    assert whole.text not in (two.text, three.text)
+    tried: list[tuple[Any, Limits, dict[str, Any]]] = [
+        *((whole, Limits(), {}), (two, Limits(), {"max_length": 2}), (three, Limits(generated=3), {})),
+    ]
+    for wanted, limits, asked in tried:
+        shown = open_runs({"run": run}, limits)
+        with TestClient(view_app(shown, limits), base_url="http://127.0.0.1") as client:
+            output = lines(client, "generate", {"run": "run", "text": text, **asked})[-1]["output"]
+        shown["run"].close()
+        assert (output["text"], output["score"]) == (wanted.text, pytest.approx(wanted.score))
 
 
 def test_attention_is_the_captured_one_and_sums_to_one(client: TestClient, opened: Opened) -> None:

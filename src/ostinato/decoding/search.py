@@ -140,6 +140,7 @@ def search_n_best(
     prefix: Tokens | None = None,
     n_steps: int | None = None,
     on_step: OnStep | None = None,
+    at_most: int | None = None,
 ) -> list[list[Hypothesis]]:
     """Search the `config.n_best` best outputs for every sentence of a batch, best first, in the batch's order.
 
@@ -153,6 +154,7 @@ def search_n_best(
             translation's beginning. None: the begin symbol alone. Limits and scores count only what is generated.
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
         on_step: see `OnStep`; an error that it raises ends the search.
+        at_most: tokens of an output, where the settings allow more.
 
     Sampling draws from one stream a sentence, seeded with `config.seed` and its row number `batch.indices` (its place
     in the batch where there is none).
@@ -167,7 +169,7 @@ def search_n_best(
     special_ids = model.special_ids
     prompt = make_prompt(batch, prefix, special_ids)
     is_static = config.static_cache or (isinstance(model, HasExecution) and model.current_execution.static_cache)
-    lengths = _lengths(batch, prompt, config, getattr(model, "longest_target", None), is_static=is_static)
+    lengths = _lengths(batch, prompt, config, getattr(model, "longest_target", None), at_most, is_static=is_static)
     if batch.prefix_lengths_B is None:  # texts: what a prefix language model is given, is its prefix
         batch = replace(batch, prefix_lengths_B=prompt.keep_BT.sum(1))
     device = prompt.ids_BT.device
@@ -218,7 +220,13 @@ def search_n_best(
 
 
 def _lengths(
-    batch: Batch, prompt: Tokens, config: DecodingConfig, longest: int | None, *, is_static: bool
+    batch: Batch,
+    prompt: Tokens,
+    config: DecodingConfig,
+    longest: int | None,
+    at_most: int | None = None,
+    *,
+    is_static: bool,
 ) -> list[tuple[int, int]]:
     """Return the least and the most tokens of every sentence, by the length of its source, or else of its prompt.
 
@@ -226,6 +234,7 @@ def _lengths(
 
     Args:
         longest: columns that the decoder has positions for, of which the prompt takes some; None: any number.
+        at_most: see `search_n_best`.
         is_static: see `Execution.static_cache`.
     """
     if config.max_length_ratio == config.min_length_ratio == 0.0:
@@ -241,6 +250,8 @@ def _lengths(
     for n, n_given in zip(sources, given, strict=True):
         more, fewer = (floor(ratio * n + _NEARLY) for ratio in (config.max_length_ratio, config.min_length_ratio))
         most = max(1, config.max_length + more)
+        if at_most is not None:
+            most = min(most, at_most)
         if longest is not None:  # the last token is not read again
             most = max(1, min(most, longest - n_given + 1))
         found.append((min(most, config.min_length + fewer), most))

@@ -113,9 +113,10 @@ class OpenRun:
             chosen |= {"strategy": "sample", "temperature": sentence.temperature, "seed": sentence.seed}
         elif sentence.beam is not None:
             chosen["beam"] = sentence.beam
-        own = self.run.decoding(**chosen)
-        most = min(sentence.max_length or own.max_length, self.limits.generated)
-        return own.model_copy(update={"max_length": most, "max_length_ratio": 0.0})
+        found = self.run.decoding(**chosen)
+        if sentence.max_length is None:
+            return found
+        return found.model_copy(update={"max_length": sentence.max_length, "max_length_ratio": 0.0})
 
     def close(self) -> None:
         """End its queue."""

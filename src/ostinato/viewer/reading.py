@@ -151,5 +151,6 @@ def write(opened: OpenRun, sentence: Sentence, row: AnyRow, call: Call, on_step:
     if row.source_ids is None and row.target_ids:
         special = model.special_ids
         prefix = left_padded([[special.bos, *row.target_ids]], special.pad, model.device)
-    ((best, *_),) = search_n_best(model, batch_of(opened, row), opened.decoding(sentence), prefix, on_step=step)
+    batch, decoding, at_most = batch_of(opened, row), opened.decoding(sentence), opened.limits.generated
+    ((best, *_),) = search_n_best(model, batch, decoding, prefix, on_step=step, at_most=at_most)
     return best

@@ -75,6 +75,7 @@ class Sentence(Depth):
     """Draws tokens at this temperature; None: the most probable ones."""
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
     max_length: Annotated[int, Field(ge=1)] | None = None
+    """Tokens written at most; None: as many as the run's own settings allow."""
 
 
 class AttentionRequest(Sentence):
