@@ -10,6 +10,7 @@ from test_answer import outcomes
 from ostinato.advise.checks import baseline, check_data, why_not
 from ostinato.advise.trials import Outcome, Trial
 from ostinato.errors import DataError
+from ostinato.metrics.matching import ExactMatch
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
 
@@ -53,7 +54,14 @@ def test_the_baseline_of_answers_is_the_better_of_majority_and_copy() -> None:
     assert 0 < found[1] < 0.5
 
 
+class MinusDistance(ExactMatch):
+    """A user's own metric, of which 0 is the best."""
+
+    perfect = 0.0
+
+
 FINAL = {"a": [0.5], "b": [0.7]}
+OWN = f"{__name__}:MinusDistance"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,10 @@ FINAL = {"a": [0.5], "b": [0.7]}
         ({"a": [1.0], "b": [0.999]}, "exact_match", None, "exact_match is at its ceiling (1) for every model"),
         ({"a": [100.0], "b": [60.0]}, "bleu", None, None),
         ({"a": [0.0], "b": [0.0]}, "exact_match", None, "exact_match is at its floor (0) for every model"),
+        ({"a": [-2.0], "b": [-0.5]}, OWN, None, None),
+        ({"a": [-2e-3], "b": [-1e-3]}, OWN, None, None),
+        ({"a": [0.0], "b": [0.0]}, OWN, None, f"{OWN} is at its ceiling (0) for every model"),
+        ({"a": [-2.0], "b": [-0.5]}, OWN, ("copy", -0.1), f"the best model has {OWN} -0.5, no better than -0.1"),
     ],
 )
 def test_no_is_said_where_the_metric_tells_nothing(

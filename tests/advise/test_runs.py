@@ -8,7 +8,7 @@ import pytest
 from tiny_question import TINY
 
 from ostinato.advise.candidates import Candidate
-from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, mode_of, range_of
+from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.trials import TimeUp, Trial
 from ostinato.experiments.sweep.executors import InProcess, Job
 from ostinato.metrics.matching import ExactMatch
@@ -115,5 +115,13 @@ class Percent(ExactMatch):
     perfect = 100.0
 
 
-def test_the_best_of_ones_own_metric_is_what_it_says() -> None:
-    assert range_of(f"{__name__}:Percent") == (0.0, 100.0)
+class MinusDistance(ExactMatch):
+    """A user's own metric, of which 0 is the best."""
+
+    perfect = 0.0
+
+
+def test_the_best_of_ones_own_metric_is_what_it_says_and_the_least_is_not_known() -> None:
+    assert range_of(f"{__name__}:Percent") == (-math.inf, 100.0)
+    assert range_of(f"{__name__}:MinusDistance") == (-math.inf, 0.0)
+    assert best_of(f"{__name__}:MinusDistance") == 0.0

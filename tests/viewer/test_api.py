@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from opened_runs import KINDS, TEXTS, example_of
+from own_metric import OURS, OWN, scored_by_both
 from starlette.testclient import TestClient
 
 from ostinato.analysis.capture import batches
@@ -239,6 +240,17 @@ def test_a_curve_scores_what_is_written_as_an_evaluation_does(client: TestClient
         assert two["score"] == pytest.approx(result[metric])
         assert two["macs"] == pytest.approx(result["macs"]["realised"])
     assert 0 < two["score"] < 1
+
+
+def test_a_curve_gives_a_score_as_it_is_where_a_perfect_one_is_0(opened: Opened) -> None:
+    shown = open_runs({"run": scored_by_both(opened["sparse"].run)}, Limits())
+    asked = {"run": "run", "split": "train", "n": 4, "along": "rounds"}
+    with TestClient(view_app(shown, Limits()), base_url="http://127.0.0.1") as client:
+        ours, own = (lines(client, "curve", asked | {"metric": metric})[:-1] for metric in (OURS, OWN))
+    shown["run"].close()
+    assert len(own) == len(ours) > 1
+    assert [point["score"] for point in own] == pytest.approx([point["score"] - 1.0 for point in ours])
+    assert {(a["is_share"], b["is_share"]) for a, b in zip(ours, own, strict=True)} == {(True, False)}
 
 
 def test_whether_an_output_is_right_is_said_where_an_answer_is_known(client: TestClient, opened: Opened) -> None:

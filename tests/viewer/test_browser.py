@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 from opened_runs import KINDS, OLD_RUNS
+from own_metric import OWN, scored_by_both
 
 from ostinato.data.example import Example
 from ostinato.viewer.chosen import ChosenRun
 from ostinato.viewer.live import Watch
-from ostinato.viewer.opened import OpenRun
+from ostinato.viewer.opened import OpenRun, open_runs
 from ostinato.viewer.schema import Limits
 from ostinato.viewer.server import view_app, watch_app
 from serving import serving
@@ -215,6 +216,21 @@ def test_the_curve_of_a_metric_shows_the_scores_of_what_is_written(page: Any, ad
     assert [float(share.rstrip(" %")) for share in shown] == pytest.approx([100 * p["score"] for p in points], abs=0.06)
     page.select_option("#metric", "")
     assert "metric" not in page.url
+
+
+def test_the_curve_of_a_metric_whose_best_is_0_shows_plain_scores(page: Any, opened: dict[str, OpenRun]) -> None:
+    runs = open_runs({"run": scored_by_both(opened["sparse"].run)}, Limits())
+    with serving(view_app(runs, Limits())) as address:
+        opened_page(page, address, f"run=run&split=train&index=0&along=rounds&n=20&metric={OWN}")
+        page.click("#draw-curve")
+        page.wait_for_selector("body[data-curves='1']")
+        words = str(page.locator("#curve svg").text_content())
+        page.click("#curve summary")
+        shown = page.locator("#curve tbody tr td:nth-child(3)").all_inner_texts()
+    runs["run"].close()
+    assert OWN in words
+    assert "of a perfect score" not in words
+    assert all(-1 <= float(score) <= 0 for score in shown)
 
 
 def test_what_is_seen_is_copied_as_json_and_saved_as_a_picture(page: Any, address: str) -> None:

@@ -92,11 +92,12 @@ def why_not(
     best = min(scores) if mode == "min" else max(scores)
     worst = max(scores) if mode == "min" else min(scores)
     if mode == "max" and is_complete:
-        top = range_of(metric)[1]
-        step = (top if math.isfinite(top) else 1.0) / n_examples / 2  # half an example
+        least, top = range_of(metric)
+        # Half an example; nothing where a perfect score is not above 0, for then scores have no known size.
+        step = max(0.0, top if math.isfinite(top) else 1.0) / n_examples / 2
         if worst >= top - step:
             return f"{metric} is at its ceiling ({best:.4g}) for every model of the last stage: harder data would tell"
-        if best <= step:
+        if best <= least + step:
             return (
                 f"{metric} is at its floor ({best:.4g}) for every model: longer training, or --metric loss, would tell"
             )

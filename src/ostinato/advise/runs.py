@@ -17,6 +17,7 @@ from ostinato.advise.trials import Mode, Outcome, TimeUp, Trial
 from ostinato.analysis import curves
 from ostinato.config.load import check_settings
 from ostinato.config.measures import as_overrides
+from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
@@ -201,12 +202,12 @@ class SweepTrainer:
 
 
 def range_of(metric: str) -> tuple[float, float]:
-    """Return the least and the largest value that a metric can have."""
+    """Return the least and the largest value that a metric can have; the least of a user's own is not known."""
     if metric in SMALLER_IS_BETTER:
         return (1.0 if metric.endswith("perplexity") else 0.0), math.inf
     if metric == "comet":  # a regression: outputs may be scored above their references
         return 0.0, math.inf
-    return 0.0, 1.0 if metric in FORCED_METRICS else METRICS[metric].perfect
+    return -math.inf if is_own(metric) else 0.0, 1.0 if metric in FORCED_METRICS else METRICS[metric].perfect
 
 
 def best_of(metric: str) -> float | None:

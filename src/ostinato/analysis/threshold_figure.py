@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.analysis.drawing import COLOURS, FONT, name_axes, panels
+from ostinato.metrics.base import unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 _SCORE, _CHOSEN = "black", "#D55E00"
 _LEAST_SPAN = 0.1
-"""Of a perfect score."""
+"""In parts of a perfect score (`ostinato.metrics.base.unit_of`)."""
 
 
 def figure_of(tuning: Tuning, narrow: bool = False) -> Figure:
@@ -63,7 +64,7 @@ def _limits(tuning: Tuning) -> tuple[float, float]:
     """Return limits of the score far enough apart that differences between a few sentences look small."""
     scores = [point.score for point in (*tuning.points, _oracle(tuning)) if point is not None]
     middle = (max(scores) + min(scores)) / 2
-    half = max(0.6 * (max(scores) - min(scores)), _LEAST_SPAN * tuning.perfect / 2)
+    half = max(0.6 * (max(scores) - min(scores)), _LEAST_SPAN * unit_of(tuning.perfect) / 2)
     return middle - half, middle + half
 
 

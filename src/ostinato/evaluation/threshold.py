@@ -8,7 +8,8 @@ then halt earlier, which changes their states, so the model is evaluated anew fo
     realised MACs    `ostinato.budget.macs`: mean over the examples of one teacher-forced pass
 
 The choice is the threshold of the fewest realised MACs whose score is at most `max_drop` below that at the trained
-thresholds, in parts of a perfect score: 0.002 is 0.2 points of accuracy in percent, and 0.2 points of BLEU.
+thresholds, in parts of a perfect score: 0.002 is 0.2 points of accuracy in percent, and 0.2 points of BLEU. Where a
+perfect score is not above 0, it is a difference of scores.
 
 Thresholds are those of the rules that the model has, or of a criterion that takes their place, which needs no training
 (`ostinato.nn.exits`); the first point is the model as it was trained in both cases.
@@ -30,6 +31,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, ConfigError
+from ostinato.metrics.base import unit_of
 from ostinato.models import Model
 from ostinato.models.checkpoint import weights_hash
 from ostinato.nn.execution import Execution, ExitScope
@@ -241,7 +243,7 @@ def choose(points: Sequence[Point], max_drop: float, perfect: float = 1.0) -> Po
     thresholds, the first point is chosen: a better score alone is no reason to change a threshold.
     """
     trained = points[0]
-    least = trained.score - (max_drop + _ROUNDING) * perfect
+    least = trained.score - (max_drop + _ROUNDING) * unit_of(perfect)
     cheaper = [p for p in points if p.score >= least and p.macs["realised"] < trained.macs["realised"]]
     return min(cheaper, key=lambda p: (p.macs["realised"], -p.score), default=trained)
 

@@ -9,6 +9,11 @@ from itertools import zip_longest
 from typing import ClassVar
 
 
+def unit_of(perfect: float) -> float:
+    """Return what differences of scores are parts of: a perfect score, or 1 where that is not above 0."""
+    return perfect if perfect > 0 else 1.0
+
+
 class Metric(ABC):
     """A score of a whole set, from counts summed over its examples; larger is better.
 
@@ -20,7 +25,7 @@ class Metric(ABC):
     name: str
     """What recipes call it, and its score in results; of a class of the user's own `package.module:Class`."""
     perfect: ClassVar[float] = 1.0
-    """The score of outputs that are their references."""
+    """The score of outputs that are their references; 0 or less where scores are, as minus a distance is."""
 
     def __init__(self) -> None:
         self._n = 0

@@ -13,6 +13,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.passes import Passes
 from ostinato.metrics import make_metric
+from ostinato.metrics.base import unit_of
 from ostinato.models import Model
 from ostinato.viewer.calls import Call
 from ostinato.viewer.opened import OpenRun
@@ -100,12 +101,14 @@ def _point(
         name=request.split,
         runner=_Checked(run.model, call),
     )
+    perfect = 1.0 if request.metric is None else make_metric(request.metric).perfect
     return Point(
         setting=setting,
         here=is_here,
         token_accuracy=found["token_accuracy"],
         sequence_accuracy=found["sequence_accuracy_forced"],
-        score=None if request.metric is None else found[request.metric] / make_metric(request.metric).perfect,
+        score=None if request.metric is None else found[request.metric] / unit_of(perfect),
+        is_share=perfect > 0,
         macs=found["macs"]["realised"],
         macs_full=found["macs"]["full"],
         rounds=found["depth"],

@@ -322,7 +322,8 @@ class Point(_Answer):
     """A line of `/api/curve`: scores and cost of the examples at one setting; here: the settings that were sent.
 
     Accuracies are teacher-forced. score: of what was written, by the metric that was asked for, as a share of a perfect
-    score (BLEU 30 is 0.3). Multiply-accumulates are those of a teacher-forced pass.
+    score (BLEU 30 is 0.3), or, where that is not above 0, as it is (is_share: false). Multiply-accumulates are those of
+    a teacher-forced pass.
     """
 
     kind: Literal["point"] = "point"
@@ -331,6 +332,7 @@ class Point(_Answer):
     token_accuracy: float
     sequence_accuracy: float
     score: float | None
+    is_share: bool
     macs: float
     macs_full: float
     rounds: dict[str, float]

@@ -11,7 +11,7 @@ import ostinato
 from halting_runs import N_ROUNDS, draw_gates, halting_run, plain_run
 from ostinato.config.load import check_recipe
 from ostinato.errors import ConfigError
-from ostinato.evaluation.threshold import Point, TunedThreshold, choose, read_tuned
+from ostinato.evaluation.threshold import Point, TunedThreshold, Tuning, choose, read_tuned
 from ostinato.experiments.compare.thresholds import THRESHOLDS, tune_threshold
 from ostinato.models.build import without_memory
 from ostinato.models.checkpoint import weights_hash
@@ -37,6 +37,23 @@ def test_the_choice_is_the_cheapest_threshold_that_loses_no_more_than_is_allowed
     assert choose(points, 0.0).threshold == 0.9
     assert choose(points, 0.003).threshold == 0.5
     assert choose([replace(p, score=100 * p.score) for p in points], 0.002, perfect=100).threshold == 0.8
+    for perfect in (0.0, -1.0):  # no score has a share of it
+        assert choose([replace(p, score=p.score - 2.0) for p in points], 0.002, perfect).threshold == 0.8
+
+
+def test_the_figure_has_room_for_equal_scores_whatever_a_perfect_one_is() -> None:
+    pytest.importorskip("matplotlib")
+    from ostinato.analysis.threshold_figure import figure_of
+
+    points = tuple(
+        replace(point(threshold, -0.5, 90), macs={"realised": 90.0, "full": 100.0}) for threshold in (None, 0.9)
+    )
+    spans = []
+    for perfect in (1.0, 0.0, -1.0):
+        tuning = Tuning("best", "dev", "mine:MinusDistance", perfect, 0.002, 10, points, points[1])
+        low, high = figure_of(tuning).axes[0].get_ylim()
+        spans.append(high - low)
+    assert spans == [pytest.approx(0.1)] * 3
 
 
 def test_the_trained_thresholds_are_kept_where_nothing_is_cheaper_and_good_enough() -> None:

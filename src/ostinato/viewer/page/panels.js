@@ -160,17 +160,18 @@ function numberOf(name) {
 }
 
 export function curve(byRun, along, metric) {
-  const scoreOf = (point) => (metric ? point.score : point.token_accuracy);
+  const isShare = Object.values(byRun).flat().every((point) => point.is_share);
+  const scoreOf = (point) => (metric ? point.score : point.token_accuracy) * (isShare ? 100 : 1);
   const series = Object.entries(byRun).map(([name, points], number) => {
     const here = points.find((point) => point.here);
-    const line = points.filter((point) => !point.here).map((point) => [point.macs / 1e6, 100 * scoreOf(point)]).sort((a, b) => a[0] - b[0]);
-    return { name, number, points: line, here: here && [here.macs / 1e6, 100 * scoreOf(here)] };
+    const line = points.filter((point) => !point.here).map((point) => [point.macs / 1e6, scoreOf(point)]).sort((a, b) => a[0] - b[0]);
+    return { name, number, points: line, here: here && [here.macs / 1e6, scoreOf(here)] };
   });
   const rows = Object.entries(byRun).flatMap(([name, points]) => points.map((point) => el("tr", {},
-    el("th", { scope: "row" }, name), el("td", {}, `${point.setting}${point.here ? " (here)" : ""}`), metric ? el("td", {}, percent(point.score)) : null, el("td", {}, percent(point.token_accuracy)),
+    el("th", { scope: "row" }, name), el("td", {}, `${point.setting}${point.here ? " (here)" : ""}`), metric ? el("td", {}, isShare ? percent(point.score) : Number(point.score).toPrecision(4)) : null, el("td", {}, percent(point.token_accuracy)),
     el("td", {}, percent(point.sequence_accuracy)), el("td", {}, compact(point.macs)), el("td", {}, percent(point.macs / point.macs_full)))));
   return [
-    chart(`Accuracy against cost by ${along}`, "million multiply-accumulates of an example", metric ? `${metric}, % of a perfect score` : "labels right, %", series, { points: true, legend: true }),
+    chart(`Accuracy against cost by ${along}`, "million multiply-accumulates of an example", metric ? `${metric}${isShare ? ", % of a perfect score" : ""}` : "labels right, %", series, { points: true, legend: true }),
     el("details", {}, el("summary", {}, "Numbers"), scrolled("Numbers of the curve", table(
       metric ? `Labels and costs are teacher-forced; ${metric} is of what was written.` : "Teacher-forced.",
       ["run", along, ...(metric ? [metric] : []), "labels right", "all right", "MACs", "of full depth"], rows))),
