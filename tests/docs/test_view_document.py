@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def test_the_program_asks_the_api(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_document_names_every_panel_address_and_limit() -> None:
+    from ostinato.cli.watch import watch
     from ostinato.viewer.schema import Limits
 
     script = (ROOT / "src" / "ostinato" / "viewer" / "page" / "view.js").read_text(encoding="utf-8")
@@ -42,13 +44,18 @@ def test_the_document_names_every_panel_address_and_limit() -> None:
     server = (ROOT / "src" / "ostinato" / "viewer" / "server.py").read_text(encoding="utf-8")
     for path in set(re.findall(r'"(/api/\w+)"', server)):
         assert f" {path}`" in text, path
+    default = inspect.signature(watch).parameters["port"].default
+    assert f"at port {default} " in text
     limits = Limits()
     shown = {limits.waiting: "64 may wait", limits.tokens: "256 tokens", limits.generated: "output 128"}
+    shown |= {limits.known: "first 1,000 examples"}
     shown |= {limits.examples: "curve 200 examples", limits.seconds: "request 60 seconds", limits.body: "64 KiB"}
     for value, words in shown.items():
-        number = int(re.findall(r"\d+", words)[0])
+        number = int(re.findall(r"\d+", words.replace(",", ""))[0])
         assert value == number * (1024 if "KiB" in words else 1)
         assert words in text
+    assert limits.rounds == 8
+    assert "up to eight times those of the plan" in text
 
 
 def test_it_is_found_and_its_pictures_are_there() -> None:
