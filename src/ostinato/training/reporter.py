@@ -34,7 +34,8 @@ class Reporter:
         one), new_parameters (those that `training.init_from` lacks)."""
 
     def on_update(self, record: dict[str, Any]) -> None:
-        """Every log_every updates: update, loss, nll, lr, grad_norm, n_labels, seconds, labels_per_second.
+        """Every log_every updates, and after the last: update, loss, nll, lr, grad_norm, n_labels, seconds,
+        labels_per_second.
 
         `loss` is smoothed, and like `nll` without balance losses and costs of depth; these are in `routing`, where
         there are routers, and in `depth`, where tokens halt.

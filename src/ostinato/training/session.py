@@ -199,13 +199,17 @@ class Session:
                 self._follow_up()
             while self.progress.update < self.config.n_updates and self.progress.stopped is None:
                 began = time.perf_counter()
-                rate, gradient = self._update()
+                gradient = self._update()
                 self._busy += time.perf_counter() - began
                 if self._is_logged(self.progress.update):
-                    self._log(rate, gradient)
+                    self._log(gradient.routing, gradient.depth)
                 if self._interrupts.is_pending():
                     self._end_interrupted()
                 self._follow_up()
+            if self.progress.stopped is not None and self.progress.window.grad_norm is not None:
+                # Patience has ended the run between two records.
+                self._log()
+                self._save_progress()
         return self.progress
 
     def _end_interrupted(self) -> NoReturn:
@@ -215,22 +219,22 @@ class Session:
         self.reporter.on_note(self.progress.update, "interrupted: a checkpoint is saved, --resume goes on from it")
         raise KeyboardInterrupt
 
-    def _update(self) -> tuple[float, Gradient]:
-        """Do one optimiser step; return the learning rate and the gradient's losses and norm."""
+    def _update(self) -> Gradient:
+        """Do one optimiser step; return the gradient's losses and norm."""
         update = self.progress.update + 1
         batches = self._labelled_batches()
         gradient = self.updater.accumulate(batches, update, observed=self._is_logged(update))
         if not gradient.is_finite:
             self.progress.batches = self.prepared.batches.state()
             self._fail(update, gradient, batches)
-        rate = self.updater.apply(gradient, update)
-        self.average.update()
         window = self.progress.window
+        window.lr, window.grad_norm = self.updater.apply(gradient, update), gradient.norm
+        self.average.update()
         window.loss, window.nll = window.loss + sum(gradient.losses), window.nll + sum(gradient.nlls)
         window.n_labels += gradient.n_labels
         self._busy_labels += gradient.n_labels
         self.progress.update = update
-        return rate, gradient
+        return gradient
 
     def _labelled_batches(self) -> list[Batch]:
         """Return the batches of an update: the next ones that have a label between them.
@@ -263,7 +267,7 @@ class Session:
         if is_last or is_ranked or self.progress.stopped or update % config.save_every == 0:
             self._save()
 
-    def _log(self, rate: float, gradient: Gradient) -> None:
+    def _log(self, routing: dict[str, Any] | None = None, depth: dict[str, Any] | None = None) -> None:
         """Record the means since the last record, and what routers and halting rules did in the last batch."""
         window, self.progress.window = self.progress.window, LossWindow()
         record = {
@@ -271,21 +275,21 @@ class Session:
             "update": self.progress.update,
             "loss": window.loss / window.n_labels,
             "nll": window.nll / window.n_labels,
-            "lr": rate,
-            "grad_norm": gradient.norm,
+            "lr": window.lr,
+            "grad_norm": window.grad_norm,
             "n_labels": window.n_labels,
         }
-        if gradient.routing is not None:
-            record["routing"] = gradient.routing
-        if gradient.depth is not None:
-            record["depth"] = gradient.depth
+        if routing is not None:
+            record["routing"] = routing
+        if depth is not None:
+            record["depth"] = depth
         timing = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
         self._busy, self._busy_labels = 0.0, 0
         self._record(record, timing, self.reporter.on_update)
         update = self.progress.update
-        for message in self._collapse_watch.warnings(update, gradient.routing or {}):
+        for message in self._collapse_watch.warnings(update, routing or {}):
             self.reporter.on_warning(update, message)
-        for message in self._depth_watch.warnings(update, gradient.depth or {}):
+        for message in self._depth_watch.warnings(update, depth or {}):
             self.reporter.on_warning(update, message)
 
     def _evaluate(self) -> None:
@@ -351,7 +355,7 @@ class Session:
         return [RandomState.from_dict(state) for state in self.processes.gather(RandomState.capture().to_dict())]
 
     def _save_progress(self) -> None:
-        """Write what an evaluation changed into the checkpoint that the run was resumed from."""
+        """Write what has changed since the last checkpoint, which is of the present update, into it."""
         if self.processes.is_main:
             self.progress.metrics_bytes, self.progress.metrics_sha256 = self.records.flush()
             self.checkpoints.save_progress(self.progress)

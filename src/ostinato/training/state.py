@@ -1,4 +1,4 @@
-"""The progress of a run: how many updates it has done, its best checkpoints, and the sums of its next record."""
+"""The progress of a run: how many updates it has done, its best checkpoints, and what its next record holds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,18 @@ class Best:
 
 @dataclass(slots=True)
 class LossWindow:
-    """Sums since the last record: the smoothed and the plain loss in nats, and the labels they are over."""
+    """What the next record holds of the updates since the last one.
+
+    Args:
+        loss, nll, n_labels: sums: the smoothed and the plain loss in nats, and the labels they are over.
+        lr, grad_norm: of the newest update; None: there is none, or an earlier version did it.
+    """
 
     loss: float = 0.0
     nll: float = 0.0
     n_labels: int = 0
+    lr: float | None = None
+    grad_norm: float | None = None
 
 
 @dataclass(slots=True)
@@ -38,7 +45,7 @@ class Progress:
         ranking: the best checkpoints, best first; of equal ones the earlier first. Empty before the first evaluation.
         n_waiting: evaluations since the best one.
         stopped: why the run ended before its last update; None where it did not.
-        window: sums of the next record.
+        window: of the next record.
         metrics_bytes, metrics_sha256: length and SHA-256 of metrics.jsonl; 0 and None in runs of earlier versions.
         seconds: time spent so far, over all sessions.
     """

@@ -110,6 +110,7 @@ class System:
         timings = self.path / "timings.jsonl"
         records = read_rows(timings) if timings.is_file() else []
         speeds = [record["labels_per_second"] for record in records if record["kind"] == "training"]
+        speeds = [speed for speed in speeds if speed]  # 0: a record of updates that an earlier process did
         return {
             "recipe": self.recipe.name,
             "task": self.recipe.task.settings(),
