@@ -10,6 +10,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,7 @@ os.fsync = lambda handle: None  # type: ignore[assignment]
 settings.register_profile("ostinato", deadline=None, derandomize=True, database=None)
 settings.load_profile("ostinato")
 
+TESTS = Path(__file__).parent
 SAMPLED = 5
 """`make test` runs one in so many sets of parameters of a test marked `sampled`; `make test-all` all of them.
 
@@ -63,7 +65,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before fixtures are made
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out tests of a CPU where others of their file are run elsewhere, and shapes where models are only used."""
-    checked = "OSTINATO_ALL_DRAWS" in os.environ or not SHAPES_CHECKED.isdisjoint(item.path.parts)
+    folders = item.path.relative_to(TESTS).parts
+    checked = "OSTINATO_ALL_DRAWS" in os.environ or not SHAPES_CHECKED.isdisjoint(folders)
     shape_checks.update("jaxtyping_disable", not checked)
     mark = item.get_closest_marker("device")
     if "OSTINATO_DEVICE" in os.environ and mark is not None and mark.args == (False,):
