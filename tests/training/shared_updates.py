@@ -220,7 +220,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "window": lambda folder: (_window(folder), TEXTS),
     "tagging": lambda folder: (_tagging(folder), TEXTS),
 }
-QUICK = ("universal", "rounds by sentence", "experts, switch", "halting", "everything", "one row", "language model")
+QUICK = ("rounds by sentence", "everything", "one row", "language model")
 """Cases in every run of the tests."""
 
 
