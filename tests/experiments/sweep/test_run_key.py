@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,36 @@ def test_hashes_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytes
     other = DataHashes(tmp_path).resolve(with_files(tmp_path / "data", "a longer text"))[1]
     assert read == ["train", "dev"]
     assert other["train"] != first["train"]
+
+
+OWN_TASK = """
+from ostinato.data.example import Example
+from ostinato.tasks.base import Task, TaskConfig
+
+
+class Copying(Task):
+    \"\"\"One example a split.\"\"\"
+
+    config: TaskConfig
+
+    def _examples(self, split):
+        yield Example("a b", "a b")
+"""
+
+
+def test_examples_of_a_task_of_ones_own_are_read_again_since_its_code_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    overrides = ["task={kind: copying_of_mine:Copying}", "evaluation.splits=[test]"]
+    found = []
+    for code in (OWN_TASK, OWN_TASK.replace('"a b")', '"b a")'), OWN_TASK):
+        (tmp_path / "copying_of_mine.py").write_text(code, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, "copying_of_mine", raising=False)
+        found.append(DataHashes(tmp_path).resolve(load_recipe("digits/transformer", overrides))[1])
+    assert found[0] == found[2]
+    assert all(found[0][split] != found[1][split] for split in ("train", "dev", "test"))
 
 
 @pytest.mark.parametrize("packed", ["never", "always"])
