@@ -15,9 +15,10 @@ from ostinato.errors import ConfigError
 from ostinato.experiments.compare.plans import plan_recipes
 from ostinato.experiments.sweep import measures
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep
-from ostinato.experiments.sweep.rows import read_sweep, results_folder
+from ostinato.experiments.sweep.rows import SweepResults, read_sweep, results_folder
 from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
+from ostinato.experiments.sweep.watch import LinesWatcher
 from ostinato.tasks import vocabulary
 from ostinato.tasks.recipes import load_recipe
 
@@ -81,6 +82,35 @@ def test_the_results_file_holds_no_times_and_the_other_one_nothing_else(tmp_path
     assert not {*of_time} & set(found)
     own = {key: row[key] for key in ("sweep", "arm", "seed", "key", *of_time)}
     assert times == own | {"values": {"time": row["training_seconds"]}}
+
+
+def test_results_with_rows_that_are_no_longer_there_are_kept(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], measures=[LOSS, TIME])
+    changed = tiny(
+        seeds=[1], measures=[LOSS], arms=[{"name": "base"}, {"name": "slow", "set": {"training.optimizer.lr": 1e-5}}]
+    )
+    folder = results_folder(sweep, tmp_path)
+    rows = run_sweep(sweep, tmp_path)
+    written = [(folder / name).read_bytes() for name in ("results.jsonl", "timings.jsonl")]
+    started = SweepResults(changed, plan_runs(changed, tmp_path), tmp_path)
+    assert started.kept == folder / "earlier-1"
+    assert [(started.kept / name).read_bytes() for name in ("results.jsonl", "timings.jsonl")] == written
+    assert read_sweep(started.kept / "results.jsonl") == rows
+    assert [row["arm"] for row in read_sweep(folder / "results.jsonl")] == ["base"]
+
+    # Rows that are there still are no others, whichever come to them; two sweeps that take turns are kept once each.
+    again = SweepResults(sweep, plan_runs(sweep, tmp_path), tmp_path)
+    assert again.kept is None
+    assert again.rows == rows
+    for turn in (changed, sweep, changed):
+        SweepResults(turn, plan_runs(turn, tmp_path), tmp_path)
+    assert [path.name for path in folder.glob("earlier-*")] == ["earlier-1"]
+    (folder / "results.jsonl").write_text("{", encoding="utf-8")
+    lines: list[str] = []
+    run_sweep(sweep, tmp_path, watcher=LinesWatcher(lines.append))
+    assert lines[0] == f"results of a sweep of this name with other rows are kept: {folder}/earlier-2"
+    assert (folder / "earlier-2" / "results.jsonl").read_text() == "{"
+    assert (folder / "results.jsonl").read_bytes() == written[0]
 
 
 def test_what_other_source_measured_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

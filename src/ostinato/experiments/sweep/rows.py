@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from filecmp import cmp
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +166,9 @@ class SweepResults:
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
         self.missing: dict[str, str] = {}
         """Keys of runs that have no row yet, and why."""
-        self._read(runs)
+        self.kept: Path | None = None
+        """Where the files that were there have been moved to; None where all of their rows are there still."""
+        self._read(runs, is_first=True)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -175,7 +179,7 @@ class SweepResults:
         """Read the run of a key, which has ended."""
         self._read([run for run in self.runs if run.key == key])
 
-    def _read(self, runs: Sequence[PlannedRun]) -> None:
+    def _read(self, runs: Sequence[PlannedRun], *, is_first: bool = False) -> None:
         # One run that is not what its name says, of other data on some machine, must not end all others.
         rows, missing = collect_rows(self.sweep, runs, self._access, refuses=False)
         self._rows |= {(row["arm"], row["seed"]): row for row in rows}
@@ -185,10 +189,32 @@ class SweepResults:
         self.missing |= {line["key"]: line["why"] for line in missing}
         with write_lock(self.store, f"sweep-{self.folder.name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
+            if is_first:
+                self.kept = self._keep_earlier()
             parts = [split_row(self.sweep, row) for row in self.rows]
             for name, place in ((TIMINGS, 1), (RESULTS, 0)):
                 text = "".join(json.dumps(part[place], ensure_ascii=False) + "\n" for part in parts)
                 write_text(self.folder / name, text)
+
+    def _keep_earlier(self) -> Path | None:
+        """Move files that hold other rows, of a sweep before a change or of its namesake, to a folder below."""
+        found = self.folder / RESULTS
+        if not found.is_file():
+            return None
+        try:
+            before = {tuple(row.get(key) for key in _ID) for row in read_rows(found)}
+        except (DataError, TypeError):  # damaged: whatever it holds is kept
+            before = {()}
+        if before <= {tuple(row[key] for key in _ID) for row in self.rows}:
+            return None
+        # The same rows are kept once: two sweeps of one name may take turns.
+        places = (self.folder / f"earlier-{number}" for number in count(1))
+        place = next(one for one in places if not (one / RESULTS).exists() or cmp(one / RESULTS, found, shallow=False))
+        place.mkdir(exist_ok=True)
+        for name in (TIMINGS, RESULTS):  # the results last: a kill between both leaves them where they are looked for
+            if (self.folder / name).is_file():
+                (self.folder / name).replace(place / name)
+        return place
 
 
 def split_row(sweep: SweepConfig, row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -77,6 +77,8 @@ def run_sweep(
 
     watcher = watcher or Watcher()
     results = SweepResults(sweep, runs, store, access)
+    if results.kept is not None:
+        watcher.on_kept(results.kept)
     if results.missing:
         check_measurable(sweep.measures)
     own = executor or InProcess()

@@ -76,6 +76,9 @@ class EventReporter(Reporter):
 class Watcher:
     """Is called with the progress of a sweep; this one says nothing."""
 
+    def on_kept(self, folder: Path) -> None:
+        """The results that were there hold other rows, and have been moved to this folder; before all else."""
+
     def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
         """The runs that are to be done now, and how many are there already."""
 
@@ -100,6 +103,10 @@ class LinesWatcher(Watcher):
         self.say = say
         self._n_runs = self._n_ended = 0
         self._said: dict[str, float] = {}
+
+    def on_kept(self, folder: Path) -> None:
+        """Say it."""
+        self.say(kept_text(folder))
 
     def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
         """Say how many there are; several plans of one command add up."""
@@ -136,6 +143,10 @@ class RichWatcher(Watcher):
         self._done: dict[str, int] = {}
         self._n_ended = 0
         self._began = time.monotonic()
+
+    def on_kept(self, folder: Path) -> None:
+        """Write it."""
+        self.console.print(kept_text(folder), markup=False, highlight=False)
 
     def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
         """Draw the bar of all runs, as long as their updates."""
@@ -194,6 +205,11 @@ class RichWatcher(Watcher):
 def result_text(name: str, directory: Path, status: str, reason: str) -> str:
     """Return how a run ended, for people."""
     return f"{name}: {status}, {directory}" if not reason else f"{name}: {status}: {reason}"
+
+
+def kept_text(folder: Path) -> str:
+    """Return where results of other rows are kept, for people."""
+    return f"results of a sweep of this name with other rows are kept: {folder}"
 
 
 def make_watcher(console: Console | None, say: Callable[[str], None]) -> Watcher:
