@@ -15,6 +15,7 @@ from ostinato.config.training import TrainingConfig
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.experiments.sweep import run_key as keys
 from ostinato.experiments.sweep.import_runs import import_runs
+from ostinato.experiments.sweep.rows import read_sweep, results_folder
 from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
 from ostinato.experiments.sweep.runs import plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
@@ -108,6 +109,24 @@ def test_another_run_in_a_directory_is_one_failure_and_the_other_runs_are_done(t
         run_sweep(sweep, tmp_path)
     assert [run.arm for run, _ in caught.value.failures] == [slow.arm]
     assert base.is_finished
+
+
+@pytest.mark.parametrize("recipe", [None, "model: [", "task: {kind: gone_away:Task}"])
+def test_a_run_whose_recipe_cannot_be_read_is_one_failure(tmp_path: Path, recipe: str | None) -> None:
+    sweep = tiny(seeds=[1])
+    run_sweep(sweep, tmp_path)
+    base, slow = plan_runs(sweep, tmp_path)
+    path = base.directory / "recipe.yaml"
+    path.unlink()
+    if recipe is not None:
+        path.write_text(recipe, encoding="utf-8")
+    said = f"{re.escape(str(base.directory))} cannot be read as a run: .*: move it away, and run it again"
+    with pytest.raises(SweepError, match=said) as caught:
+        run_sweep(sweep, tmp_path)
+    assert [run.arm for run, _ in caught.value.failures] == [base.arm]
+    assert [row["arm"] for row in read_sweep(results_folder(sweep, tmp_path) / "results.jsonl")] == [slow.arm]
+    with pytest.raises(CheckpointError, match=said):
+        sweep_rows(sweep, tmp_path)
 
 
 def test_a_run_that_keeps_too_few_checkpoints_is_refused_and_the_arm_that_keeps_most_trains_a_shared_one(

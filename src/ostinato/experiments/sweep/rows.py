@@ -21,7 +21,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.disk import reading, write_text
 from ostinato.data.registry import DataAccess
-from ostinato.errors import CheckpointError, DataError
+from ostinato.errors import CheckpointError, ConfigError, DataError, on_one_line
 from ostinato.experiments.results import first_row, pass_lengths, read_rows
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.locks import write_lock
@@ -47,16 +47,20 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun, access: DataAccess | None = N
 
     Raises:
         LookupError: it is not finished, or has not been measured, or has no such number: in words.
-        CheckpointError: another run lies in its place.
+        CheckpointError: another run lies in its place, or one whose recipe cannot be read.
     """
     results = RunDirectory(run.directory).results()
     if results is None:
         raise LookupError("not trained")
-    recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
+    try:
+        recipe, equal = load_recipe(run.directory), sweep.equal or EqualConfig()
+    except ConfigError as error:
+        reason = f"{run.directory} cannot be read as a run: {on_one_line(error)}"
+        raise CheckpointError(f"{reason}: move it away, and run it again") from error
     check_kept(run.directory, recipe, run.recipe, run.name)
     try:
         values = values_of(sweep.measures_of(run.arm), run.directory, access, only_kept=True)
-    except (LookupError, DataError) as error:
+    except (LookupError, DataError, ConfigError) as error:
         raise LookupError(f"not measured: {error.args[0]}") from error
     _check_address(run, recipe)
     lengths = (equal.source_length, equal.target_length)
