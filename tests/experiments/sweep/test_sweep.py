@@ -11,9 +11,12 @@ from tiny_sweeps import LONGER, LOSS, SEEN, SMALL, TIME, Recorder, stamps, tiny
 from ostinato.budget import Assumptions, count_macs
 from ostinato.budget.compare import check_match
 from ostinato.config.files import shipped_files
+from ostinato.config.recipe import Recipe
+from ostinato.config.sweep import SweepConfig
+from ostinato.config.training import TrainingConfig
 from ostinato.errors import ConfigError
 from ostinato.experiments.compare.plans import plan_recipes
-from ostinato.experiments.sweep import measures
+from ostinato.experiments.sweep import executors, measures
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep
 from ostinato.experiments.sweep.rows import SweepResults, read_sweep, results_folder
 from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
@@ -21,6 +24,7 @@ from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_row
 from ostinato.experiments.sweep.watch import LinesWatcher
 from ostinato.tasks import vocabulary
 from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
 
 
 def test_every_arm_and_seed_is_one_row_and_is_trained_once(tmp_path: Path) -> None:
@@ -294,6 +298,39 @@ def test_a_run_that_was_started_under_another_name_goes_on(tmp_path: Path) -> No
     (row,) = run_sweep(renamed, tmp_path)
     assert row["key"] == run.key
     assert stamps(tmp_path) == before
+
+
+def test_a_run_that_was_begun_on_another_device_goes_on_where_the_sweep_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def placed(*free: str) -> SweepConfig:
+        return tiny(seeds=[1], arms=[{"name": "base"}], overrides=[*SMALL, *free], measures=[LONGER])
+
+    begun = placed("training.n_threads=2", "training.keep_last=2")
+    run_sweep(begun, tmp_path)
+    (run,) = plan_runs(begun, tmp_path)
+    (run.directory / "results.json").unlink()
+    (note,) = run.directory.glob("measures/*.json")
+    note.unlink()
+    trained: list[TrainingConfig] = []
+    measured: list[str] = []
+    load = measures.load
+
+    def train_noted(recipe: Recipe, *given: Any, **named: Any) -> Any:
+        trained.append(recipe.training)
+        return train(recipe, *given, **named)
+
+    def load_noted(*given: Any, **named: Any) -> Any:
+        measured.append(named["device"])
+        return load(*given, **named)
+
+    monkeypatch.setattr(executors, "train", train_noted)
+    monkeypatch.setattr(measures, "load", load_noted)
+    (row,) = run_sweep(placed("training.n_threads=1", "training.device=auto"), tmp_path)
+    assert row["key"] == run.key
+    (training,) = trained
+    assert (training.device, training.n_threads, training.keep_last) == ("auto", 1, 2)
+    assert measured == ["auto"]
 
 
 def test_problems_of_all_arms_are_reported_together_before_any_is_planned() -> None:

@@ -23,6 +23,7 @@ from ostinato.experiments.sweep.measures import values_of
 from ostinato.experiments.sweep.rows import check_kept
 from ostinato.experiments.sweep.watch import Event, EventReporter
 from ostinato.tasks.recipes import load_recipe
+from ostinato.training.changes import is_free
 from ostinato.training.loop import train
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.threads import cpu_threads
@@ -116,10 +117,11 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
             if run.results() is None:
                 recipe = job.recipe
                 if run.exists:  # What was started under this key is the same run, even if it was called otherwise.
-                    recipe = load_recipe(job.directory)
-                    check_kept(job.directory, recipe, job.recipe, job.name)
+                    found = load_recipe(job.directory)
+                    check_kept(job.directory, found, job.recipe, job.name)
+                    recipe = _placed_as(found, job.recipe)
                 train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
-            values_of(job.measures, job.directory, job.access)
+            values_of(job.measures, job.directory, job.access, device=job.recipe.training.device)
     except BusyError as error:
         return JobResult(job, "busy", str(error))
     except OstinatoError as error:
@@ -127,3 +129,10 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     except Exception:
         return JobResult(job, "failed", traceback.format_exc())
     return JobResult(job, "done")
+
+
+def _placed_as(recipe: Recipe, other: Recipe) -> Recipe:
+    """Return a recipe with the device, the loggers and what else of another one changes no result."""
+    names = [name for name in type(recipe.training).model_fields if is_free(f"training.{name}")]
+    free = {name: getattr(other.training, name) for name in names if not name.startswith("keep_")}
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=free)})

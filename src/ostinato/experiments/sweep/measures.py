@@ -49,20 +49,26 @@ _TAKE: dict[str, Callable[[list[float]], float]] = {
 
 
 def values_of(
-    measures: Sequence[Measure], run: Path, access: DataAccess | None = None, *, only_kept: bool = False
+    measures: Sequence[Measure],
+    run: Path,
+    access: DataAccess | None = None,
+    *,
+    only_kept: bool = False,
+    device: str | None = None,
 ) -> dict[str, float]:
     """Return the values of all measures of a run by name; one that finds several has names such as `name.key`.
 
     Args:
         access: where published data comes from; None: the default cache and mirror.
         only_kept: measure nothing that takes time.
+        device: where the model runs that is measured; None: where the run's recipe says.
 
     Raises:
         LookupError: `only_kept`, and a measure has not been taken; its name. DataError: the run has no such number.
     """
     values: dict[str, float] = {}
     for measure in measures:
-        found, path = take(measure, run, access, only_kept=only_kept), measure.picks
+        found, path = take(measure, run, access, only_kept=only_kept, device=device), measure.picks
         try:
             number = found if path is None else look_up(found, path)
         except LookupError as error:
@@ -74,7 +80,14 @@ def values_of(
     return values
 
 
-def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_kept: bool = False) -> Any:
+def take(
+    measure: Measure,
+    run: Path,
+    access: DataAccess | None = None,
+    *,
+    only_kept: bool = False,
+    device: str | None = None,
+) -> Any:
     """Return what a measure finds in a finished run, before `Measure.picks` chooses the number in it.
 
     It is read where it was kept, else measured now and kept.
@@ -83,14 +96,14 @@ def take(measure: Measure, run: Path, access: DataAccess | None = None, *, only_
         LookupError: `only_kept`, and it has not been taken. DataError: the run has no such number.
     """
     if isinstance(measure, ResultMeasure | BudgetMeasure):
-        return _found(measure, run, access)
+        return _found(measure, run, access, device)
     settings = measure.settings()
     text = json.dumps([settings, measuring_source(), *_other_examples(measure, run, access)], sort_keys=True)
     note = run / MEASURES / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not note.is_file():
         if only_kept:
             raise LookupError(measure.name)
-        found = _found(measure, run, access)
+        found = _found(measure, run, access, device)
         note.parent.mkdir(exist_ok=True)
         write_json(note, {"settings": settings, "version": __version__, "found": found})
     with reading(note, DataError, MADE_AGAIN):
@@ -116,7 +129,7 @@ def measuring_source() -> str:
     return source_hash((*LEARNING, "analysis", "budget"))
 
 
-def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
+def _found(measure: Measure, run: Path, access: DataAccess | None, device: str | None) -> Any:
     match measure:
         case ResultMeasure(split=None):
             return read_results(run)
@@ -135,7 +148,7 @@ def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
             loaded = load(
                 run,
                 checkpoint=measure.checkpoint,
-                device=load_recipe(run).training.device,
+                device=device or load_recipe(run).training.device,
                 overrides=measure.overrides(),
                 halting_threshold=threshold,  # type: ignore[arg-type]
                 exit=measure.exit,
@@ -144,7 +157,7 @@ def _found(measure: Measure, run: Path, access: DataAccess | None) -> Any:
             given = measure.model_dump(include={"metrics", "by", "n_steps", "max_examples", "oracle"})
             return loaded.evaluate(measure.split, access=access, **given)
         case AnalysisMeasure():
-            table = analyse([("run", run)], measure.study, measure.split, measure.max_examples, access)
+            table = analyse([("run", run)], measure.study, measure.split, measure.max_examples, access, device)
             return select(table, measure.table, measure.name)
     raise TypeError(f"{type(measure).__name__} is no kind of measure that can be taken")
 
@@ -186,12 +199,18 @@ def _number(value: Any) -> float:
 
 
 def analyse(
-    runs: Sequence[tuple[str, Path]], study: str, split: str | None, max_examples: int, access: DataAccess | None
+    runs: Sequence[tuple[str, Path]],
+    study: str,
+    split: str | None,
+    max_examples: int,
+    access: DataAccess | None,
+    device: str | None = None,
 ) -> Table:
     """Return the table that an analysis shows of some runs: headings and rows.
 
     Args:
         runs: the runs with the names they get; the first is the one others are compared with.
+        device: where they run; None: each where its recipe says.
 
     Raises:
         ConfigError: no analysis of that name. DataError: it does not apply to the runs: why.
@@ -199,7 +218,9 @@ def analyse(
     from ostinato.analysis.analyze import choose, subjects
 
     (chosen,) = choose([study])
-    loaded = [load(path, device=load_recipe(path).training.device, halting_threshold="trained") for _, path in runs]
+    loaded = [
+        load(path, device=device or load_recipe(path).training.device, halting_threshold="trained") for _, path in runs
+    ]
     given = [
         replace(subject, name=name)
         for subject, (name, _) in zip(subjects(loaded, split, max_examples, access), runs, strict=True)
