@@ -365,6 +365,16 @@ def test_a_sweep_in_a_file_names_itself_and_finds_recipes_beside_it(tmp_path: Pa
         load_sweep("digts")
 
 
+@pytest.mark.parametrize("key", ["arms", "measures"])
+@pytest.mark.parametrize("given", ["5", "true", "1.5"])
+def test_arms_and_measures_that_are_no_list_are_refused(tmp_path: Path, key: str, given: str) -> None:
+    settings = {"recipe": "digits/transformer", "arms": "[{name: a}]"} | {key: given}
+    path = tmp_path / "my-sweep.yaml"
+    path.write_text("".join(f"{name}: {value}\n" for name, value in settings.items()), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"^{key} is .*: must be a "):
+        load_sweep(path)
+
+
 def test_files_of_examples_are_found_from_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()

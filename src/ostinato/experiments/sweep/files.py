@@ -56,8 +56,8 @@ def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
     names = {file: name for name, file in shipped_files(_FOLDER).items()}
     settings.setdefault("name", names.get(path, path.stem))
     place = from_file(path)
-    listed = [*(settings.get("arms") or []), *(settings.get("measures") or [])]
-    for group in [settings, *(group for group in listed if isinstance(group, dict))]:
+    lists = [given for key in ("arms", "measures") if isinstance(given := settings.get(key), list)]
+    for group in [settings, *(group for listed in lists for group in listed if isinstance(group, dict))]:
         recipe, changes = group.get("recipe"), group.get("set")
         if isinstance(recipe, str) and recipe.endswith(YAML_SUFFIXES):
             group["recipe"] = str(path.parent / recipe)
