@@ -6,8 +6,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
 
 from ostinato.config.files import write_yaml
 from ostinato.experiments.sweep.executors import InProcess
@@ -110,6 +113,35 @@ def test_finished_runs_and_results_are_copied_once(run, file: Path, monkeypatch:
     assert f"copied to file://{copies}: 0 runs" in run(*words).out
     (measured,) = (store / key / "measures").iterdir()
     assert (copies / key / "measures" / measured.name).read_bytes() == measured.read_bytes()
+
+
+@pytest.mark.parametrize("scheme", ["file://", "memory://"])
+def test_a_copy_that_was_cut_off_is_copied_again(run, file: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
+    again = {"name": "again", "kind": "evaluate", "split": "test", "path": "loss", "metrics": []}
+    write_yaml(SWEEP | {"measures": [again]}, file)
+    store, copies = file.parent / "store", f"{scheme}{file.parent}/copies"
+    words = ["sweep", file, "--store", store, "--copy-to", copies]
+    assert f"copied to {copies}: 1 runs" in run(*words).out
+    files, root = url_to_fs(copies)
+    key = json.loads((store / "sweeps/mine/results.jsonl").read_text())["key"][:16]
+    cut = [path for path in files.find(f"{root}/{key}") if files.size(path) > 5]
+    assert {"results.json", "model.safetensors"} <= {Path(path).name for path in cut}
+    for path in cut:
+        files.pipe_file(path, files.cat_file(path)[:5])
+    assert f"copied to {copies}: 1 runs" in run(*words).out
+    for path in cut:
+        assert files.cat_file(path) == (store / path.removeprefix(f"{root}/")).read_bytes()
+    put = type(files).put_file
+    written: list[str] = []
+
+    def noted(self: AbstractFileSystem, source: str, target: str, **named: Any) -> None:
+        written.append(Path(target).name)
+        put(self, source, target, **named)
+
+    monkeypatch.setattr(type(files), "put_file", noted)
+    assert f"copied to {copies}: 0 runs" in run(*words).out
+    assert written == ["timings.jsonl", "results.jsonl"]
 
 
 def test_lines_typed_at_a_terminal_are_not_split(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, on_one_line
-from ostinato.experiments.sweep.measures import MEASURES
 from ostinato.experiments.sweep.rows import RESULTS, TIMINGS, results_folder
 from ostinato.experiments.sweep.runs import PlannedRun
 
@@ -38,9 +37,10 @@ class Copies:
         self._files, self._root = place
 
     def write(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> int:
-        """Copy every finished run that is not there yet, then results.jsonl and timings.jsonl; return how many runs.
+        """Copy what of finished runs is not there yet, then results.jsonl and timings.jsonl; return how many runs.
 
-        A run's results.json is copied last: a copy that has it is whole, but for what is measured of the run later.
+        A file is there where the copy has its size: one that was cut off is copied again. A run's results.json is
+        copied last, and the run counts where it was.
 
         Raises:
             ConfigError: it cannot be written.
@@ -49,18 +49,17 @@ class Copies:
         n_copied = 0
         try:
             for directory in sorted(done):
-                is_there = self._files.exists(f"{self._root}/{directory.name}/results.json")
+                there = self._files.find(f"{self._root}/{directory.name}", detail=True)
                 files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
                 for path in sorted(files, key=lambda path: path == directory / "results.json"):
                     name = f"{directory.name}/{path.relative_to(directory).as_posix()}"
-                    is_late = path.parent == directory / MEASURES and not self._files.exists(f"{self._root}/{name}")
-                    if is_late or not is_there:
+                    if there.get(f"{self._root}/{name}", {}).get("size") != path.stat().st_size:
                         self._put(path, name)
-                n_copied += not is_there
+                        n_copied += path == directory / "results.json"
             folder = results_folder(sweep, store)
-            for path in (folder / TIMINGS, folder / RESULTS):
-                if path.is_file():
-                    self._put(path, f"sweeps/{folder.name}/{path.name}")
+            for name in (TIMINGS, RESULTS):
+                for path in folder.rglob(name):  # also those of earlier sweeps of this name
+                    self._put(path, path.relative_to(store).as_posix())
         except (OSError, ImportError, ValueError) as error:
             raise ConfigError(f"--copy-to: {self.url}: cannot be written: {on_one_line(error)}") from error
         return n_copied
