@@ -144,6 +144,19 @@ def test_a_copy_that_was_cut_off_is_copied_again(run, file: Path, scheme: str, m
     assert written == ["timings.jsonl", "results.jsonl"]
 
 
+def test_a_copy_that_fails_does_not_hide_which_runs_failed(run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
+    broken = {"name": "broken", "set": {"training.optimizer.lr": 1e30, "training.schedule.warmup": 0}}
+    write_yaml(SWEEP | {"arms": [{"name": "base"}, broken]}, file)
+    target = f"file://{file}/below-a-file"
+    outcome = run("sweep", file, "--store", file.parent / "store", "--copy-to", target, "--json")
+    first, second, third = outcome.err.splitlines()
+    assert outcome.code == 1
+    assert first.startswith(f"--copy-to: {target}: cannot be written: ")
+    assert second == "1 of the sweep's runs failed"
+    assert third.startswith("broken, seed 1 (")
+
+
 def test_lines_typed_at_a_terminal_are_not_split(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for words in (["--jobs", "2"], ["--journal", str(tmp_path / "journal")]):

@@ -22,7 +22,7 @@ from ostinato.cli.options import (
     WorkersOption,
     read_inputs,
 )
-from ostinato.cli.output import console, print_json, print_line, print_table
+from ostinato.cli.output import console, print_json, print_line, print_stderr, print_table
 
 if TYPE_CHECKING:
     from ostinato.config.sweep import SweepConfig
@@ -67,6 +67,7 @@ def sweep(
     A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
+    from ostinato.errors import OstinatoError
     from ostinato.experiments.sweep.choose import ExecutorChoice
     from ostinato.experiments.sweep.copies import Copies
     from ostinato.experiments.sweep.files import load_sweep
@@ -88,11 +89,20 @@ def sweep(
         return
     watcher = make_watcher(None if json else console(), print_line)
     own = choice.make(store)
+
+    def copy() -> int:
+        return 0 if copies is None else copies.write(chosen, plan_runs(chosen, store, access), store)
+
     try:
         rows = run_sweep(chosen, store, access=access, executor=own, watcher=watcher, n_threads=threads)
-    finally:
-        # Also where some runs have failed, or the sweep is interrupted: what is finished is.
-        n_copied = 0 if copies is None else copies.write(chosen, plan_runs(chosen, store, access), store)
+    except BaseException as error:  # Some runs have failed, or the sweep is interrupted: what is finished is.
+        try:
+            copy()
+        except OstinatoError as second:
+            if str(second) != str(error):  # of a sweep that cannot be planned it is the same
+                print_stderr(str(second))
+        raise
+    n_copied = copy()
     if json:
         print_json(rows)
         return
