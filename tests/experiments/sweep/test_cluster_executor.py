@@ -21,7 +21,7 @@ from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor,
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.experiments.sweep.locks import LOCKS, BusyError, run_lock
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep
-from ostinato.experiments.sweep.slurm_cluster import SlurmCluster
+from ostinato.experiments.sweep.slurm_cluster import SlurmCluster, read_parameters
 from ostinato.experiments.sweep.watch import Event
 from ostinato.tasks.recipes import load_recipe
 from ostinato.version import __version__
@@ -230,6 +230,18 @@ def test_a_lease_that_another_process_took_ends_the_work(tmp_path: Path, monkeyp
 
         with pytest.raises(BusyError, match="held up, and another one has taken the run over"):
             look_for_a_while()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[("10:00:00", "10:00:00"), ("1-12", "1-12"), ("007", "007"), ("1e5", "1e5"), ("1_000", "1_000"), ("é", "é")],
+        *[("gpu", "gpu"), ("16GB", "16GB"), ("a=b", "a=b"), ("no", "no"), ("'7'", "7"), ("600", 600), ("0", 0)],
+        *[("4.5", 4.5), ("true", True), ("null", None), ("{signal: 9}", {"signal": 9}), ("[a, b]", ["a", "b"])],
+    ],
+)
+def test_only_plain_decimal_numbers_of_slurm_are_numbers(text: str, value: object) -> None:
+    assert read_parameters([f"slurm_setting={text}"]) == {"slurm_setting": value}
 
 
 def test_a_job_that_slurm_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@ user whose jobs read them. What it runs is `attempt_on_node`.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ FOLDER = "submitit"
 _OPTION = "--slurm"
 _TIMEOUT_MIN = 24 * 60
 _MOST_REQUEUES = 1000
+_NO_PLAIN_TEXT = re.compile(r"""(0|[1-9]\d*)(\.\d+)?|true|false|null|[\[{'"].*""", re.IGNORECASE | re.DOTALL)
 
 
 class _Attempt:
@@ -104,7 +107,7 @@ class _SlurmTask:
 
 
 def read_parameters(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the parameters of submitit that `KEY=VALUE` texts give, numbers as numbers.
+    """Return the parameters of submitit that `KEY=VALUE` texts give, plain decimal numbers as numbers.
 
     Raises:
         ConfigError: a text of another form.
@@ -112,4 +115,13 @@ def read_parameters(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         if "=" not in text:
             raise ConfigError(f"{_OPTION}: {text!r} is no KEY=VALUE, such as slurm_partition=gpu or timeout_min=600")
-    return parse_overrides(list(texts))
+    return parse_overrides([_quoted(*text.split("=", 1)) for text in texts])
+
+
+def _quoted(key: str, value: str) -> str:
+    """Return an override whose value is a text, unless it is plainly something else.
+
+    YAML takes 10:00:00 for a number of base 60, 007 for one of base 8, and 1e5 for 100000.0.
+    """
+    value = value.strip()
+    return f"{key}={value}" if not value or _NO_PLAIN_TEXT.fullmatch(value) else f"{key}={json.dumps(value)}"
