@@ -244,6 +244,20 @@ def test_only_plain_decimal_numbers_of_slurm_are_numbers(text: str, value: objec
     assert read_parameters([f"slurm_setting={text}"]) == {"slurm_setting": value}
 
 
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        *[("cpus_per_task", "--threads"), ("slurm_cpus_per_task", "training.n_threads"), ("gpus_per_node", "--gpus")],
+        *[("slurm_array_parallelism", "--workers"), ("name", "name of its run"), ("slurm_job_name", "name of its run")],
+        *[("nodes", "one node"), ("tasks_per_node", "one process"), ("slurm_ntasks_per_node", "one process")],
+    ],
+)
+def test_a_setting_of_slurm_without_effect_is_refused(key: str, instead: str, tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="needs pip install 'ostinato[slurm]'")
+    with pytest.raises(ConfigError, match=f"^--slurm: {key} cannot be given: .*{instead}"):
+        SlurmCluster(tmp_path, parameters={"cluster": "local", key: 2})
+
+
 def test_a_job_that_slurm_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitit = pytest.importorskip("submitit", reason="needs pip install 'ostinato[slurm]'")
 

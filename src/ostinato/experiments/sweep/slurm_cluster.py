@@ -25,6 +25,16 @@ FOLDER = "submitit"
 _OPTION = "--slurm"
 _TIMEOUT_MIN = 24 * 60
 _MOST_REQUEUES = 1000
+_ONE_PROCESS = "a run is one process on one node"
+_NOT_ITS_OWN = {
+    "cpus_per_task": "--threads or training.n_threads says it",
+    "gpus_per_node": "--gpus says it",
+    "array_parallelism": "jobs are no array; --workers says how many run at once",
+    "name": "a job has the name of its run",
+    "job_name": "a job has the name of its run",
+    **dict.fromkeys(("nodes", "tasks_per_node", "ntasks_per_node"), _ONE_PROCESS),
+}
+"""Parameters of submitit, without `slurm_`, that are not asked of its user, and why."""
 _NO_PLAIN_TEXT = re.compile(r"""(0|[1-9]\d*)(\.\d+)?|true|false|null|[\[{'"].*""", re.IGNORECASE | re.DOTALL)
 
 
@@ -52,7 +62,8 @@ class SlurmCluster:
         parameters: of submitit, such as {"slurm_partition": "gpu", "timeout_min": 600}; cluster: slurm or local.
 
     Raises:
-        ConfigError: submitit is not installed, there is no SLURM here, or it does not know a parameter.
+        ConfigError: submitit is not installed, there is no SLURM here, it does not know a parameter, or one would
+            have no effect.
     """
 
     def __init__(self, store: Path, *, n_gpus: int = 0, parameters: Mapping[str, Any] | None = None) -> None:
@@ -64,6 +75,9 @@ class SlurmCluster:
         name = given.pop("cluster", "slurm")
         if name not in ("slurm", "local"):
             raise ConfigError(f"{_OPTION}: cluster={name} must be slurm or local")
+        for key in given:
+            if reason := _NOT_ITS_OWN.get(key.removeprefix("slurm_")):
+                raise ConfigError(f"{_OPTION}: {key} cannot be given: {reason}")
         # A run that is longer than its job goes on in the next one, as often as it takes.
         requeues = {f"{name}_max_num_timeout": _MOST_REQUEUES}
         try:
