@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,19 @@ def test_tensors_that_are_no_floating_point_must_agree(copy: Path, tmp_path: Pat
         save_average(folders, tmp_path)
     save_average(folders[:1] * 2, tmp_path)
     assert load_file(tmp_path / "model.safetensors")["steps"].tolist() == [7, 0]
+
+
+def test_two_that_want_one_average_make_it_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def slow(folders: list[Path], target: Path) -> None:
+        made.append(target)
+        save_average(folders, target)
+        time.sleep(0.3)
+
+    monkeypatch.setattr("ostinato.evaluation.averaging.save_average", slow)
+    with ThreadPoolExecutor(2) as pool:  # a lock of the operating system holds between threads as between processes
+        first, second = pool.map(lambda _: average_checkpoints(copy, "last", 2), range(2))
+    assert first == second
+    assert len(made) == 1
+    assert names(first) == ["update-000060", "update-000050"]

@@ -15,6 +15,8 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock
+
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import new_folder, sha256_of, write_json
 from ostinato.errors import CheckpointError
@@ -22,6 +24,7 @@ from ostinato.models.checkpoint import checkpoint_folders, save_average
 from ostinato.tasks.recipes import load_recipe
 
 _CHECKPOINTS, _METRICS, _NOTE, _WEIGHTS = "checkpoints", "metrics.jsonl", "average.json", "model.safetensors"
+_LOCK = ".average.lock"
 _NAME = re.compile(r"(best|last):(.*)")
 
 Role = Literal["best", "last"]
@@ -52,11 +55,17 @@ def average_checkpoints(directory: Path, role: Role, n: int) -> Path:
     members = _members(directory, role, n)
     root = directory / _CHECKPOINTS
     target = root / f"average-{role}-{n}"
-    if not (target / _WEIGHTS).is_file() or read_members(target) != members:
-        with new_folder(target) as folder:
-            save_average([root / member["checkpoint"] for member in members], folder)
-            write_json(folder / _NOTE, {"role": role, "of": members})
+    if not _is_mean(target, members):
+        with FileLock(root / _LOCK):
+            if not _is_mean(target, members):  # another process may have made it meanwhile
+                with new_folder(target) as folder:
+                    save_average([root / member["checkpoint"] for member in members], folder)
+                    write_json(folder / _NOTE, {"role": role, "of": members})
     return target
+
+
+def _is_mean(average: Path, members: list[Member]) -> bool:
+    return (average / _WEIGHTS).is_file() and read_members(average) == members
 
 
 def read_members(average: Path) -> list[Member] | None:
