@@ -34,6 +34,20 @@ SWEEP = {
 }
 
 
+ROW = {
+    "sweep": "s",
+    "arm": "a",
+    "seed": 1,
+    "key": "k",
+    "recipe": "r",
+    "parameters": 1000,
+    "macs": 2_500_000,
+    "macs_lengths": [10, 12],
+    "checkpoint": "last",
+    "values": {"exact": 0.5},
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep's file, and a store with its runs."""
@@ -109,6 +123,33 @@ def test_the_table_of_a_sweep_is_the_same_from_its_file_and_from_its_results(run
     formula.write_text(results.read_text().replace('"longer"', '"=1+2"'))
     texts = [row["arm"] for row in csv.DictReader(io.StringIO(run("table", formula, "--csv").out))]
     assert texts == ["base", "'=1+2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"values": {"exact": float("nan")}}, "values must be finite numbers"),
+        ({"macs_lengths": None}, "is damaged"),
+        ({"macs": None}, "is damaged"),
+        ({"seed": []}, "is damaged"),
+    ],
+)
+def test_rows_that_lack_something_are_one_line(run, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_text(json.dumps(ROW | changes) + "\n", encoding="utf-8")
+    outcome = run("table", file)
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert outcome.err.startswith(f"{file}: ")
+    assert message in outcome.err
+
+
+def test_null_in_a_row_is_no_value(run, tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    rows = [ROW | {"checkpoints": None}, ROW | {"seed": 2, "values": {"exact": None}}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (arm,) = json.loads(run("table", file, "--json").out)["arms"]
+    assert arm["values"]["exact"]["by_seed"] == {"1": 0.5}
+    assert "0.5 (n 1)" in run("table", file).out
 
 
 def test_a_table_says_what_is_missing(run, folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ that was interrupted and run again ends with the same results.jsonl, byte for by
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
@@ -239,7 +240,7 @@ def read_sweep(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a results.jsonl, with the times of the timings.jsonl beside it where there is one.
 
     Raises:
-        DataError: a row that lacks what tables and figures read.
+        DataError: a row that lacks what tables and figures read, or has a value that is no finite number; null is none.
     """
     rows = read_rows(path)
     beside = path.with_name(TIMINGS)
@@ -249,9 +250,10 @@ def read_sweep(path: Path) -> list[dict[str, Any]]:
     with reading(path, DataError):
         for row in rows:
             own = times.get(tuple(row[key] for key in _ID), {})
-            values = row["values"] | own.get("values", {})
-            if not all(value is None or isinstance(value, int | float) for value in values.values()):
-                raise TypeError("values must be numbers")
+            found = row["values"] | own.get("values", {})
+            values = {name: value for name, value in found.items() if value is not None}
+            if not all(isinstance(value, int | float) and math.isfinite(value) for value in values.values()):
+                raise TypeError("values must be finite numbers, or null")
             joined.append(row | {key: own[key] for key in _TIMES if key in own} | {"values": values})
     return joined
 

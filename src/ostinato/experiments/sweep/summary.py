@@ -54,7 +54,7 @@ def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "arm": arm,
                 "seeds": [row["seed"] for row in own],
                 **{key: own[0].get(key) for key in ("recipe", "parameters", "macs", "macs_lengths", "checkpoint")},
-                "checkpoints": own[0].get("checkpoints", {}),
+                "checkpoints": own[0].get("checkpoints") or {},
                 "values": values,
             }
         )
