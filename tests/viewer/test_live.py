@@ -19,8 +19,8 @@ from ostinato.viewer.server import watch_app
 SPARSE = OLD_RUNS / "trained" / "sparse"
 
 
-def query(metrics: int = 0, timings: int = 0) -> MetricsQuery:
-    return MetricsQuery(run="x", metrics=metrics, timings=timings)
+def query(metrics: int = 0, timings: int = 0, **marks: str) -> MetricsQuery:
+    return MetricsQuery(run="x", metrics=metrics, timings=timings, **marks)
 
 
 def append(path: Path, *records: dict[str, Any]) -> None:
@@ -97,6 +97,22 @@ def test_a_log_that_was_cut_back_is_read_again(tmp_path: Path) -> None:
     assert [point.update for point in found.training] == [10]
 
 
+@pytest.mark.parametrize("name", ["metrics", "timings"])
+def test_a_log_that_was_cut_back_and_has_grown_past_its_old_length_is_read_again(tmp_path: Path, name: str) -> None:
+    log, run = tmp_path / f"{name}.jsonl", WatchedRunFiles("x", tmp_path)
+    append(log, *(training(update) for update in range(1, 6)))
+    before = run.metrics(query())
+    mark = {f"{name}_mark": getattr(before, f"{name}_mark")}
+    append(log, training(6))
+    assert not run.metrics(query(before.metrics, before.timings, **mark)).again
+    log.write_text("", encoding="utf-8")
+    append(log, training(1), training(2), *(training(update, nll=0.5) for update in range(3, 9)))
+    found = run.metrics(query(before.metrics, before.timings, **mark))
+    assert found.again
+    if name == "metrics":
+        assert [point.update for point in found.training] == list(range(1, 9))
+
+
 def test_a_damaged_log_shows_what_it_holds_else(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     append(log, training(10))
@@ -125,7 +141,8 @@ def test_long_logs_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             break
     assert seen == list(range(1, 43))
     assert parts > 3
-    assert read_lines(log, place) == ([], place, False)
+    left = read_lines(log, place)
+    assert (left.records, left.place, left.is_cut) == ([], place, False)
 
 
 def test_the_time_left_is_that_of_the_updates_to_come_at_the_speed_of_the_last(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from ostinato.errors import ConfigError, OstinatoError, Problem
 from ostinato.tasks.recipes import load_recipe
@@ -20,6 +21,8 @@ from ostinato.viewer.schema import EvaluationPoint, Metrics, MetricsQuery, Train
 MOST = 2**20
 """Bytes of a log that one answer is made of."""
 _TAIL = 65_536
+_MARKED = 1024
+"""Bytes before a place by which a log is known that was cut back and has grown again."""
 _RECENT = 20
 """Last timings from which the time left is taken."""
 
@@ -69,7 +72,7 @@ class WatchedRunFiles:
         path = self.directory / TIMINGS
         size = path.stat().st_size if path.is_file() else 0
         start = max(0, size - _TAIL)
-        lines, _, _ = read_lines(path, start)
+        lines = read_lines(path, start).records
         if start and lines:
             lines = lines[1:]  # it may begin in the middle
         last = deque((r for r in lines if r.get("kind") == "training"), maxlen=_RECENT)
@@ -84,45 +87,67 @@ class WatchedRunFiles:
 
     def metrics(self, query: MetricsQuery) -> Metrics:
         """Return what was added to the logs."""
-        records, metrics, is_cut = read_lines(self.directory / METRICS, query.metrics)
-        timings, timed, is_new = read_lines(self.directory / TIMINGS, query.timings)
+        log = read_lines(self.directory / METRICS, query.metrics, query.metrics_mark)
+        timed = read_lines(self.directory / TIMINGS, query.timings, query.timings_mark)
         size = _size(self.directory / METRICS)
-        more = metrics < size and bool(records)
-        training = [_training(r) for r in records if r.get("kind") == "training"]
+        more = log.place < size and bool(log.records)
+        training = [_training(r) for r in log.records if r.get("kind") == "training"]
         return Metrics(
             run=self.summary(),
-            again=is_cut or is_new,
+            again=log.is_cut or timed.is_cut,
             more=more,
-            metrics=metrics,
-            timings=timed,
+            metrics=log.place,
+            metrics_mark=log.mark,
+            timings=timed.place,
+            timings_mark=timed.mark,
             training=training,
-            evaluations=[_evaluation(r) for r in records if r.get("kind") == "evaluation"],
+            evaluations=[_evaluation(r) for r in log.records if r.get("kind") == "evaluation"],
             speeds={
                 int(r["update"]): float(r["labels_per_second"])
-                for r in timings
+                for r in timed.records
                 if r.get("kind") == "training" and isinstance(r.get("labels_per_second"), int | float)
             },
         )
 
 
-def read_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int, bool]:
-    """Return the whole lines of a log from a byte on, where the next one begins, and whether the log was cut back.
+class Added(NamedTuple):
+    """What was added to a log.
 
-    A log that is shorter than what was read is read from its beginning. Lines that are no JSON objects are left out: a
-    log may be damaged, and what it holds else is shown all the same.
+    Args:
+        records: of its whole lines. place: byte where the next one begins. mark: of what stands before that place.
+        is_cut: the log was cut back, and is read from its beginning.
+    """
+
+    records: list[dict[str, Any]]
+    place: int
+    mark: str
+    is_cut: bool
+
+
+def read_lines(path: Path, start: int, mark: str = "") -> Added:
+    """Return what was added to a log from a byte on.
+
+    A log that is shorter than what was read, or has something else before that byte, was cut back: it is read from its
+    beginning. Lines that are no JSON objects are left out: a log may be damaged, and what it holds else is shown all
+    the same.
+
+    Args:
+        mark: what was read before left; empty: whatever stands there.
     """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            is_cut = start > size
+            is_cut = start > size or mark not in ("", _mark(file, start))
             start = 0 if is_cut else start
             file.seek(start)
             content = file.read(MOST)
             while b"\n" not in content and (part := file.read(MOST)):
                 content += part
+            whole = content[: content.rfind(b"\n") + 1]
+            place = start + len(whole)
+            new_mark = _mark(file, place)
     except OSError:
-        return [], 0, start > 0
-    whole = content[: content.rfind(b"\n") + 1]
+        return Added([], 0, "", start > 0)
     found = []
     for line in whole.splitlines():
         try:
@@ -131,7 +156,14 @@ def read_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int, bool]
             continue
         if isinstance(record, dict) and isinstance(record.get("update", 0), int):
             found.append(record)
-    return found, start + len(whole), is_cut
+    return Added(found, place, new_mark, is_cut)
+
+
+def _mark(file: BinaryIO, place: int) -> str:
+    """Return a hash of the bytes before a place."""
+    first = max(0, place - _MARKED)
+    file.seek(first)
+    return hashlib.sha256(file.read(place - first)).hexdigest() if place else ""
 
 
 def _size(path: Path) -> int:

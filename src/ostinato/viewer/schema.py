@@ -363,12 +363,14 @@ def one_line(error: ValidationError) -> ConfigError:
 
 
 class MetricsQuery(_Request):
-    """What a page has of a run's logs: bytes of each that it has read."""
+    """What a page has of a run's logs: bytes of each that it has read, and the marks that came with them."""
 
     model_config = ConfigDict(strict=False)
     run: Name
     metrics: Annotated[int, Field(ge=0)] = 0
+    metrics_mark: Annotated[str, Field(max_length=64)] = ""
     timings: Annotated[int, Field(ge=0)] = 0
+    timings_mark: Annotated[str, Field(max_length=64)] = ""
 
 
 class WatchedRun(_Answer):
@@ -415,7 +417,9 @@ class Metrics(_Answer):
     again: bool
     more: bool
     metrics: int
+    metrics_mark: str
     timings: int
+    timings_mark: str
     training: list[TrainingPoint]
     evaluations: list[EvaluationPoint]
     speeds: dict[int, float]

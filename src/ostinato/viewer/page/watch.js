@@ -19,7 +19,7 @@ const known = new Map();
 const hidden = new Set();
 
 function fresh(name) {
-  return { name, metrics: 0, timings: 0, training: new Map(), evaluations: [], speeds: new Map(), number: known.get(name)?.number ?? known.size };
+  return { name, place: {}, training: new Map(), evaluations: [], speeds: new Map(), number: known.get(name)?.number ?? known.size };
 }
 
 function duration(seconds) {
@@ -32,15 +32,14 @@ function duration(seconds) {
 async function ask(name) {
   let own = known.get(name);
   for (;;) {
-    const found = await get("/api/metrics", { run: name, metrics: own.metrics, timings: own.timings });
+    const found = await get("/api/metrics", { run: name, ...own.place });
     if (found.again) {
       own = fresh(name);
       known.set(name, own);
       if (found.metrics === 0 && found.timings === 0) return found.run;
       continue;
     }
-    own.metrics = found.metrics;
-    own.timings = found.timings;
+    own.place = { metrics: found.metrics, metrics_mark: found.metrics_mark, timings: found.timings, timings_mark: found.timings_mark };
     for (const point of found.training) own.training.set(point.update, point);
     for (const point of found.evaluations) own.evaluations.push(point);
     for (const [update, speed] of Object.entries(found.speeds)) own.speeds.set(Number(update), speed);
