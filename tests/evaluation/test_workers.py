@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,34 @@ def test_a_journal_of_something_else_is_refused(model: Seq2Seq, tokenizers: Toke
     with pytest.raises(ConfigError, match="is no journal: name another file, or delete it"):
         Journal(tmp_path / "text", QUESTION, inner).__enter__()
     assert (tmp_path / "text").read_text() == "mine\n"
+
+
+@contextmanager
+def files_of_at_most(n_bytes: int) -> Iterator[None]:
+    resource = pytest.importorskip("resource", reason="this system does not bound the size of files")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_journal_that_cannot_grow_is_named_and_free_again(
+    model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    path, inner = tmp_path / "journal", InThisProcess(model)
+    with Journal(path, QUESTION, inner):
+        pass
+    with (
+        pytest.raises(OSError, match="too large") as caught,
+        files_of_at_most(path.stat().st_size + 20),
+        Journal(path, QUESTION, inner) as journal,
+    ):
+        scores(model, tokenizers, journal)
+    assert caught.value.filename == str(path)
+    with Journal(path, QUESTION, inner) as journal:
+        assert journal.n_read == 0
 
 
 def test_settings_of_ray_without_ray_are_refused() -> None:

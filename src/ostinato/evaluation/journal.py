@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -66,12 +67,17 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # After a write that failed, closing tries it once more: the first error is the one to be told.
+        with nullcontext() if error is None else suppress(OSError):
+            self.close()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-        self._lock.release()
+        try:
+            with naming(self.path):
+                self._file.close()
+        finally:
+            self._lock.release()
 
     def submit(self, work: Work[Item, Result], item: Item) -> Callable[[], Result]:
         """Take an item; its result is read where it stands in the file."""
