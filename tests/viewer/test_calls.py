@@ -24,6 +24,22 @@ def test_work_is_done_one_at_a_time_in_the_order_it_came() -> None:
     calls.close()
 
 
+def test_of_two_runs_one_computes_at_a_time() -> None:
+    both, at_work = [Calls(5.0, 20), Calls(5.0, 20)], list[int]()
+
+    def work(number: int) -> int:
+        at_work.append(number)
+        time.sleep(0.01)
+        found = len(at_work)
+        at_work.remove(number)
+        return found
+
+    futures = [both[n % 2].submit(lambda call, n=n: work(n))[1] for n in range(10)]  # type: ignore[misc]
+    assert [future.result(5) for future in futures] == [1] * 10
+    for calls in both:
+        calls.close()
+
+
 def test_a_full_queue_says_so_and_takes_more_when_there_is_room() -> None:
     calls, go = Calls(5.0, 2), threading.Event()
     futures = [calls.submit(lambda call: go.wait(5))[1] for _ in range(2)]

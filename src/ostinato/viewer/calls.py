@@ -1,4 +1,7 @@
-"""One model call at a time for every run: requests wait for their turn, have a time limit, end with their client."""
+"""One model call at a time, whichever the run: requests wait for their turn, have a time limit, end with their client.
+
+Every run has a queue of its own, but two that compute at once would each measure what the other takes from it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import TypeVar
 from ostinato.errors import OstinatoError
 
 T = TypeVar("T")
+
+
+_COMPUTING = threading.Lock()
 
 
 class BusyError(OstinatoError):
@@ -60,7 +66,7 @@ class Call:
 
 
 class Calls:
-    """The requests of one run, in the order they came.
+    """The requests of one run, in the order they came, while no other run's is at work.
 
     Args:
         seconds: that one may take. waiting: that may wait, the one at work included.
@@ -82,8 +88,9 @@ class Calls:
         call = Call(self._seconds)
 
         def turn() -> T:
-            call.begin()
-            return work(call)
+            with _COMPUTING:
+                call.begin()
+                return work(call)
 
         future = self._pool.submit(turn)
         future.add_done_callback(lambda done: self._room.release())
