@@ -166,3 +166,10 @@ def test_lines_typed_at_a_terminal_are_not_split(run, monkeypatch: pytest.Monkey
     outcome = run("evaluate", tmp_path, "--jobs", "2", "--executor", "slurm")
     assert outcome.code == 2
     assert "'slurm' is not one of 'local', 'ray'" in " ".join(outcome.err.split())
+
+
+def test_a_journal_that_is_the_file_of_predictions_is_refused_before_the_run_is_read(run, tmp_path: Path) -> None:
+    words = ["--predictions", tmp_path / "f", "--journal", tmp_path / "x" / ".." / "f"]
+    outcome = run("evaluate", tmp_path / "no-run", *words)
+    assert outcome.code == 2
+    assert "they name one file" in " ".join(outcome.err.split())

@@ -87,6 +87,8 @@ def evaluate(
     writes = None if predictions is None else PredictionWriter(predictions, overwrite=overwrite)
     if writes is not None:
         writes.check()
+        if journal is not None and predictions is not None and journal.resolve() == predictions.resolve():
+            raise typer.BadParameter("they name one file", param_hint="--journal, --predictions")
     loaded = load(
         run,
         checkpoint=checkpoint,
