@@ -40,11 +40,15 @@ def file(tmp_path: Path) -> Path:
         (["--executor", "dask"], "'dask' is not one of 'local', 'ray', 'slurm'"),
         (["--address", "auto"], "--address: belongs to --executor ray, not to local"),
         (["--store", "s3://bucket/runs"], "'s3://bucket/runs' is no folder: a store needs locks and renames"),
+        (["--store", "mine.yaml", "--dry-run"], "'mine.yaml' is a file, no folder"),
         (["--copy-to", "nowhere://x"], "--copy-to: nowhere://x: Protocol not known"),
         (["--executor", "slurm", "--slurm", "timeout_min"], "--slurm: 'timeout_min' is no KEY=VALUE"),
     ],
 )
-def test_options_that_cannot_be_used_are_one_line(run, file: Path, words: list[str], message: str) -> None:
+def test_options_that_cannot_be_used_are_one_line(
+    run, file: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
     outcome = run("sweep", file, *words)
     assert outcome.code == 2
     assert message in " ".join(outcome.err.split())

@@ -43,10 +43,12 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
         ([], 2, "Missing argument"),
         ([".", "--match", "depth"], 2, "'depth' is not one of 'perplexity', 'loss'"),
         ([".", "--match", "perplexity", "--split", "dev"], 2, "--split: cannot go with --match perplexity"),
-        ([".", "--match", "loss", "--samples", "9"], 2, "--samples: cannot go with --match loss"),
+        ([".", "--match", "loss", "--samples", "900"], 2, "--samples: cannot go with --match loss"),
         ([".", "--match", "loss", "--split", "dev", "--split", "test"], 2, "takes one split and one metric"),
         ([".", "--points", "3"], 2, "--points: is for --match loss"),
         (["gone", "--match", "perplexity"], 2, "there is no such directory"),
+        (["gone", "--samples", "0"], 2, "Invalid value for '--samples'"),
+        (["gone", "--seed", "-5"], 2, "Invalid value for '--seed'"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(

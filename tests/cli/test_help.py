@@ -103,3 +103,18 @@ def test_a_recipe_imports_its_own_task_only() -> None:
         "print(*sorted(m for m in sys.modules if m in ('ostinato.tasks.scan', 'ostinato.tasks.listops')))"
     )
     assert python("-c", code).stdout.split() == ["ostinato.tasks.scan"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "nowhere", "--run-dir", ""],
+        ["train", "nowhere", "--run-dir="],
+        ["sweep", "nowhere", "--store", ""],
+        ["table", "x", ""],
+    ],
+)
+def test_an_empty_path_is_not_the_folder_in_which_one_is(run, words: list[str]) -> None:
+    outcome = run(*words)
+    assert outcome.code == 2
+    assert "is empty: name a file or folder" in " ".join(outcome.err.split())

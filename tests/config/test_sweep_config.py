@@ -97,3 +97,8 @@ def test_evaluations_that_differ_in_name_and_path_only_have_the_same_settings() 
     one = EvaluateMeasure(name="a", kind="evaluate", path="exact_match", n_steps=3)
     other = EvaluateMeasure(name="b", kind="evaluate", path="loss", n_steps=3)
     assert one.settings() == other.settings() != other.model_copy(update={"n_steps": 4}).settings()
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_the_name_of_a_sweep_names_a_folder(name: str) -> None:
+    assert problems(name=name) == [f"name is {name!r}: is no name of a folder"]

@@ -52,8 +52,8 @@ def compare(
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     beam: BeamOption = None,
-    samples: Annotated[int, typer.Option(help="Samples of the bootstrap.", rich_help_panel=_INTERVALS)] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.", rich_help_panel=_INTERVALS)] = 12345,
+    samples: Annotated[int, typer.Option(min=100, help="Samples of the bootstrap.", rich_help_panel=_INTERVALS)] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.", rich_help_panel=_INTERVALS)] = 12345,
     source_length: Annotated[
         int, typer.Option(min=1, help="Source tokens of the pass whose MACs are counted.", rich_help_panel=_INTERVALS)
     ] = 16,

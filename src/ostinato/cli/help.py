@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,17 +17,23 @@ from typer.core import TyperCommand, TyperGroup
 class GroupedCommand(TyperCommand):
     """A command whose options stand in groups: each panel, then those that name none.
 
-    Numbers are finite: comparisons with others, and so limits, let them pass.
+    Numbers are finite: comparisons with others, and so limits, let them pass. Paths have a name: an empty one, as of a
+    variable of the shell that is not set, would be the folder in which one is.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line."""
+        words = list(args)
         rest = super().parse_args(ctx, args)
+        given: Any = {} if ctx.resilient_parsing else self.make_parser(ctx).parse_args(words)[0]
         parameters: Any = self.get_params(ctx)
         for parameter in parameters:
             value = ctx.params.get(parameter.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=parameter)
+            is_path = any(isinstance(one, Path) for one in _listed(value))
+            if is_path and "" in _listed(given.get(parameter.name)):
+                raise typer.BadParameter("is empty: name a file or folder", ctx=ctx, param=parameter)
         return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -50,6 +57,10 @@ class GroupedCommands(TyperGroup):
             panel = getattr(command, "rich_help_panel", None) or "Commands"
             rows.append((panel, (name.ljust(width), command.get_short_help_str(formatter.width - width - 6))))
         _write_sections(formatter, rows)
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _write_sections(formatter: Any, rows: Iterable[tuple[str, tuple[str, str]]], last: str = "") -> None:

@@ -47,13 +47,13 @@ def _round_lengths(value: str) -> tuple[float, ...]:
 
 def _store(value: str | Path) -> Path:
     """Return a folder; file:// says one too, and other places can neither lock nor rename files."""
-    text = str(value)
-    if text.startswith("file://"):
-        return Path(text.removeprefix("file://"))
+    text = str(value).removeprefix("file://")
     if "://" in text:
         reason = f"'{text}' is no folder: a store needs locks and renames; mount it, or copy results with --copy-to"
         raise typer.BadParameter(reason, param_hint="--store")
-    return Path(value)
+    if Path(text).is_file():
+        raise typer.BadParameter(f"'{text}' is a file, no folder", param_hint="--store")
+    return Path(text)
 
 
 RecipeArgument = Annotated[

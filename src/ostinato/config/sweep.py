@@ -89,7 +89,9 @@ class SweepConfig(Config):
         return seeds[0] if len(seeds) == 1 else seed
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Names that are there twice, no arms or seeds, arms without a recipe, starts that do not exist."""
+        """A name that no folder has, double names, no arms or seeds, arms without recipe, starts that do not exist."""
+        if self.name in (".", ".."):
+            yield Problem(f"{path}name", self.name, "is no name of a folder")
         if not self.arms:
             yield Problem(f"{path}arms", [], "needs one arm or more")
         yield from _repeated([arm.name for arm in self.arms], f"{path}arms")
