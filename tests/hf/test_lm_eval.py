@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
 
 import runs
+import torch
 
 import ostinato
 from ostinato.cli import main
@@ -201,6 +202,34 @@ def test_its_own_program_scores_an_exported_folder_with_its_code(
     assert theirs == pytest.approx(log_likelihoods(run, file, n_steps), abs=1e-4)
     if n_steps is not None:
         assert theirs != pytest.approx(log_likelihoods(run, file, None), abs=1e-2)
+
+
+def task_file(folder: Path, kind: str, *more: str, target: str = "text") -> str:
+    """Write a task of the texts that the runs know, of a kind of output, and return its file."""
+    texts = runs.TEXTS[:3]
+    data = lines(folder / "texts.jsonl", [{"text": text, "start": " ".join(text.split()[:3])} for text in texts])
+    start = "start" if kind == "generate_until" else "''"
+    file = folder / f"{kind}.yaml"
+    settings = [f"task: {kind}", f"output_type: {kind}", f"doc_to_text: {start}", f"doc_to_target: {target}",
+                "target_delimiter: ''", "dataset_path: json", f"dataset_kwargs: {{data_files: {{test: {data}}}}}",
+                "test_split: test", "num_fewshot: 0", *more]  # fmt: skip
+    file.write_text("\n".join(settings))
+    return str(file)
+
+
+def test_rolling_log_likelihoods_are_those_of_the_texts_behind_one_begin_symbol(tmp_path: Path) -> None:
+    run = runs.make_run("looped", tmp_path / "run", "data.max_target_length=64")
+    rolling = task_file(tmp_path, "loglikelihood_rolling", "metric_list: [{metric: word_perplexity}]")
+    at_once = task_file(tmp_path, "loglikelihood", "metric_list: [{metric: perplexity}]")
+    found = score(run, [rolling, at_once])["samples"]
+    theirs = [sample["resps"][0][0] for sample in found["loglikelihood_rolling"]]
+    assert theirs == pytest.approx([sample["resps"][0][0][0] for sample in found["loglikelihood"]], abs=1e-4)
+    bos = run.model.special_ids.bos
+    for text, log_likelihood in zip(runs.TEXTS, theirs, strict=False):
+        ids = torch.tensor([[bos, *run.tokenizers.target.encode(text)]])
+        with torch.no_grad():
+            logs = run.model(ids).logits_BTV[:, :-1].log_softmax(-1)
+        assert log_likelihood == pytest.approx(float(logs.gather(2, ids[:, 1:, None]).sum()), abs=1e-4)
 
 
 def test_a_split_is_of_the_runs_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
@@ -72,6 +72,14 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
         elif add_special_tokens is not False and self._begins and ids[:1] != [self.prefix_token_id]:
             ids.insert(0, self.prefix_token_id)
         return ids[-left_truncate_len:] if left_truncate_len else ids
+
+    def loglikelihood_rolling(self, *args: Any, **kwargs: Any) -> list[float]:
+        """Return log p of whole texts, whose windows lm-eval itself puts a begin symbol before."""
+        begins, self._begins = self._begins, False
+        try:
+            return cast(list[float], super().loglikelihood_rolling(*args, **kwargs))
+        finally:
+            self._begins = begins
 
 
 def score(
