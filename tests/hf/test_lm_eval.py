@@ -232,6 +232,17 @@ def test_rolling_log_likelihoods_are_those_of_the_texts_behind_one_begin_symbol(
         assert log_likelihood == pytest.approx(float(logs.gather(2, ids[:, 1:, None]).sum()), abs=1e-4)
 
 
+def test_a_task_says_how_long_outputs_are(tmp_path: Path) -> None:
+    run = runs.make_run("looped", tmp_path / "run", "data.max_target_length=64", "decoding.max_length=12",
+                        "model.output={bias: true}")  # fmt: skip
+    with torch.no_grad():  # no output ends
+        run.model.output_bias[run.model.special_ids.eos] = -100.0
+    kwargs = "generation_kwargs: {until: ['\\n'], max_gen_toks: 30}"
+    task = task_file(tmp_path, "generate_until", "metric_list: [{metric: exact_match}]", kwargs)
+    for sample in score(run, [task])["samples"]["generate_until"]:
+        assert len(sample["resps"][0][0].split()) == 30
+
+
 def test_a_split_is_of_the_runs_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["lm-eval", str(tmp_path), "--tasks", "mine.yaml", "--split", "gen"])

@@ -52,6 +52,8 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
         model = wrapped(run)
         model.config.n_steps = n_steps
         config = run.model.config
+        if config.generates:  # the task says how long outputs are; limits of the recipe would come first
+            model.generation_config.max_new_tokens = model.generation_config.min_new_tokens = None
         # Sources and targets in one sequence have their symbols in the documents.
         self._begins = config.reads == "sequence" and run.reads_prompts
         super().__init__(
