@@ -97,6 +97,17 @@ def test_a_run_has_the_tokenizer_as_it_is_and_writes_what_transformers_does(llam
     assert found == run.tokenizers.target.decode(written)
 
 
+@pytest.mark.parametrize(("ends", "own", "others"), [([48, 2], 2, "20, 48"), ([48, 7], 48, "7, 20"), (2, 2, "20")])
+def test_of_several_end_symbols_the_others_are_named(damaged: Path, ends: Any, own: int, others: str) -> None:
+    change_config(damaged, eos_token_id=ends)
+    (damaged / "generation_config.json").write_text('{"eos_token_id": [2, 20]}' if own == 2 else '{"eos_token_id": 20}')
+    said: list[str] = []
+    found = import_run(str(damaged), damaged / "run", say=said.append)
+    assert found.model.special_ids.eos == own  # that of the tokenizer, where it is one of them
+    [line] = said
+    assert line.endswith(f"outputs of the run end at the symbol {own} alone, of a model that also ends at {others}")
+
+
 def test_names_of_the_first_files_of_bert_and_t5_are_read(tmp_path: Path) -> None:
     theirs = tiny.save("bert", tmp_path / "bert")
     file = tmp_path / "bert" / "model.safetensors"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,13 +140,14 @@ def tokenizer_file(path: Path) -> Path:
     return path / "tokenizer.json" if path.is_dir() else path
 
 
-def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: int | None = None) -> Tokenizer:
+def read_kept(path: Path, given: Mapping[str, Sequence[int]] | None = None, vocab_size: int | None = None) -> Tokenizer:
     """Read a tokenizer.json, or that of a folder, as a tokenizer that keeps its ids.
 
     Special symbols are those of the tokenizer_config.json beside it.
 
     Args:
-        given: ids of special symbols where that file does not count. vocab_size: see `KeptTokenizer`.
+        given: ids of special symbols, of which that file only chooses one where there are several; else the first.
+        vocab_size: see `KeptTokenizer`.
 
     Raises:
         DataError: there is no such file, or it names no end symbol.
@@ -160,7 +161,8 @@ def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: in
     content = read_json_object(file, DataError)
     if content.get("format") == FORMAT:
         return _from_content(content, file)
-    found = dict(given or {})
+    given = given or {}
+    found = {name: ids[0] for name, ids in given.items()}
     beside = file.with_name("tokenizer_config.json")
     texts = read_json_object(beside, DataError) if beside.is_file() else {}
     try:
@@ -168,7 +170,8 @@ def read_kept(path: Path, given: Mapping[str, int] | None = None, vocab_size: in
         for name, roles in _ROLES.items():
             symbols = (texts.get(f"{role}_token") for role in roles)
             ids = (model.token_to_id(_symbol(symbol)) for symbol in symbols if symbol is not None)
-            if name not in found and (known := next((i for i in ids if i is not None), None)) is not None:
+            known = next((i for i in ids if i is not None), None)
+            if known is not None and known in given.get(name, [known]):
                 found[name] = known
         if "eos" not in found:
             raise ValueError(f"no end symbol: {beside.name} beside it names none")

@@ -131,8 +131,10 @@ def architecture_of(given: Mapping[str, Any], folder: Path) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def special_ids(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the special ids that config.json names: a target begins with decoder_start_token_id where there is one.
+def special_ids(given: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the special ids that config.json names, of a symbol one or several.
+
+    A target begins with decoder_start_token_id where there is one.
 
     Raises:
         CheckpointError: one of them is no id.
@@ -141,14 +143,23 @@ def special_ids(given: Mapping[str, Any]) -> dict[str, int]:
     if begin is None:
         # T5 and its relatives begin with the padding, which older files do not say.
         begin = given.get("pad_token_id") if given.get("is_encoder_decoder") else given.get("bos_token_id")
-    found = {"pad": given.get("pad_token_id"), "bos": begin, "eos": given.get("eos_token_id")}
-    first: dict[str, Any] = {
-        name: value[0] if isinstance(value, list) and value else value for name, value in found.items()
+    named = {"pad": given.get("pad_token_id"), "bos": begin, "eos": given.get("eos_token_id")}
+    found: dict[str, list[Any]] = {
+        name: value if isinstance(value, list) and value else [value] for name, value in named.items()
     }
-    for name, value in first.items():
-        if value is not None and (type(value) is not int or value < 0):
-            raise CheckpointError(f"config.json: the id of {name} is {value!r}: must be a number from 0, or null")
-    return {name: value for name, value in first.items() if value is not None}
+    for name, ids in found.items():
+        for value in ids:
+            if value is not None and (type(value) is not int or value < 0):
+                raise CheckpointError(f"config.json: the id of {name} is {value!r}: must be a number from 0, or null")
+    return {name: ids for name, ids in found.items() if None not in ids}
+
+
+def other_ends(folder: Path, end: int) -> list[int]:
+    """Return the end symbols besides one that a folder names: a run has one, and its outputs go on behind these."""
+    files = [file for name in (_CONFIG, "generation_config.json") if (file := folder / name).is_file()]
+    named = [read_json_object(file).get("eos_token_id") for file in files]
+    ids = {i for value in named for i in (value if isinstance(value, list) else [value]) if type(i) is int}
+    return sorted(ids - {end})
 
 
 def _compare_shapes(files: Mapping[str, Tensor], known: Architecture, table: Table, config: ModelConfig) -> None:

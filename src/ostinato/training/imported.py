@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ostinato.data.disk import new_folder, sha256_of
 from ostinato.errors import CheckpointError, on_one_line, see
-from ostinato.interop.pretrained import Pretrained, read_pretrained
+from ostinato.interop.pretrained import Pretrained, other_ends, read_pretrained
 from ostinato.models import save_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
@@ -32,7 +32,7 @@ def import_run(
         source: a folder; or owner/name of a hub, of which JSON and safetensors files are fetched where the cache of
             huggingface_hub has them not.
         tokenizer: a tokenizer.json, or a folder that holds one; None: that of the model.
-        say: is given a line before a hub is asked.
+        say: is given a line before a hub is asked, and of end symbols that the run has not.
 
     Raises:
         CheckpointError, DataError, ConfigError: as `ostinato.interop.pretrained.read_pretrained`; the run directory
@@ -42,6 +42,10 @@ def import_run(
     run.check_empty()
     folder = _folder_of(source, say)
     found = read_pretrained(folder, tokenizer)
+    end = found.model.special_ids.eos
+    if found.recipe.model.generates and (others := other_ends(folder, end)):
+        names = ", ".join(map(str, others))
+        say(f"{source}: outputs of the run end at the symbol {end} alone, of a model that also ends at {names}")
     write_run(found, run, folder)
     return found
 
