@@ -22,6 +22,7 @@ from ostinato.data.batch import Batch
 from ostinato.data.collate import collate
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
+from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.readout import read_out, text_of
 from ostinato.hf.export import export_run
@@ -174,3 +175,22 @@ def test_an_answer_outside_its_passage_does_not_count(tmp_path: Path) -> None:
     cost_of_depth = whole.loss - losses_B.mean()
     torch.testing.assert_close(found, losses_B[1:].mean() + cost_of_depth, rtol=0, atol=1e-5)
     assert float(none) == 0
+
+
+WITHOUT_A_LOSS: list[tuple[dict[str, Any], Tensor, str]] = [
+    ({"num_labels": 1}, torch.tensor([0, 0]), "num_labels is 1: must be 2 or more"),
+    ({}, torch.tensor([0.5, 1.0]), r"labels is 'torch\.float32': must be whole numbers"),
+    ({"problem_type": "multi_label_classification"}, torch.tensor([0, 1]), "problem_type is 'multi_label_class"),
+]
+
+
+@pytest.mark.parametrize(("settings", "labels", "line"), WITHOUT_A_LOSS)
+def test_labels_of_other_losses_are_refused(made: Any, settings: dict[str, Any], labels: Tensor, line: str) -> None:
+    run, folder = made("classification")
+    more = {"ignore_mismatched_sizes": True} if settings else {}
+    model = runs.auto(run).from_pretrained(folder, **settings, **more)
+    ids = torch.tensor([[1, 5, 6], [1, 6, 7]])
+    with pytest.raises(ConfigError, match=line) as caught:
+        model(ids, labels=labels)
+    assert "\n" not in str(caught.value)
+    assert model(ids).logits.shape[0] == 2

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import (
 
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
+from ostinato.errors import ConfigError, Problem
 from ostinato.hf.configuration import Exported
 from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.outputs import IGNORED, States, check_others, returned, states_of, tokens_of, weights_of
@@ -88,6 +89,7 @@ class _LabelsOfTokens(_EncoderOnly):
         output = self._read(batch, token_type_ids, n_steps, halting_threshold, shown)
         logits, stack, loss = output.logits_BTV, output.stacks["encoder"], None
         if labels is not None:
+            self._check_labels(labels)
             loss = self._loss(output, batch, labels.view(len(labels), -1), num_items_in_batch)
         found = self.returns(
             loss=loss,
@@ -96,6 +98,19 @@ class _LabelsOfTokens(_EncoderOnly):
             attentions=weights_of(stack, output_attentions),
         )
         return returned(found, return_dict)
+
+    def _check_labels(self, labels: Tensor) -> None:
+        """Refuse labels of which transformers has another loss: of regression, or of several labels of one text."""
+        kind, n_labels = self.config.problem_type, self.config.num_labels
+        problems = []
+        if kind not in (None, "single_label_classification"):
+            problems.append(Problem("problem_type", kind, "must be single_label_classification, the only loss here"))
+        if labels.is_floating_point():
+            problems.append(Problem("labels", str(labels.dtype), "must be whole numbers: there is no regression here"))
+        if self.has_labels and n_labels == 1:
+            problems.append(Problem("num_labels", 1, "must be 2 or more: there is no regression here"))
+        if problems:
+            raise ConfigError(problems)
 
 
 class OstinatoForMaskedLM(_LabelsOfTokens):
