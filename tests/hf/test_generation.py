@@ -169,6 +169,37 @@ def test_generation_goes_on_from_a_cache(made: Any, name: str) -> None:
     assert torch.equal(found, model.generate(longer, **how))
 
 
+@pytest.mark.parametrize("name", ["halting", "pairs"])
+def test_a_cache_goes_on_as_it_was_made_or_is_refused(made: Any, name: str) -> None:
+    run, folder = made(name)
+    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run)
+    how = {"n_steps": 2, "halting_threshold": 0.5}
+
+    def call(columns: slice, **more: Any) -> Any:
+        given = (
+            {"input_ids": ids, "decoder_input_ids": ids[:, columns]}
+            if name == "pairs"
+            else {"input_ids": ids[:, columns]}
+        )
+        with torch.no_grad():
+            return model(**given, use_cache=True, **more)
+
+    cache = call(slice(0, 4), **how)[CACHE]
+    for asked, line in (
+        ({"n_steps": 3}, "n_steps is 3: the cache was made with 2"),
+        ({"halting_threshold": 0.9}, "halting_threshold is 0.9: the cache was made with 0.5"),
+    ):
+        with pytest.raises(ConfigError, match=line) as caught:
+            call(slice(4, 5), past_key_values=cache, **asked)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="n_steps is 3: the cache was made with the own ones of the model"):
+        call(slice(4, 5), past_key_values=call(slice(0, 4))[CACHE], n_steps=3)
+    whole = call(slice(0, 6), **how).logits
+    for column, asked in ((4, how), (5, {})):
+        found = call(slice(column, column + 1), past_key_values=cache, **asked).logits
+        torch.testing.assert_close(found, whole[:, column : column + 1], rtol=0, atol=1e-5)
+
+
 def test_what_would_take_columns_back_is_refused(made: Any) -> None:
     run, folder = made("looped")
     model = runs.auto(run).from_pretrained(folder)

@@ -59,11 +59,13 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         """
         check_others(others, attention_mask, is_start=cache is None and past_key_values is None)
         self._project_routers()
+        cache = past_key_values if cache is None else cache
+        if cache is not None:
+            self._check_cache(cache, n_steps, halting_threshold)
         n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = tokens_of(input_ids, attention_mask)
         shown = self._shown(output_hidden_states, output_attentions)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
-        cache = past_key_values if cache is None else cache
         if cache is None and not use_cache:
             output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
             logits, stack = output.logits_BTV[:, -logits_to_keep:], output.stacks["decoder"]

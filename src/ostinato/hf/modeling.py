@@ -19,6 +19,7 @@ from transformers.utils import logging
 from ostinato.config.training import RoundLossConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import CheckpointError, ConfigError, Problem, on_one_line
+from ostinato.hf.cache import DepthCache
 from ostinato.hf.configuration import CODE, Exported, OstinatoConfig
 from ostinato.hf.outputs import IGNORED, States, wanted
 from ostinato.models import build_model
@@ -176,6 +177,26 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             )
             execution = self.model.checked(execution)
         return n_steps, execution
+
+    def _check_cache(self, cache: DepthCache, n_steps: int | None, halting_threshold: float | None) -> None:
+        """Refuse what a call asks for where a cache was made in another way, which goes on as it began.
+
+        Raises:
+            ConfigError: naming what differs.
+        """
+        content = cache.content
+        execution = content.execution or self.model.current_execution
+        asked = {
+            "n_steps": (n_steps, content.n_steps),
+            "halting_threshold": (halting_threshold, execution.halting_threshold),
+        }
+        problems = [
+            Problem(name, now, f"the cache was made with {'the own ones of the model' if before is None else before}")
+            for name, (now, before) in asked.items()
+            if now is not None and now != before
+        ]
+        if problems:
+            raise ConfigError(problems)
 
     def _round_loss(self) -> RoundLossConfig:
         """Return of which rounds the loss of a pass is: in an evaluation that of the last one, as with us."""

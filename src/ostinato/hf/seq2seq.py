@@ -114,11 +114,13 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
             decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
         self._project_routers()
+        cache = past_key_values if cache is None else cache
+        if cache is not None:
+            self._check_cache(cache, n_steps, halting_threshold)
         n_steps, execution = self._how(n_steps, halting_threshold)
         target = tokens_of(decoder_input_ids, decoder_attention_mask)
         shown = self._shown(output_hidden_states, output_attentions)
         batch = Batch(target, target.ids_BT, target.keep_BT)
-        cache = past_key_values if cache is None else cache
         if cache is None and not use_cache and encoder_outputs is None:
             assert input_ids is not None  # as with all models of this kind: ids, or states of an encoder
             batch = replace(batch, source=tokens_of(input_ids, attention_mask))
