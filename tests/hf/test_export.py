@@ -26,7 +26,7 @@ from runs import ids_of, padded
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, ConfigError
 from ostinato.evaluation.threshold import TunedThreshold, write_tuned
 from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_plain, export_run, wrapped
@@ -55,6 +55,26 @@ def test_logits_are_ours(made: Any, name: str, side: str) -> None:
             expected = ours(one, *target).logits_BTV
             got = found[row : row + 1] if more else found[row : row + 1, mask[row]]
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["language-model", "halting", "masked"])
+def test_a_text_with_padding_in_its_middle_is_the_text_without_it(made: Any, name: str) -> None:
+    run, folder = made(name)
+    model, ids = runs.auto(run).from_pretrained(folder), ids_of(run, 2)
+    mask = torch.ones_like(ids)
+    mask[0, 2], mask[1, 0] = 0, 0
+    rows = [row[keep.bool()][None] for row, keep in zip(ids, mask, strict=True)]
+    cached = [] if name == "masked" else [{"use_cache": True}]
+    with torch.no_grad():
+        expected = [model(input_ids=row).logits[0] for row in rows]
+        for more in ({}, {"position_ids": mask.cumsum(-1) - 1}, *cached):
+            for i in ([0], [0, 1]):
+                given = {key: x[i] if isinstance(x, torch.Tensor) else x for key, x in more.items()}
+                found = model(input_ids=ids[i], attention_mask=mask[i], **given).logits
+                for row in i:
+                    torch.testing.assert_close(found[row][mask[row].bool()], expected[row], rtol=0, atol=1e-5)
+        with pytest.raises(ConfigError, match="must count the real tokens of every row"):
+            model(input_ids=ids, attention_mask=mask, position_ids=torch.arange(7)[None])
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])

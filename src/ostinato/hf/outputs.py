@@ -44,20 +44,19 @@ def check_others(others: Mapping[str, Any], mask_BS: Tensor | None, *, is_start:
 def _are_consecutive(places_BT: Tensor, mask_BS: Tensor | None, is_start: bool) -> bool:
     keep_BT = torch.ones_like(places_BT, dtype=torch.bool)
     if mask_BS is not None and mask_BS.shape[-1] >= places_BT.shape[-1]:
-        keep_BT = mask_BS[:, -places_BT.shape[-1] :].bool().expand_as(places_BT)
-    are_next_BT = (places_BT.diff(dim=-1) == 1) | ~(keep_BT[:, 1:] & keep_BT[:, :-1])
-    is_first_BT = keep_BT & (keep_BT.long().cumsum(-1) == 1)
-    begins = not is_start or bool((places_BT[is_first_BT] == 0).all())
-    return begins and bool(are_next_BT.all())
+        keep_BT = mask_BS[:, -places_BT.shape[-1] :].bool()
+    if is_start:
+        return bool(((places_BT == keep_BT.long().cumsum(-1) - 1) | ~keep_BT).all())
+    return bool(((places_BT.diff(dim=-1) == 1) | ~(keep_BT[:, 1:] & keep_BT[:, :-1])).all())
 
 
 def tokens_of(ids_BT: Tensor, mask_BS: Tensor | None) -> Tokens:
-    """Return ids with their mask, whose last columns are theirs; of padding on the left real tokens are counted."""
+    """Return ids with their mask, whose last columns are theirs; of padding before real ones these are counted."""
     if mask_BS is None:
         return Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
     keep_BT = mask_BS[:, -ids_BT.shape[1] :].bool()
-    is_left_padded = not bool(keep_BT[:, 0].all())
-    return Tokens(ids_BT, keep_BT, (keep_BT.long().cumsum(1) - 1).clamp_min(0) if is_left_padded else None)
+    has_gap = bool((keep_BT[:, 1:] & ~keep_BT[:, :-1]).any())
+    return Tokens(ids_BT, keep_BT, (keep_BT.long().cumsum(1) - 1).clamp_min(0) if has_gap else None)
 
 
 def wanted(states: States, weights: bool | None) -> list[str]:
