@@ -250,7 +250,15 @@ def test_a_split_is_of_the_runs_own_task(tmp_path: Path, capsys: pytest.CaptureF
     assert "is for the run's own task" in capsys.readouterr().err
 
 
-def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ["limit=0", "limit=-1", "limit=inf", "batch_size=0", "num_fewshot=-1"])
+def test_numbers_that_cannot_be_are_one_line(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["lm-eval", str(tmp_path), wrong])
+    assert end.value.code == 2
+    assert f"'{wrong}': must be" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs.make_run("looped", tmp_path / "looped")
     data = lambada(tmp_path)
     run = ostinato.load(tmp_path / "looped", overrides=[*data, "data.block_length=8"])
@@ -263,10 +271,26 @@ def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     with pytest.raises(OstinatoError, match="is there already, and nothing is overwritten"):
         write_tasks(run, tmp_path / "tasks", ["test"])
-    for task in ("nowhere.yaml", "no-such-task"):
-        with pytest.raises(ConfigError, match=f"lm-eval cannot load {task}: ") as caught:
+    (tmp_path / "damaged.yaml").write_text("task: [\n")
+    (tmp_path / "nameless.yaml").write_text("a: 1\n")
+    too_long = task_file(tmp_path, "generate_until", "generation_kwargs: {max_gen_toks: 1000}")
+    for task in (
+        "nowhere.yaml",
+        "no-such-task",
+        *(str(tmp_path / f"{x}.yaml") for x in ("damaged", "nameless")),
+        too_long,
+    ):
+        with pytest.raises(ConfigError, match=f"lm-eval cannot score {task}: ") as caught:
             score(run, [task])
         assert "\n" not in str(caught.value)
+    assert score(run, [task_file(tmp_path, "generate_until")])["samples"]["generate_until"]  # with room for the start
+
+    def no_hub(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("Couldn't reach the hub")
+
+    monkeypatch.setattr("ostinato.hf.harness.simple_evaluate", no_hub)
+    with pytest.raises(ConfigError, match=r"lm-eval cannot score x\.yaml: Couldn't reach the hub"):
+        score(run, ["x.yaml"])
     masked = runs.make_run("masked", tmp_path / "masked")
     with pytest.raises(ConfigError, match="lm-eval scores models that write text"):
         score(masked, ["x.yaml"])

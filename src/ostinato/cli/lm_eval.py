@@ -99,7 +99,10 @@ def _read(arguments: list[str]) -> dict[str, Any]:
             found[key] = known[key](value)
         except ValueError as error:
             raise typer.BadParameter(f"'{text}': {value!r} is no {known[key].__name__}") from error
+    for key, least in (("batch_size", 1), ("num_fewshot", 0)):
+        if found.get(key, least) < least:
+            raise typer.BadParameter(f"'{key}={found[key]}': must be {least} or more")
     limit = found.get("limit")
-    if limit is not None and not math.isfinite(limit):
+    if limit is not None and not 0 < limit < math.inf:
         raise typer.BadParameter(f"'limit={limit:g}': must be a number of examples, or a share of them")
     return found | ({"limit": int(limit)} if limit is not None and limit >= 1 else {})

@@ -14,12 +14,13 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from ostinato.config.files import YAML_SUFFIXES
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, on_one_line
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.hf.export import longest_sequence, wrapped
 from ostinato.hf.fast_tokenizer import fast_tokenizer
@@ -64,6 +65,11 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
             batch_size=batch_size,
         )
 
+    @property
+    def max_gen_toks(self) -> int:
+        """Tokens of an output where the task does not say: as with lm-eval, but with room for what is before it."""
+        return int(min(256, self.max_length // 2))
+
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None, **_: Any
     ) -> list[int]:
@@ -100,7 +106,8 @@ def score(
         n_steps: rounds to run in place of the plans' own. limit, num_fewshot: as lm-eval has them.
 
     Raises:
-        ConfigError: the model gives no probabilities of texts, or a task that lm-eval does not know.
+        ConfigError: the model gives no probabilities of texts, or a task that lm-eval does not know, cannot read or
+            fetch, or that this model cannot do.
     """
     if not run.model.config.generates:
         raise ConfigError("lm-eval scores models that write text; this run's model has another head")
@@ -119,7 +126,7 @@ def score(
                 num_fewshot=num_fewshot,
                 bootstrap_iters=1000,
             )
-    except (KeyError, FileNotFoundError) as error:
-        reason = str(error.args[0] if error.args else error).splitlines()[0]
-        raise ConfigError(f"lm-eval cannot load {', '.join(tasks)}: {reason}") from error
+    except (KeyError, OSError, ValueError, AssertionError, yaml.YAMLError) as error:
+        reason = on_one_line(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        raise ConfigError(f"lm-eval cannot score {', '.join(tasks)}: {reason}") from error
     return dict(found or {})
