@@ -288,3 +288,15 @@ def test_lora_on_a_bank_acts_in_every_step_that_uses_it(tmp_path: Path) -> None:
     merged = tuned.merge_and_unload()
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, found, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["halting", "experts", "pairs", "classification"])
+def test_lora_on_every_map_is_what_is_merged(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="needs the extra peft")
+    model, ids = wrapped(runs.make_run(name, tmp_path / "run")), torch.tensor([[1, 5, 6, 7]])
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    tuned = peft.get_peft_model(model, config).eval()
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "pairs" else {})
+    with torch.no_grad():
+        found = tuned(**given).logits
+        torch.testing.assert_close(tuned.merge_and_unload()(**given).logits, found, rtol=0, atol=1e-4)

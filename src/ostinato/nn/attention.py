@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import Draws, attend_dropped, attend_some, without_autocast
-from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32
+from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32, some_outputs
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 # Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
@@ -329,8 +329,8 @@ class Attention(MultiHead, nn.Module):
             valued_ND: what values are made of; None: what the others are.
         """
         if valued_ND is not None:
-            qk = self.qkv(x_ND, slice(0, self.inner + self.kv_inner))
-            q, k = qk.split((self.inner, self.kv_inner), dim=-1)
+            qk = some_outputs(self.qkv, x_ND, slice(0, self.inner + self.kv_inner))
+            q, k = qk.split((self.inner, self.kv_inner), dim=-1)  # type: ignore[no-untyped-call]
             return self._biased_queries(q), self._biased_keys(torch.cat([k, self._values(valued_ND)], -1))
         # The backward pass of split is one concatenation; that of tensor_split fills two tensors of the whole width.
         q, kv = self.qkv(x_ND).split((self.inner, 2 * self.kv_inner), dim=-1)
@@ -338,20 +338,20 @@ class Attention(MultiHead, nn.Module):
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> Float[Tensor, "N I"]:
         """Return queries."""
-        return self._biased_queries(self.qkv(x_ND, slice(0, self.inner)))
+        return self._biased_queries(some_outputs(self.qkv, x_ND, slice(0, self.inner)))
 
     def keys_values(
         self, x_ND: Float[Tensor, "*N D"], valued_ND: Float[Tensor, "*N D"] | None = None
     ) -> Float[Tensor, "*N J"]:
         """Return keys and values side by side, the values of other states where there are some."""
         if valued_ND is not None:
-            k = self.qkv(x_ND, slice(self.inner, self.inner + self.kv_inner))
+            k = some_outputs(self.qkv, x_ND, slice(self.inner, self.inner + self.kv_inner))
             return self._biased_keys(torch.cat([k, self._values(valued_ND)], -1))
-        return self._biased_keys(self.qkv(x_ND, slice(self.inner, self.inner + 2 * self.kv_inner)))
+        return self._biased_keys(some_outputs(self.qkv, x_ND, slice(self.inner, self.inner + 2 * self.kv_inner)))
 
     def _values(self, x_ND: Tensor) -> Tensor:
         first = self.inner + self.kv_inner
-        return self.qkv(x_ND, slice(first, first + self.kv_inner))  # type: ignore[no-any-return]
+        return some_outputs(self.qkv, x_ND, slice(first, first + self.kv_inner))
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: None = None) -> Float[Tensor, "N D"]:
         """Return the output of all heads."""

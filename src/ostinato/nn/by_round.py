@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import float64, without_autocast
-from ostinato.nn.layers import Blocks, Linear
+from ostinato.nn.layers import Blocks, Linear, some_outputs
 from ostinato.nn.shapes import Float, Tensor
 
 N_SINUSOIDS = 256
@@ -43,6 +43,8 @@ class LowRank(nn.Module):
         width: of x. heights: outputs of every block. rank: r, rows of every A.
     """
 
+    takes_rows = True
+
     def __init__(self, width: int, heights: Sequence[int], rank: int) -> None:
         super().__init__()
         self.rank, self.ends = rank, list(accumulate(heights, initial=0))
@@ -54,10 +56,11 @@ class LowRank(nn.Module):
         """Return all outputs, or those that `rows` of W make: whole blocks."""
         start, end = (0, self.ends[-1]) if rows is None else (rows.start, rows.stop)
         first, last = self.ends.index(start), self.ends.index(end)
-        mapped = self.a(x, None if rows is None else slice(first * self.rank, last * self.rank))
+        mapped = some_outputs(self.a, x, None if rows is None else slice(first * self.rank, last * self.rank))
         if last - first == 1 == len(self.ends) - 1:
             return F.linear(mapped, self.b_FR)
-        blocks = zip(mapped.split(self.rank, -1), pairwise(self.ends[first : last + 1]), strict=True)
+        parts: Sequence[Tensor] = mapped.split(self.rank, -1)  # type: ignore[no-untyped-call]
+        blocks = zip(parts, pairwise(self.ends[first : last + 1]), strict=True)
         return torch.cat([F.linear(part, self.b_FR[low:high]) for part, (low, high) in blocks], -1)
 
     def raised(self, mapped_NR: Float[Tensor, "N R"]) -> Float[Tensor, "N F"]:
@@ -90,13 +93,15 @@ class Deltas(nn.ModuleDict):
 class _Sum(nn.Module):
     """W x + B A x."""
 
+    takes_rows = True
+
     def __init__(self, whole: nn.Module, delta: nn.Module) -> None:
         super().__init__()
         self.whole, self.delta = whole, delta
 
     def forward(self, x: Float[Tensor, "*N D"], rows: slice | None = None) -> Float[Tensor, "*N F"]:
         """Return all outputs, or those that `rows` of W make."""
-        return self.whole(x, rows) + self.delta(x, rows)  # type: ignore[no-any-return]
+        return some_outputs(self.whole, x, rows) + some_outputs(self.delta, x, rows)
 
 
 class RoundVectors(nn.Module):

@@ -36,7 +36,7 @@ from ostinato.kernels import (
 )
 from ostinato.nn.attention import MultiHead, QkNorm
 from ostinato.nn.by_round import LowRank
-from ostinato.nn.layers import Blocks, Dropping, Linear
+from ostinato.nn.layers import Blocks, Dropping, Linear, some_outputs
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Float, Tensor
@@ -351,7 +351,8 @@ class ExpertAttention(MultiHead, Routed):
         if valued_ND is None:
             return self.kv(x_ND)  # type: ignore[no-any-return]
         n = self.kv_inner
-        return torch.cat([self.kv(x_ND, slice(0, n)), self.kv(valued_ND, slice(n, 2 * n))], -1)
+        k, v = some_outputs(self.kv, x_ND, slice(0, n)), some_outputs(self.kv, valued_ND, slice(n, 2 * n))
+        return torch.cat([k, v], -1)
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: Decision) -> Float[Tensor, "N D"]:
         """Return the sum over a row's choices of its experts' outputs, weighted by their gates."""

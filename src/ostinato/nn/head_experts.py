@@ -19,7 +19,7 @@ from torch import nn
 from ostinato.kernels import BackendChoice, Draws, routed_linear
 from ostinato.nn.attention import MultiHead, QkNorm
 from ostinato.nn.experts import Decision, NamedRouter, Routed
-from ostinato.nn.layers import Linear
+from ostinato.nn.layers import Linear, some_outputs
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.shapes import Float, Tensor
 
@@ -97,11 +97,11 @@ class HeadExpertAttention(MultiHead, Routed):
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: Decision) -> Float[Tensor, "N I"]:
         """Return queries."""
-        return self.qk(x_ND, slice(0, self.inner))  # type: ignore[no-any-return]
+        return some_outputs(self.qk, x_ND, slice(0, self.inner))
 
     def keys_values(self, x_ND: Float[Tensor, "N D"], valued_ND: Tensor | None, to: Decision) -> Float[Tensor, "N J"]:
         """Return keys and values side by side. Args: see `queries_keys_values`."""
-        k = self.qk(x_ND, slice(self.inner, self.inner + self.kv_inner))
+        k = some_outputs(self.qk, x_ND, slice(self.inner, self.inner + self.kv_inner))
         return torch.cat([k, self._values(x_ND if valued_ND is None else valued_ND, to)], -1)
 
     def output(self, x_NI: Float[Tensor, "N I"], decision: Decision) -> Float[Tensor, "N D"]:

@@ -20,6 +20,8 @@ class Linear(nn.Linear):
     decoding, packed copies of W are read (`ostinato.kernels.packed`).
     """
 
+    takes_rows = True
+
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self._packed = PackedMatrix()
@@ -35,6 +37,13 @@ class Linear(nn.Linear):
         if rows is None:
             return F.linear(input, self.weight, self.bias)
         return F.linear(input, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+
+def some_outputs(map: nn.Module, x: Float[Tensor, "*N D"], rows: slice | None) -> Float[Tensor, "*N F"]:
+    """Return those outputs of a map that `rows` of its W make; what is around one (LoRA) makes all of them first."""
+    if rows is None:
+        return map(x)  # type: ignore[no-any-return]
+    return map(x, rows) if getattr(map, "takes_rows", False) else map(x)[..., rows]  # type: ignore[no-any-return]
 
 
 class Blocks(NamedTuple):
