@@ -462,6 +462,8 @@ def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
     [
         ("hrm-text", {"L_cycles": 3}, "num_hidden_layers is 6, which is not read: must be 8"),
         ("t5", {"num_decoder_layers": 0}, "num_decoder_layers is 0, which is not read: must be a whole number"),
+        ("bert", {"is_decoder": True}, "is_decoder is True, which is not read: must be False"),
+        ("t5", {"dense_act_fn": "silu"}, "dense_act_fn is 'silu', which is not read: must be 'relu'"),
         ("t5", {"is_gated_act": True}, "is_gated_act is True, which is not read: must be False"),
         ("modernbert", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is not read"),
     ],

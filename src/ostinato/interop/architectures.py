@@ -332,6 +332,7 @@ def _modernbert(given: Given) -> Settings:
 def _bert(given: Given) -> Settings:
     _only(given, "position_embedding_type", "absolute")
     _only(given, "tie_word_embeddings", True)
+    _only(given, "is_decoder", False)
     activation, length = _activation(given, "hidden_act"), _size(given, "max_position_embeddings")
     return {
         "model.vocab_size": _size(given, "vocab_size"),
@@ -375,6 +376,7 @@ def _t5(given: Given) -> Settings:
     gate, _, name = str(given.get("feed_forward_proj", "relu")).rpartition("-")
     _only(given, "is_gated_act", bool(gate))
     # Files of T5 1.1 say gated-gelu, and mean the approximation by tanh.
+    _only(given, "dense_act_fn", "gelu_new" if gate and name == "gelu" else name, None)
     known = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
     gated = {"gelu": "geglu_tanh", "silu": "swiglu"}
     if name not in (gated if gate else known):
