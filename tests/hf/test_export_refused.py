@@ -164,3 +164,15 @@ def test_tokenizers_that_cannot_be_fast_ones_are_refused(tmp_path: Path, monkeyp
         (words, "the vocabulary has words that are special symbols of the exported tokenizer"),
     ):
         assert_refused(run, tmp_path / "out", line)
+
+
+def test_a_vocabulary_stays_as_large_as_it_is(made: Any) -> None:
+    run, folder = made("looped")
+    model = runs.auto(run).from_pretrained(folder)
+    size = model.get_input_embeddings().num_embeddings
+    for same in (None, size):
+        assert model.resize_token_embeddings(same).num_embeddings == size
+    with pytest.raises(
+        ConfigError, match=f"new_num_tokens is {size + 1}: the vocabulary of this model stays at {size}"
+    ):
+        model.resize_token_embeddings(size + 1)

@@ -128,6 +128,18 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         view.num_embeddings, view.weight = weight.shape[0], weight
         return view
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
+        """Return the embeddings, whose size stays.
+
+        Raises:
+            ConfigError: another size is asked for.
+        """
+        found = self.get_input_embeddings()
+        if new_num_tokens is not None and new_num_tokens != found.num_embeddings:
+            reason = f"the vocabulary of this model stays at {found.num_embeddings}: no tokens can be added"
+            raise ConfigError([Problem("new_num_tokens", new_num_tokens, reason)])
+        return found
+
     def get_output_embeddings(self) -> None:
         """Return None: an output projection that is the embedding is the same parameter already."""
 
