@@ -108,6 +108,15 @@ def test_of_several_end_symbols_the_others_are_named(damaged: Path, ends: Any, o
     assert line.endswith(f"outputs of the run end at the symbol {own} alone, of a model that also ends at {others}")
 
 
+@pytest.mark.parametrize("name", ["gpt2-\U0001f600", 'a "quoted" name', "a\\ud83d\\ude00", "two\nlines"])
+def test_a_folder_may_have_any_name(llama: Path, name: str, tmp_path: Path) -> None:
+    copied = tmp_path / name
+    copied.mkdir()
+    for file in llama.iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    assert read_pretrained(copied).recipe.name == name
+
+
 def test_names_of_the_first_files_of_bert_and_t5_are_read(tmp_path: Path) -> None:
     theirs = tiny.save("bert", tmp_path / "bert")
     file = tmp_path / "bert" / "model.safetensors"

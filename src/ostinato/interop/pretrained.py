@@ -82,7 +82,7 @@ def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None) -> 
     settings["evaluation.splits"] = ["dev"]
     settings |= {f"model.special_ids.{key}": value for key, value in read.special_ids}
     try:
-        recipe = load_recipe(known.recipe, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+        recipe = load_recipe(known.recipe, [f"{key}={_as_yaml(value)}" for key, value in settings.items()])
     except ConfigError as error:
         raise ConfigError(f"{folder / _CONFIG}: {_in_one_line(str(error))}") from error
     try:
@@ -101,6 +101,12 @@ def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None) -> 
         where = "" if problems.startswith(str(folder)) else f"{folder}: its weights do not fit its {_CONFIG}: "
         raise CheckpointError(f"{where}{problems}") from error
     return Pretrained(recipe, model, Tokenizers(read, read))
+
+
+def _as_yaml(value: object) -> str:
+    """Return a value on one line; YAML has no pairs of surrogates, as which JSON writes rare characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in text)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
