@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,10 +167,7 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
     source = open_sweep(path, store, access, inputs)
     for line in source.missing:
         print_stderr(f"{line['arm']}, seed {line['seed']}: {line['why']}")
-    with reading(path, DataError) if source.sweep is None else nullcontext():  # a file of rows may lack anything
-        lines = summary.summarise(source.rows)
-        flat = summary.flat_table(lines) if form == "csv" else None
-        tables = (summary.summary_table(lines), summary.difference_table(lines)) if form in ("text", "markdown") else ()
+    lines = summary.summarise(source.rows)
     differences: list[dict[str, Any]] = []
     if examples:
         if source.sweep is None:
@@ -184,13 +180,13 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
     if form == "json":
         print_json({"arms": lines, "examples": differences, "missing": source.missing})
         return
-    if flat is not None:
-        columns, body = flat
+    if form == "csv":
+        columns, body = summary.flat_table(lines)
         rows: list[Sequence[object]] = [columns, *body]
         with naming(STANDARD_OUTPUT):
             csv.writer(sys.stdout, lineterminator="\n").writerows([[_csv_cell(cell) for cell in row] for row in rows])
         return
-    for found in (*tables, _example_table(differences)):
+    for found in (summary.summary_table(lines), summary.difference_table(lines), _example_table(differences)):
         if found is not None and form == "markdown":
             print_table(*found, markdown=True)
             print_line()

@@ -139,7 +139,7 @@ def from_file(path: Path) -> Callable[[str, str], str]:
         beside = path.parent / text
         if beside.exists() or not Path(text).exists():
             return str(beside)
-        _say_once(f"{key}: {text} is not beside {path}, but in the current folder, and is read from there")
+        say_once(f"{key}: {text} is not beside {path}, but in the current folder, and is read from there")
         return text
 
     return change
@@ -150,7 +150,8 @@ def _is_relative(text: str) -> bool:
 
 
 @cache
-def _say_once(line: str) -> None:
+def say_once(line: str) -> None:
+    """Say a line to the log, once a process."""
     _log.warning(line)
 
 

@@ -14,13 +14,12 @@ It needs the extra `hf`. Nothing is executed that comes with a data set: the lib
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ostinato.config.files import say_once
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
 from ostinato.data.sources import checked_text, missing
@@ -29,7 +28,6 @@ from ostinato.errors import DataError, on_one_line, see
 if TYPE_CHECKING:
     from ostinato.config.data import DataConfig, DataSetConfig
 
-_log = logging.getLogger(__name__)
 _BUILDERS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
@@ -102,7 +100,7 @@ def _loaded(given: DataSetConfig) -> Any:
     datasets.disable_progress_bars()
     if not path.exists():
         hub = datasets.config.HF_ENDPOINT
-        _say_once(f"{given.hf}: there is no such file or folder here: asking {hub} for that data set")
+        say_once(f"{given.hf}: there is no such file or folder here: asking {hub} for that data set")
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # written by save_to_disk
             stored = datasets.load_from_disk(str(path))
@@ -121,11 +119,6 @@ def _loaded(given: DataSetConfig) -> Any:
     except Exception as error:  # of its own, of the network, of file formats: there is no common base
         reason = on_one_line(error)[:300]
         raise DataError(f"{given.hf}: cannot be loaded as a data set, split {given.split!r}: {reason}") from error
-
-
-@cache
-def _say_once(line: str) -> None:
-    _log.warning(line)
 
 
 def _parts(splits: Mapping[str, Any], wanted: str) -> Any:

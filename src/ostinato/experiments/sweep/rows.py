@@ -250,6 +250,9 @@ def read_sweep(path: Path) -> list[dict[str, Any]]:
     with reading(path, DataError):
         for row in rows:
             own = times.get(tuple(row[key] for key in _ID), {})
+            source, target = row["macs_lengths"]
+            if not all(isinstance(size, int) for size in (row["parameters"], row["macs"], source, target)):
+                raise TypeError("sizes must be whole numbers")
             found = row["values"] | own.get("values", {})
             values = {name: value for name, value in found.items() if value is not None}
             if not all(isinstance(value, int | float) and math.isfinite(value) for value in values.values()):
