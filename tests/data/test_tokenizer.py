@@ -369,3 +369,16 @@ def test_special_symbols_among_the_pieces_of_a_kept_model_are_text_in_a_text(
     assert kept.special_texts == {0: "<pad>", 1: "</s>", 2: "<unk>"}
     assert json.loads(kept.to_json()) == json.loads(model.to_str())
     assert KeptTokenizer(kept.to_json(), kept.special_ids).encode("a") == kept.encode("a")
+
+
+@pytest.mark.parametrize("is_among_others", [False, True])
+def test_a_template_of_symbols_without_ids_is_refused(is_among_others: bool) -> None:
+    model = _of_whole_words()
+    model.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    template = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    model.post_processor = processors.Sequence([template]) if is_among_others else template
+    content = json.loads(model.to_str())
+    one = content["post_processor"]
+    (one["processors"][0] if is_among_others else one)["special_tokens"] = {}
+    with pytest.raises(ValueError, match=r"names no ids of the symbols \['</s>'\]"):
+        KeptTokenizer(json.dumps(content), SpecialIds(pad=0, bos=1, eos=1))

@@ -77,6 +77,21 @@ def test_a_text_with_padding_in_its_middle_is_the_text_without_it(made: Any, nam
             model(input_ids=ids, attention_mask=mask, position_ids=torch.arange(7)[None])
 
 
+def test_logits_of_chosen_columns_are_those_of_all(made: Any) -> None:
+    run, folder = made("looped")
+    model = runs.auto(run).from_pretrained(folder)
+    ids = ids_of(run)
+    for columns, chosen in ((2, [5, 6]), (torch.tensor([1, 4]), [1, 4])):
+        others = ids.clone()
+        others[:, [i for i in range(1, 7) if i - 1 not in chosen]] = -100
+        for use_cache in (False, True):
+            with torch.no_grad():
+                whole = model(ids, labels=others, use_cache=use_cache)
+                found = model(ids, labels=ids, use_cache=use_cache, logits_to_keep=columns)
+            torch.testing.assert_close(found.logits, whole.logits[:, chosen], rtol=0, atol=1e-6)
+            torch.testing.assert_close(found.loss, whole.loss, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_one_slot_of_the_cache_is_one_executed_attention(made: Any, name: str) -> None:
     run, folder = made("looped")

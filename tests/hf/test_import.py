@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 
 import tiny
 import transformers
+from huggingface_hub.utils import filter_repo_objects
 
 import ostinato
 from ostinato.cli import main
@@ -409,8 +410,12 @@ def test_a_hub_is_asked_for_a_name_alone_and_one_line_says_so_first(
 ) -> None:
     asked: list[str] = []
 
-    def snapshot(name: str, **_: Any) -> str:
+    def snapshot(name: str, **which: Any) -> str:
         asked.append(name)
+        kept = ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+        kept += ["model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+        others = ["consolidated.safetensors", "model.fp16.safetensors", "fp16/model.safetensors", "onnx/config.json"]
+        assert sorted(filter_repo_objects(kept + others, **which)) == sorted(kept)
         assert "owner/tiny: there is no such folder here: asking https://" in capsys.readouterr().err
         return str(llama)
 
@@ -430,7 +435,9 @@ def test_a_hub_is_asked_for_a_name_alone_and_one_line_says_so_first(
     capsys.readouterr()
     main_exits(0, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
     assert asked == ["owner/tiny"]
-    assert ostinato.load(tmp_path / "run").model.n_parameters() > 0
+    imported = ostinato.load(tmp_path / "run")
+    assert imported.model.n_parameters() > 0
+    assert imported.recipe.name == "tiny"  # the folder of a hub's cache is called after a commit
 
 
 def main_exits(code: int, *words: str) -> None:

@@ -11,6 +11,7 @@ from tiny_runs import tiny_recipe
 import ostinato
 from ostinato.cli import main
 from ostinato.config.load import check_recipe
+from ostinato.errors import ConfigError
 from ostinato.experiments.sweep.run_key import key_of_run
 from ostinato.training import train
 from ostinato.training.converted import convert_run
@@ -84,6 +85,13 @@ def test_the_command_writes_it_once(dense: Path, tmp_path: Path, capsys: pytest.
     assert end.value.code == 2
     assert "its donor has 3 steps" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_the_tokenizer_stays(dense: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer", "target_tokenizer"):
+        with pytest.raises(ConfigError, match=f"data.{name} is .*: the new run keeps the tokenizers of the old one"):
+            convert_run(ostinato.load(dense), [*WAYS["shared"], f"data.{name}={{kind: characters}}"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_converted_otherwise_is_another_run(dense: Path, tmp_path: Path) -> None:

@@ -121,11 +121,24 @@ def test_a_damaged_log_shows_what_it_holds_else(tmp_path: Path) -> None:
             b"\xff\xfe\n[]\nnull\n"
             + b"[" * 5000
             + b"\n"
-            + b'{"update": "x"}\n{"kind": "training", "update": 15, "nll": "a"}\n'
+            + b'{"update": "x"}\n{"kind": "training"}\n{"kind": "evaluation", "update": null}\n'
+            + b'{"kind": "training", "update": 15, "nll": "a"}\n'
         )
+    timings = [{"kind": "training", "update": 10, "seconds": 2.0, "labels_per_second": 5.0}]
+    timings += [{"kind": "training", "update": 20, "seconds": 2.0, "labels_per_second": 6.0}]
+    with (tmp_path / "timings.jsonl").open("w") as file:
+        for record in (
+            timings[0],
+            {"kind": "training"},
+            {"kind": "training", "update": 15, "seconds": None},
+            timings[1],
+        ):
+            file.write(f"{json.dumps(record)}\n")
     append(log, {"kind": "evaluation", "update": 20, "scores": [1]}, training(20, routing=[1], depth={"x": 1}))
     found = WatchedRunFiles("x", tmp_path).metrics(query())
     assert [point.update for point in found.training] == [10, 15, 20]
+    assert found.speeds == {10: 5.0, 20: 6.0}
+    assert found.run.update == 20
     assert found.evaluations[0].scores == {}
 
 

@@ -203,6 +203,7 @@ class _PlainTextModel:
         try:
             model = tokenizers.Tokenizer.from_str(content)
             given = json.loads(content)
+            _check_templates(given.get("post_processor"))
             added = [one for one in given.get("added_tokens") or () if hides_special and one["special"]]
             self._special = {int(one["id"]): str(one["content"]) for one in added}
             merged = _merged(given["model"])
@@ -244,6 +245,19 @@ class _PlainTextModel:
     def content(self) -> dict[str, Any]:
         """Return the content of its tokenizer.json."""
         return _renamed(json.loads(self._model.to_str()), self._texts)
+
+
+def _check_templates(processor: Mapping[str, Any] | None) -> None:
+    """Refuse a template whose symbols have no ids: the library ends the program when it first uses it."""
+    if processor is None:
+        return
+    for one in processor.get("processors") or ():
+        _check_templates(one)
+    known = processor.get("special_tokens") or {}
+    pieces = [*(processor.get("single") or ()), *(processor.get("pair") or ())]
+    symbols = {piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece}
+    if lacking := sorted(symbols - known.keys()):
+        raise ValueError(f"its post_processor names no ids of the symbols {lacking}, which it puts around texts")
 
 
 def _merged(model: Mapping[str, Any]) -> set[str]:

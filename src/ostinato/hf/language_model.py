@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationMixin
@@ -42,7 +43,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         n_steps: int | None = None,
         halting_threshold: float | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         past_key_values: DepthCache | None = None,
         **others: Any,
@@ -54,7 +55,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
                 padding may stand on either side, before a cached step on the left.
             labels: `[B, T]`, the ids themselves (they are shifted here); -100 does not count.
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
-            logits_to_keep: the last so many columns only; 0: all.
+            logits_to_keep: the last so many columns only, 0: all; or the numbers of the columns, `[n]`.
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
         check_others(others, attention_mask, is_start=cache is None and past_key_values is None)
@@ -65,22 +66,26 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         n_steps, execution = self._how(n_steps, halting_threshold)
         tokens = tokens_of(input_ids, attention_mask)
         shown = self._shown(output_hidden_states, output_attentions)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
         if cache is None and not use_cache:
             output = self.model(batch, n_steps=n_steps, request=shown, execution=execution)
-            logits, stack = output.logits_BTV[:, -logits_to_keep:], output.stacks["decoder"]
+            logits, stack = output.logits_BTV[:, kept], output.stacks["decoder"]
         else:
             if cache is None:
                 cache = DepthCache(Cache(n_steps=n_steps, execution=execution, device=input_ids.device))
             stack = self.model.extended(input_ids, cache.content, tokens.keep_BT, shown)
-            logits = self.model.logits(stack.states_BTD[:, -logits_to_keep:])
+            logits = self.model.logits(stack.states_BTD[:, kept])
             output = ModelOutput(logits)
         loss = None
         if labels is not None:
             shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-            if logits_to_keep:
-                shifted[:, :-logits_to_keep] = IGNORED
-            loss = self._loss(output, batch, shifted[:, -output.logits_BTV.shape[1] :], num_items_in_batch)
+            if output.stacks:  # it has the logits of all columns
+                chosen = torch.full_like(shifted, IGNORED)
+                chosen[:, kept] = shifted[:, kept]
+            else:
+                chosen = shifted[:, kept]
+            loss = self._loss(output, batch, chosen, num_items_in_batch)
         return returned(
             CausalLMOutputWithPast(
                 loss=cast(Any, loss),

@@ -230,6 +230,11 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         if self.training and config.left_out:
             names = ", ".join(config.left_out)
             logger.warning_once(f"this model was trained with {names}, which have no counterpart here and are left out")
+        if self.training and not output.stacks:
+            logger.warning_once(
+                "a loss with a cache, or with encoder_outputs given, is that of the logits alone: without those of "
+                "rounds, of depth and of balance"
+            )
         labels_BL = labels_BL.to(output.logits_BTV.device)
         batch = replace(batch, labels_BT=labels_BL, loss_mask_BT=labels_BL != IGNORED)
         # Drawn anew for every batch, as `TokenModel.loss` does: nobody says which update it is.

@@ -52,31 +52,34 @@ class Pretrained:
     tokenizers: Tokenizers
 
 
-def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None) -> Pretrained:
+def read_pretrained(folder: str | Path, tokenizer: str | Path | None = None, name: str | None = None) -> Pretrained:
     """Read a model and its tokenizer.
 
     Args:
         tokenizer: a tokenizer.json, or a folder that holds one; None: the model's folder.
+        name: of the recipe; None: the folder's.
 
     Raises:
         CheckpointError: no such model, one of an architecture or with options that are not known, weights that lack,
             that are not known, of other shapes, pickled or damaged. DataError: no tokenizer that can be read.
         ConfigError: sizes that do not fit each other.
     """
-    return _read(Path(folder), read_config(Path(folder)), tokenizer)
+    return _read(Path(folder), read_config(Path(folder)), tokenizer, name or Path(folder).resolve().name)
 
 
-def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None) -> Pretrained:
+def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None, name: str) -> Pretrained:
     known = architecture_of(given, folder)
     try:
         settings = known.settings(given)
     except KeyError as error:
         raise CheckpointError(f"{folder / _CONFIG}: has no {error.args[0]}") from error
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
-        name = given["architectures"][0]
-        raise CheckpointError(f"{folder / _CONFIG}: a value in it is none that a {name} can have: {error}") from error
+        architecture = given["architectures"][0]
+        raise CheckpointError(
+            f"{folder / _CONFIG}: a value in it is none that a {architecture} can have: {error}"
+        ) from error
     read = read_kept(Path(tokenizer or folder), special_ids(given), given.get("vocab_size"))
-    settings |= {"name": folder.resolve().name, "description": f"{folder.resolve().name}, imported"}
+    settings |= {"name": name, "description": f"{name}, imported"}
     settings |= {"data.tokenizer": {"kind": "hf", "path": str(Path(tokenizer or folder).absolute())}}
     # A run of a folder has the splits that one names for it: a test split may lack.
     settings["evaluation.splits"] = ["dev"]
@@ -93,7 +96,7 @@ def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None) -> 
             # The file counts, as in transformers, which writes so of a T5 without tied embeddings. What it computes
             # beside that goes by what the configuration says.
             as_said = {"scale_decoder_outputs": given.get("scale_decoder_outputs", True)}
-            return _read(folder, given | {"tie_word_embeddings": False} | as_said, tokenizer)
+            return _read(folder, given | {"tie_word_embeddings": False} | as_said, tokenizer, name)
         model = build_model(recipe.model).eval()
         load_weights(model, table, weights)
     except CheckpointError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.interop.pretrained import Pretrained
 from ostinato.interop.recursive import Shared, to_recursive
@@ -29,11 +30,16 @@ def convert_run(
 
     Raises:
         CheckpointError: the run directory holds something already.
-        ConfigError: settings that are not valid, or a model that cannot be made of the run's.
+        ConfigError: settings that are not valid, another tokenizer, or a model that cannot be made of the run's.
     """
     target = RunDirectory(Path(run_dir))
     target.check_empty()
     recipe = load_recipe(run.directory, overrides)
+    wanted = {name: getattr(recipe.data, name) for name in ("tokenizer", "target_tokenizer")}
+    reason = "the new run keeps the tokenizers of the old one"
+    changed = [(name, new) for name, new in wanted.items() if new != getattr(run.recipe.data, name)]
+    if changed:
+        raise ConfigError([Problem(f"data.{name}", new, reason) for name, new in changed])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build_model(recipe.model).eval()

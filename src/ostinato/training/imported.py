@@ -20,7 +20,16 @@ from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_READ = ("*.json", "*.safetensors")
+_READ = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*.safetensors",
+)
+"""What is read of a folder, and so fetched: repositories hold the same weights in other forms beside these."""
 
 
 def import_run(
@@ -29,7 +38,7 @@ def import_run(
     """Write a run directory with the model and the tokenizer of a folder, and return what was read.
 
     Args:
-        source: a folder; or owner/name of a hub, of which JSON and safetensors files are fetched where the cache of
+        source: a folder; or owner/name of a hub, of which the files that are read are fetched where the cache of
             huggingface_hub has them not.
         tokenizer: a tokenizer.json, or a folder that holds one; None: that of the model.
         say: is given a line before a hub is asked, and of end symbols that the run has not.
@@ -41,7 +50,7 @@ def import_run(
     run = RunDirectory(Path(run_dir))
     run.check_empty()
     folder = _folder_of(source, say)
-    found = read_pretrained(folder, tokenizer)
+    found = read_pretrained(folder, tokenizer, Path(source).resolve().name)
     end = found.model.special_ids.eos
     if found.recipe.model.generates and (others := other_ends(folder, end)):
         names = ", ".join(map(str, others))
@@ -89,7 +98,7 @@ def _folder_of(source: str, say: Callable[[str], None]) -> Path:
         raise CheckpointError(f"{source}: there is no such folder; {reason}{see('hugging-face')}") from error
     say(f"{source}: there is no such folder here: asking {constants.ENDPOINT} for the repository of that name")
     try:
-        return Path(snapshot_download(source, allow_patterns=list(_READ)))
+        return Path(snapshot_download(source, allow_patterns=list(_READ), ignore_patterns=["*/*"]))
     except Exception as error:  # of its own, of the network, of the operating system
         reason = on_one_line(error)
         raise CheckpointError(f"{source}: there is no such folder, and no hub gives it: {reason}") from error

@@ -78,7 +78,7 @@ class WatchedRunFiles:
         last = deque((r for r in lines if r.get("kind") == "training"), maxlen=_RECENT)
         if not last:
             return 0, None
-        updates, seconds = [int(r["update"]) for r in last], [float(r["seconds"]) for r in last]
+        updates, seconds = [r["update"] for r in last], [_number(r.get("seconds")) or 0.0 for r in last]
         # The first of them says when its own updates ended only.
         done, spent = updates[-1] - updates[0], sum(seconds[1:])
         if done <= 0:
@@ -103,9 +103,9 @@ class WatchedRunFiles:
             training=training,
             evaluations=[_evaluation(r) for r in log.records if r.get("kind") == "evaluation"],
             speeds={
-                int(r["update"]): float(r["labels_per_second"])
+                r["update"]: speed
                 for r in timed.records
-                if r.get("kind") == "training" and isinstance(r.get("labels_per_second"), int | float)
+                if r.get("kind") == "training" and (speed := _number(r.get("labels_per_second"))) is not None
             },
         )
 
@@ -128,8 +128,7 @@ def read_lines(path: Path, start: int, mark: str = "") -> Added:
     """Return what was added to a log from a byte on.
 
     A log that is shorter than what was read, or has something else before that byte, was cut back: it is read from its
-    beginning. Lines that are no JSON objects are left out: a log may be damaged, and what it holds else is shown all
-    the same.
+    beginning. Lines that are no records of an update are left out: a log may be damaged, and the rest of it is shown.
 
     Args:
         mark: what was read before left; empty: whatever stands there.
@@ -154,7 +153,7 @@ def read_lines(path: Path, start: int, mark: str = "") -> Added:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and isinstance(record.get("update", 0), int):
+        if isinstance(record, dict) and type(record.get("update")) is int:
             found.append(record)
     return Added(found, place, new_mark, is_cut)
 
