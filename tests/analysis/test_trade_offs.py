@@ -154,6 +154,13 @@ def test_at_a_tuned_threshold_quality_is_measured_with_the_cost(given: list[Subj
     assert found.columns[1] == "token accuracy, test", "results.json has the scores of the trained threshold"
 
 
+@pytest.mark.parametrize("changed", ["data.unknown=replace", "decoding.max_length=3", "task.seed=9"])
+def test_with_other_settings_of_data_or_decoding_quality_is_measured(runs: list[Path], changed: str) -> None:
+    given = logic.subjects([load(run, device="cpu", overrides=[changed]) for run in runs], None, 8)
+    ((_, (found,)),) = logic.survey(given, only=["pareto"]).found
+    assert found.columns[1] == "token accuracy, test", "results.json has the scores of the run's own settings"
+
+
 def test_places_are_marked_where_tokens_are_words(subject: Subject) -> None:
     text = subject.examples[0].source
     assert text is not None

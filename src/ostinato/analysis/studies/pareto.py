@@ -16,6 +16,7 @@ from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.evaluation.threshold import TRAINED
 from ostinato.metrics import decoded_scores
+from ostinato.tasks.recipes import load_recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,10 +80,14 @@ def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
 
 
 def _stored_scores(subject: Subject) -> dict[str, Any]:
-    """Return what results.json has of the split, which is of the scored checkpoint at its trained thresholds alone."""
+    """Return what results.json has of the split: of the scored checkpoint at its trained thresholds, and of the data
+    and the decoding that the run was trained with, alone."""
     run = subject.run
     found = (subject.stored_results().get("splits") or {}).get(subject.split) or {}
     if not found or run.halting_threshold_from != TRAINED:
+        return {}
+    trained = load_recipe(run.directory)
+    if any(getattr(trained, name) != getattr(run.recipe, name) for name in ("task", "data", "decoding")):
         return {}
     try:
         return found if run.checkpoint == find_checkpoint(run.directory) else {}
