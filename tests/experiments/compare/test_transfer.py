@@ -56,3 +56,10 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         transfer([first], "test", "f1", "lang")
     with pytest.raises(CheckpointError, match="not finished"):
         transfer([tmp_path], "test", "accuracy", "lang")
+
+
+@pytest.mark.parametrize("value", [None, {"full": 2.0, "realised": 1.0}, "a signature"])
+def test_what_is_no_number_is_refused(tmp_path: Path, value: Any) -> None:
+    run = _run(tmp_path / "1", 1, {"de": 0.5, "ko": value})
+    with pytest.raises(DataError, match=r"1: accuracy of ko is no number that could be averaged \(test\)$"):
+        transfer([run], "test", "accuracy", "lang")

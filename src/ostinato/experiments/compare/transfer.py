@@ -37,17 +37,21 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
 
     Raises:
         CheckpointError: a run that is not finished.
-        DataError: a run without such scores, with other languages or other settings than the first, or a seed twice.
+        DataError: a run without such scores, or whose scores are no numbers, with other languages or other settings
+            than the first, or a seed twice.
     """
     found = {str(run): read_results(run) for run in runs}
     scores: dict[str, dict[str, float]] = {}
     for run, results in found.items():
         try:
             by = results["splits"][split]["by"][column]
-            scores[run] = {language: float(values[metric]) for language, values in sorted(by.items())}
+            scores[run] = {language: values[metric] for language, values in sorted(by.items())}
         except KeyError as error:
             reason = f"no {error} among its scores ({split}, by {column}, {metric})"
             raise DataError(f"{run}: {reason}: was it scored so? (task.language_field, evaluation.splits)") from error
+        for language, value in scores[run].items():
+            if not isinstance(value, int | float):  # JSON has null for what is not finite
+                raise DataError(f"{run}: {metric} of {language} is no number that could be averaged ({split})")
     first_run, first = next(iter(scores.items()))
     for run, values in scores.items():
         if values.keys() != first.keys():
