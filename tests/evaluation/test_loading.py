@@ -80,6 +80,13 @@ def test_best_last_a_name_and_a_path_choose_the_checkpoint(run: Path) -> None:
     assert not torch.equal(best.model.target_weight, last.model.target_weight)
 
 
+def test_an_override_chooses_the_checkpoint_where_none_is_named(run: Path) -> None:
+    overrides = ["evaluation.checkpoint=last"]
+    assert load(run, device="cpu").checkpoint.name == "update-000030"
+    assert load(run, device="cpu", overrides=overrides).checkpoint.name == "update-000060"
+    assert load(run, device="cpu", checkpoint="best", overrides=overrides).checkpoint.name == "update-000030"
+
+
 def test_evaluating_a_run_equals_evaluating_its_model(run: Path, tmp_path: Path) -> None:
     loaded, path = load(run), tmp_path / "predictions.jsonl"
     result = loaded.evaluate("test", predictions=path)

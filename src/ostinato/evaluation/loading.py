@@ -268,8 +268,8 @@ def load(
     """
     directory = Path(path)
     check_run(directory)
-    where = find_checkpoint(directory, checkpoint)
     recipe = load_recipe(directory, overrides)
+    where = find_checkpoint(directory, recipe.evaluation.checkpoint if checkpoint is None else checkpoint)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
     # With a threshold given, the stored choice is not read: it may be a file that cannot be read.
     is_given = halting_threshold is not None or exit is not None or exit_scope != "token"
