@@ -87,6 +87,19 @@ def test_exact_match_by_hand() -> None:
     assert all_right.verdict == "higher"
 
 
+class Right(ExactMatch):
+    """Exact match whose counts are truth values, as a metric of one's own may have them."""
+
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
+        return [prediction == reference, True]
+
+
+def test_truth_values_are_counted_as_numbers_are() -> None:
+    references = sentences(40)
+    systems = [[*references[:20], *["x"] * 20], [*references[:30], *["x"] * 10]]
+    assert paired_bootstrap(Right(), systems, references) == paired_bootstrap(ExactMatch(), systems, references)
+
+
 def test_a_system_does_not_differ_from_itself_and_pairing_cancels_what_is_hard_for_both() -> None:
     references = sentences(50)
     outputs = worsened(references, 1)

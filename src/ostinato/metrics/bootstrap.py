@@ -147,10 +147,8 @@ def _resampled(counts_SNK: NDArray[Any], n_samples: int, seed: int) -> NDArray[A
     n_systems, n, n_counts = counts_SNK.shape
     rows_NC = counts_SNK.transpose(1, 0, 2).reshape(n, n_systems * n_counts)
     generator = np.random.default_rng(seed)
-    totals_BC = np.empty((n_samples, n_systems * n_counts), dtype=counts_SNK.dtype)
-    for sample in range(n_samples):
-        times_N = np.bincount(generator.integers(n, size=n), minlength=n)
-        totals_BC[sample] = times_N @ rows_NC
+    draws = (np.bincount(generator.integers(n, size=n), minlength=n) for _ in range(n_samples))
+    totals_BC = np.stack([times_N @ rows_NC for times_N in draws])
     return totals_BC.reshape(n_samples, n_systems, n_counts)
 
 
