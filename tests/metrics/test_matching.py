@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
 
+import numpy as np
 import pytest
 from usable import usable_metric
 
@@ -101,3 +103,16 @@ def test_the_second_word_is_compared_alone():
     metric.update("", "the")  # neither has one
     metric.update("the", "the zebra")  # missing
     assert metric.compute() == {"second_word": 0.5}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_a_score_of_numpys_is_a_number_of_json(kind):
+    class Own(ExactMatch):
+        name = "own"
+
+        def score(self, totals):
+            return kind(totals[0])
+
+    metric = Own()
+    metric.update("a", "a")
+    assert json.dumps(metric.compute()) == '{"own": 1.0}'

@@ -54,7 +54,8 @@ class Metric(ABC):
 
     def compute(self) -> dict[str, float | str]:
         """Return the score by name, and where it has one its signature; not a number before the first update."""
-        result: dict[str, float | str] = {self.name: self.score(self._totals) if self._n else math.nan}
+        # A metric of the user's own may return a number of NumPy, which JSON does not know.
+        result: dict[str, float | str] = {self.name: float(self.score(self._totals)) if self._n else math.nan}
         if (signature := self.signature()) is not None:
             result[f"{self.name}_signature"] = signature
         return result
