@@ -31,7 +31,7 @@ def draw_maze(rng: Random, n: int, openings: float, least_path: int) -> tuple[Ma
             where nothing is opened.
 
     Raises:
-        DataError: a thousand mazes, and no such path: with many openings long paths are not the only ones.
+        DataError: ten thousand mazes, and no such path: with many openings long paths are not the only ones.
     """
     for _ in range(_TRIES):
         cells = _joined_rooms(rng, n, openings)

@@ -66,7 +66,8 @@ class Found:
     """What was found for an expectation.
 
     Args:
-        value: the statistic of the terms' means (rounds: medians). by_seed: of every seed that all terms have.
+        value: of several parts the statistic of the terms' means (rounds: medians); of one the mean (median) of
+            by_seed, of a ratio the geometric mean. by_seed: of every seed that all terms have.
         low, high: 95 % interval; of several parts, of the one that is least supported; None: nothing to judge by.
         p_supported, p_contradicted: corrected for the number of a claim's expectations.
         seeds_needed: by the power of the least supported part, corrected as the p values are; None: more than 1,000,
