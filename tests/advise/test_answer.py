@@ -211,6 +211,22 @@ def test_adjusted_means_are_plain_ones_where_all_have_the_same_seeds() -> None:
     assert one_seed_each["a"] < one_seed_each["b"]
 
 
+def test_adjusted_means_of_equal_scores_are_equal() -> None:
+    for scores in ({1: 0.1}, {1: 0.7, 2: 0.1, 3: 0.3}):
+        assert len(set(adjusted_means(dict.fromkeys("abcdefgh", scores)).values())) == 1
+
+
+def test_of_those_of_one_score_the_one_of_the_least_loss_is_advised() -> None:
+    losses = {name: 1.0 - 0.1 * i for i, name in enumerate("abcdefgh")}
+    stage = [Outcome(Trial(name, 1.0, 1, 90), 0.1, loss) for name, loss in losses.items()]
+    made = [candidate(name) for name in losses]
+    arguments: dict[str, object] = {"latencies": {}, "length": 900, "trainings_an_hour": {}, "n_untried": 0}
+    found = make_answer(
+        Found([stage], True), made, SPACE, "exact_match", "max", Limits(parameters=10), most_seeds=5, **arguments
+    )
+    assert [one.name for one in found.standings] == list("hgfedcba")
+
+
 def test_the_best_is_chosen_by_the_scores_it_is_judged_by_and_the_correction_counts_all_pairs() -> None:
     # p = 0.0086: below 0.025 after three comparisons with a best one that was known before, but not after twelve.
     rivals = {name: {1: 0.77, 2: 1.0, 3: 1.23} for name in "bcd"}

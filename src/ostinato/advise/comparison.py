@@ -40,7 +40,8 @@ def adjusted_means(scores: Mapping[str, Mapping[int, float]]) -> dict[str, float
     """Return the mean of every candidate that has a score, freed of which seeds it has.
 
     Least squares of score = candidate + seed, the effects of seeds zero on average: where all have the same seeds it is
-    the plain mean; of two candidates it differs by the mean difference over the seeds that both have.
+    the plain mean; of two candidates it differs by the mean difference over the seeds that both have. Rounded to twelve
+    digits, so that equal scores stay equal.
     """
     names = [name for name, own in scores.items() if own]
     seeds = sorted({seed for own in scores.values() for seed in own})
@@ -52,7 +53,7 @@ def adjusted_means(scores: Mapping[str, Mapping[int, float]]) -> dict[str, float
         design[row, i] = design[row, len(names) + j] = 1.0
     design[-1, len(names) :] = 1.0
     effects = np.linalg.lstsq(design, np.array([score for *_, score in cells] + [0.0]), rcond=None)[0]
-    return {name: float(effects[i]) for i, name in enumerate(names)}
+    return {name: float(f"{effects[i]:.12g}") for i, name in enumerate(names)}
 
 
 def compare(scores: Mapping[str, Mapping[int, float]], best: str, mode: Mode) -> dict[str, Compared]:
