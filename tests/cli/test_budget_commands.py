@@ -116,10 +116,9 @@ def test_a_recipe_is_solved_for_the_size_of_another(run, tmp_path: Path) -> None
 
 def test_a_solved_recipe_names_the_options_that_made_it_and_no_defaults(run, tmp_path: Path) -> None:
     file = tmp_path / "solved.yaml"
-    run(
-        "solve", "depth/small", "--match", "bytes", "--target", 9e6, "--beam", 2, "--source-length", 32, "--write", file
-    )
-    assert "--free d_ff --match bytes --target 9e+06 --beam 2\n" in file.read_text()
+    lengths = "--beam", 2, "--source-length", 32
+    run("solve", "depth/small", "--match", "bytes", "--target", 9_000_123, *lengths, "--write", file)
+    assert "--free d_ff --match bytes --target 9000123 --beam 2\n" in file.read_text()
 
 
 def test_without_a_reference_a_recipe_keeps_its_own_cost_under_other_settings(run) -> None:

@@ -153,7 +153,7 @@ def solve(
     assert target is not None
     found = match_model(recipe.model, target, wanted, recipe)
     if write is not None:
-        goal_option = [] if reference is not None else ["--target", f"{target:g}"]
+        goal_option = [] if reference is not None else ["--target", f"{target:.15g}"]
         options = ["--free", free, "--match", match, *goal_option]
         options += words_of(context, _RECORDED)
         write_derived(
