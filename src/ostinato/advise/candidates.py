@@ -34,6 +34,7 @@ class Candidate:
     Args:
         levels: of every axis; empty for the recipe itself. settings: of the recipe, by dotted path, solved ones too.
         model: with its vocabulary sizes. figures: its parameters, macs and bytes.
+        cached_rounds: of a loop, whose keys and values it keeps in decoding; None: all.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Candidate:
     settings: dict[str, Any]
     model: ModelConfig
     figures: dict[str, float]
+    cached_rounds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ class _Maker:
         ) is None:
             self._rest[name] = rest
             own = settings | {f"model.{path}": value for path, value in values.items()}
-            self.found.append(Candidate(name, combination, own, solved, self.limits.figures(solved)))
+            kept = changed.decoding.cached_rounds
+            self.found.append(Candidate(name, combination, own, solved, self.limits.figures(solved), kept))
         elif same.name == BASE and not same.levels:  # the recipe is a combination of the space
             self.found[self.found.index(same)] = replace(same, levels=combination)
         else:

@@ -27,11 +27,11 @@ class Latencies:
         self, journal: Journal, candidates: Sequence[Candidate], limits: Limits, n_threads: int, device: str
     ) -> None:
         self._journal, self._limits, self._n_threads, self._device = journal, limits, n_threads, device
-        self._models = {one.name: one.model for one in candidates}
+        self._candidates = {one.name: one for one in candidates}
 
     def known(self) -> dict[str, float]:
         """Return the seconds of those that were measured."""
-        found = {name: self._journal.kept(_place(name)) for name in self._models}
+        found = {name: self._journal.kept(_place(name)) for name in self._candidates}
         return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
 
     def seconds_of(self, name: str) -> float:
@@ -55,10 +55,13 @@ class Latencies:
                 say(f"{name}: no latency: {error}")
 
     def _measure(self, name: str) -> float:
-        model, limits = self._models[name], self._limits
+        one, limits = self._candidates[name], self._limits
+        model, lengths = one.model, (limits.source_length, limits.target_length)
         batch_size = limits.latency.batch_size if limits.latency else 1
-        kind = "decoding" if model.generates else "forward"
-        workload = Workload(kind, batch_size, limits.source_length, limits.target_length)  # type: ignore[arg-type]
+        if model.generates:
+            workload = Workload("decoding", batch_size, *lengths, cached_rounds=one.cached_rounds)
+        else:
+            workload = Workload("forward", batch_size, *lengths)
         (measured,) = Timer(self._device, self._n_threads).measure(
             [TimedModel(name, model)], [workload], LATENCY_EFFORT
         )

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ostinato.advise.candidates import make_candidates
+from ostinato.advise.journal import Journal
+from ostinato.advise.latency import Latencies
+from ostinato.advise.limits import LatencyLimit, Limits
+from ostinato.config.space import AxisConfig, LevelConfig, SpaceConfig
+from ostinato.experiments.timing.workloads import Workload
+
+ONE_ROUND = AxisConfig(name="kept", levels=[LevelConfig(name="one round", set={"decoding.cached_rounds": 1})])
+
+
+def test_a_search_keeps_as_many_rounds_as_the_candidate_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Workload] = []
+
+    def measure(timer: object, models: object, workloads: list[Workload], effort: object) -> list[SimpleNamespace]:
+        seen.extend(workloads)
+        return [SimpleNamespace(median_s=1.0)]
+
+    monkeypatch.setattr("ostinato.advise.latency.Timer.measure", measure)
+    limits = Limits(latency=LatencyLimit(1.0, 3), source_length=5, target_length=7)
+    settings = ["model.vocab_size=100", "decoding.cached_rounds=2"]
+    found = make_candidates("looped/novels", settings, SpaceConfig(name="x", axes=[ONE_ROUND]), limits)
+    clock = Latencies(Journal(tmp_path, {}), found.found, found.limits, 1, "cpu")
+    assert [clock.seconds_of(one.name) for one in found.found] == [1.0, 1.0]
+    assert seen == [Workload("decoding", 3, 0, 7, cached_rounds=2), Workload("decoding", 3, 0, 7, cached_rounds=1)]
