@@ -102,3 +102,18 @@ def test_bytes_alone_are_a_budget() -> None:
     found = make_candidates("digits/transformer", TINY, space(ONE), limits).found
     assert [one.name for one in found] == [BASE, "shared"]
     assert all(0.9 < limits.share(one.model) <= 1 for one in found)
+
+
+def test_bytes_are_those_of_how_a_level_trains() -> None:
+    levels = [
+        LevelConfig(name=name, set={"training.checkpoint_activations": x})
+        for name, x in (("recomputed", True), ("kept", False))
+    ]
+    limits = Limits(bytes=200_000)
+    ours = space(AxisConfig(name="activations", levels=levels))
+    settings = [*TINY, "training.checkpoint_activations=true"]
+    base, kept = make_candidates("digits/transformer", settings, ours, limits).found
+    assert (base.levels, kept.name) == ({"activations": "recomputed"}, "kept")
+    assert 0.9 < limits.share(kept.model) <= 1, "all activations are counted"
+    assert limits.share(base.model) > 1
+    assert kept.figures["bytes"] == limits.figures(kept.model)["bytes"]

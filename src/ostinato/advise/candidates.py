@@ -141,14 +141,15 @@ class _Maker:
             changed = load_recipe(self.base, [*self.overrides, *as_overrides(settings)])
             model = size_model(changed, self.access, known=self.known).model
             free = free_of(self.space, combination) if combination else self.space.free
+            limits = self.limits.of_recipe(changed)  # a level may change how it is trained and decoded
         except ConfigError as error:
             self.left_out.append(LeftOut(name, _one_line(error)))
             return
         try:
-            solved, values = self._solve(model, free)
+            solved, values = self._solve(model, free, limits)
         except OutOfReach as error:
-            figures = self.limits.figures(_smallest(model, free[0], self.limits))
-            over = {n: figures[n] for n, limit in self.limits.counted().items() if figures[n] > limit}
+            figures = limits.figures(_smallest(model, free[0], limits))
+            over = {n: figures[n] for n, limit in limits.counted().items() if figures[n] > limit}
             needs = ", ".join(f"{value:,.0f} {WORDS[n]}" for n, value in over.items())
             reason = f"needs {needs} even at its narrowest" if over else _one_line(error)
             self.left_out.append(LeftOut(name, reason, figures if over else None))
@@ -156,7 +157,7 @@ class _Maker:
         except ConfigError as error:
             self.left_out.append(LeftOut(name, _one_line(error)))
             return
-        share = self.limits.share(solved)
+        share = limits.share(solved)
         if share < 1 - self.space.tolerance:
             reason = f"comes no nearer to the budget than {100 * share:.0f} % of it"
             self.left_out.append(LeftOut(name, reason))
@@ -168,17 +169,17 @@ class _Maker:
             self._rest[name] = rest
             own = settings | {f"model.{path}": value for path, value in values.items()}
             kept = changed.decoding.cached_rounds
-            self.found.append(Candidate(name, combination, own, solved, self.limits.figures(solved), kept))
+            self.found.append(Candidate(name, combination, own, solved, limits.figures(solved), kept))
         elif same.name == BASE and not same.levels:  # the recipe is a combination of the space
             self.found[self.found.index(same)] = replace(same, levels=combination)
         else:
             self.left_out.append(LeftOut(name, f"is the same model as {same.name}"))
 
-    def _solve(self, model: ModelConfig, free: Sequence[str]) -> tuple[ModelConfig, dict[str, int]]:
+    def _solve(self, model: ModelConfig, free: Sequence[str], limits: Limits) -> tuple[ModelConfig, dict[str, int]]:
         """Return the model with its free settings solved, one after the other, and their values."""
         values: dict[str, int] = {}
         for name in free:
-            solution = solve(model, 1.0, name, self.limits.share, "down")
+            solution = solve(model, 1.0, name, limits.share, "down")
             model, values = solution.config, values | solution.values
         return model, values
 
