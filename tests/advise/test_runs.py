@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_question import TINY
@@ -10,6 +11,7 @@ from tiny_question import TINY
 from ostinato.advise.candidates import Candidate
 from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, best_of, mode_of, range_of
 from ostinato.advise.trials import TimeUp, Trial
+from ostinato.config.measures import as_overrides
 from ostinato.experiments.sweep.executors import InProcess, Job
 from ostinato.metrics.matching import ExactMatch
 from ostinato.tasks.recipes import load_recipe
@@ -60,6 +62,22 @@ def test_a_shorter_training_has_a_shorter_schedule_and_warm_up(tmp_path: Path) -
         **dict.fromkeys(("training.evaluate_every", "training.save_every", "training.log_every"), 3),
     }
     assert -(-15 // found["training.evaluate_every"]) <= N_EVALUATIONS
+
+
+@pytest.mark.parametrize(
+    "level",
+    [{"training.schedule.warmup": 30}, {"training.schedule": {"kind": "linear", "warmup": 30}}],
+    ids=["setting", "group"],
+)
+def test_a_warm_up_that_a_level_sets_is_shorter_in_a_shorter_training_too(
+    tmp_path: Path, level: dict[str, Any]
+) -> None:
+    ours = trainer(tmp_path, 0)
+    ours.candidates["slow"] = Candidate("slow", {}, level, RECIPE.model, {})
+    settings = ours.settings(Trial("slow", 1.0, 1, 15))
+    recipe = load_recipe("digits/transformer", [*TINY, *as_overrides(settings)])
+    assert recipe.training.schedule.warmup == 10
+    assert recipe.training.n_updates == 15
 
 
 def test_nothing_is_begun_after_the_deadline(tmp_path: Path) -> None:

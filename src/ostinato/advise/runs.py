@@ -20,6 +20,7 @@ from ostinato.config.measures import as_overrides
 from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
+from ostinato.config.training import TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.experiments.sweep.executors import Executor, Job, JobResult, TakeEvent
 from ostinato.experiments.sweep.rows import collect_rows
@@ -28,6 +29,7 @@ from ostinato.experiments.sweep.schedule import SweepError, run_sweep
 from ostinato.experiments.sweep.watch import Watcher
 from ostinato.metrics import METRICS
 from ostinato.tasks.checks import FORCED_METRICS, SMALLER_IS_BETTER
+from ostinato.tasks.recipes import load_recipe
 
 N_EVALUATIONS = 6
 """Of every training."""
@@ -101,6 +103,7 @@ class SweepTrainer:
         self.candidates = {one.name: one for one in candidates}
         self.metric, self.store, self.deadline, self.access = metric, store, deadline, access
         self.make_executor, self.watcher, self.n_threads = make_executor, watcher, n_threads
+        self._trainings: dict[str, TrainingConfig] = {}
 
     def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
         """Do the trials that are not done yet; return the outcomes of all.
@@ -164,7 +167,8 @@ class SweepTrainer:
 
     def settings(self, trial: Trial) -> dict[str, Any]:
         """Return what a trial changes in the recipe."""
-        training = self.recipe.training
+        own = self.candidates[trial.candidate].settings
+        training = self._training_of(trial.candidate)
         every = max(1, -(-trial.updates // N_EVALUATIONS))
         changes: dict[str, Any] = {
             "training.n_updates": trial.updates,
@@ -177,7 +181,14 @@ class SweepTrainer:
             group, _, key = name.partition(".")
             if value := getattr(getattr(training, group), key, 0):
                 changes[f"training.{name}"] = max(1, round(value * trial.updates / max(1, training.n_updates)))
-        return changes | self.candidates[trial.candidate].settings
+        return own | changes
+
+    def _training_of(self, candidate: str) -> TrainingConfig:
+        """Return how a candidate would be trained to its end: a level may say how long its warm-up is."""
+        if candidate not in self._trainings:
+            changes = as_overrides(self.candidates[candidate].settings)
+            self._trainings[candidate] = load_recipe(self.base, [*self.overrides, *changes]).training
+        return self._trainings[candidate]
 
     def _outcomes(
         self, sweep: SweepConfig, names: dict[str, Trial], failures: dict[str, str], *, is_whole: bool = True
