@@ -15,6 +15,7 @@ from ostinato.config.measures import as_overrides
 from ostinato.experiments.sweep.executors import InProcess, Job
 from ostinato.metrics.matching import ExactMatch
 from ostinato.tasks.recipes import load_recipe
+from ostinato.training.optim import learning_rate
 from ostinato.training.rundir import RunDirectory
 from ostinato.version import __version__
 
@@ -78,6 +79,19 @@ def test_a_warm_up_that_a_level_sets_is_shorter_in_a_shorter_training_too(
     recipe = load_recipe("digits/transformer", [*TINY, *as_overrides(settings)])
     assert recipe.training.schedule.warmup == 10
     assert recipe.training.n_updates == 15
+
+
+@pytest.mark.parametrize("kind", ["constant", "inverse_sqrt", "inverse_sqrt_t2t", "linear", "cosine"])
+def test_the_peak_of_the_learning_rate_is_the_recipes_however_short_the_warm_up(tmp_path: Path, kind: str) -> None:
+    ours = trainer(tmp_path, 0)
+    ours.overrides.append(f"training.schedule.kind={kind}")
+
+    def peak(settings: dict[str, Any]) -> float:
+        training = load_recipe("digits/transformer", [*ours.overrides, *as_overrides(settings)]).training
+        updates = range(1, training.n_updates + 1)
+        return max(learning_rate(training.optimizer, training.schedule, u, training.n_updates, 16) for u in updates)
+
+    assert peak(ours.settings(Trial("base", 3.0, 1, 15))) == pytest.approx(3.0 * peak({}))
 
 
 def test_nothing_is_begun_after_the_deadline(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ostinato.experiments.sweep.watch import Watcher
 from ostinato.metrics import METRICS
 from ostinato.tasks.checks import FORCED_METRICS, SMALLER_IS_BETTER
 from ostinato.tasks.recipes import load_recipe
+from ostinato.training.optim import learning_rate
 
 N_EVALUATIONS = 6
 """Of every training."""
@@ -181,6 +182,14 @@ class SweepTrainer:
             group, _, key = name.partition(".")
             if value := getattr(getattr(training, group), key, 0):
                 changes[f"training.{name}"] = max(1, round(value * trial.updates / max(1, training.n_updates)))
+        if (warmup := changes.get("training.schedule.warmup")) is not None:
+            # Where the peak depends on how long the warm-up is it stays the recipe's.
+            shorter = training.schedule.model_copy(update={"warmup": warmup})
+            long, short = (
+                learning_rate(training.optimizer, one, one.warmup, one.warmup, 1)
+                for one in (training.schedule, shorter)
+            )
+            changes["training.optimizer.lr"] *= long / short
         return own | changes
 
     def _training_of(self, candidate: str) -> TrainingConfig:
