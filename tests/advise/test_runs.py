@@ -94,6 +94,17 @@ def test_the_peak_of_the_learning_rate_is_the_recipes_however_short_the_warm_up(
     assert peak(ours.settings(Trial("base", 3.0, 1, 15))) == pytest.approx(3.0 * peak({}))
 
 
+def test_a_mean_of_weights_forgets_the_start_of_a_shorter_training_as_well(tmp_path: Path) -> None:
+    ours = trainer(tmp_path, 0)
+    ours.overrides.append("training.ema_decay=0.95")
+    assert RECIPE.training.n_updates == 45
+    settings = ours.settings(Trial("base", 1.0, 1, 15))
+    assert settings["training.ema_decay"] ** 15 == pytest.approx(0.95**45)
+    other = trainer(tmp_path, 0)
+    other.overrides += ["training.ema_decay=0.95", "training.n_updates=1000000"]
+    assert other.settings(Trial("base", 1.0, 1, 15))["training.ema_decay"] is None
+
+
 def test_nothing_is_begun_after_the_deadline(tmp_path: Path) -> None:
     ours = trainer(tmp_path, time.monotonic())
     with pytest.raises(TimeUp):

@@ -182,6 +182,10 @@ class SweepTrainer:
             group, _, key = name.partition(".")
             if value := getattr(getattr(training, group), key, 0):
                 changes[f"training.{name}"] = max(1, round(value * trial.updates / max(1, training.n_updates)))
+        if training.ema_decay is not None:
+            # At its end the mean forgets as much of the start as that of the whole training would; with nothing left
+            # to remember there is none.
+            changes["training.ema_decay"] = training.ema_decay ** (training.n_updates / trial.updates) or None
         if (warmup := changes.get("training.schedule.warmup")) is not None:
             # Where the peak depends on how long the warm-up is it stays the recipe's.
             shorter = training.schedule.model_copy(update={"warmup": warmup})
