@@ -81,6 +81,8 @@ def test_recipes_are_no_data(tmp_path: Path) -> None:
     assert not is_data("digits/transformer")
     assert not is_data("mine.yaml")
     assert not is_data(str(tmp_path))
+    (tmp_path / "parts.jsonl").mkdir()
+    assert not is_data(str(tmp_path / "parts.jsonl")), "a folder without train.*, whatever it is called"
 
 
 def test_a_missing_file_is_one_line() -> None:

@@ -24,7 +24,9 @@ HELD_OUT = 10
 def is_data(name: str) -> bool:
     """Return whether a name is a data file's or that of a folder with `train.*`, and no recipe's."""
     path = Path(name)
-    return path.name.removesuffix(".gz").endswith(_ENDINGS) or (path.is_dir() and _in_folder(path, "train") is not None)
+    if path.is_dir():
+        return _in_folder(path, "train") is not None
+    return path.name.removesuffix(".gz").endswith(_ENDINGS)
 
 
 def recipe_of_data(name: str, overrides: Sequence[str], folder: Path) -> tuple[str, list[str]]:
