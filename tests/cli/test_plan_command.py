@@ -356,6 +356,12 @@ def test_a_decoder_only_model_of_pairs_is_counted_for_both_sides(run) -> None:
     )
 
 
+def test_sequences_of_different_lengths_are_said_to_be(run) -> None:
+    sizes = ["--source-length", 8, "--target-length", 24, "--source-vocab", 100, "--target-vocab", 100]
+    assert "MACs (24 and 32 tokens)" in run("plan", "lm/transformer", "multi30k/decoder-only", *sizes).out
+    assert "MACs (24 tokens)" in run("plan", "lm/transformer", "lm/universal", *sizes).out
+
+
 def test_a_split_that_the_task_lacks_is_refused_before_it_is_trained(run, tmp_path: Path) -> None:
     outcomes = [
         run("plan", "algorithmic/copy-universal", "evaluation.splits=[gen]"),

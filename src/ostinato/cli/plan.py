@@ -199,7 +199,9 @@ def _print_budgets(planned: Sequence[PlannedRecipe]) -> None:
         rows.append(_row("per source token", (m.per_source_token for m in macs)))
         rows.append(_row("per target token", (m.per_target_token for m in macs)))
     else:
-        title = f"MACs ({a.target_length} tokens)"
+        # Of pairs that are read as one sequence those of both sides, of texts fewer.
+        lengths = dict.fromkeys(str(b.assumptions.target_length) for b in budgets)
+        title = f"MACs ({' and '.join(lengths)} tokens)"
         rows.append(_row("per token", (m.per_token for m in macs)))
     rows.append(_row("per generated token", (m.per_generated_token for m in macs)))
     if any(b.kaplan_flops is not None for b in budgets):
