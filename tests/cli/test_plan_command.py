@@ -436,4 +436,6 @@ def test_bytes_of_a_process_are_listed_by_the_number_of_processes(run) -> None:
     assert whole["gathered"] == 0
     assert whole["parameters"] / 8 <= part["parameters"] < 1.01 * whole["parameters"] / 8
     assert part["activations"] < whole["activations"]
+    [with_mean] = json.loads(run("plan", "depth/small", "training.ema_decay=0.9", *sizes, "--ranks", "1", "--json").out)
+    assert with_mean["ranks"][0]["optimizer"] == whole["optimizer"] + whole["parameters"]
     assert run("plan", "depth/small", "--ranks", "0").code == 2

@@ -4,7 +4,8 @@ By `training.parallel`: `none` and `ddp` hold all of a model in every process, `
 its gradient and of its optimiser's state, and gathers what it computes with:
 
     held      sum over parameters of 4 ceil(d / n) (elements / d), d the size of the dimension that is divided; rank 0
-              holds the most. Gradients as much, of what is trained; Adam's two moments twice that
+              holds the most. Gradients as much, of what is trained; Adam's two moments twice that,
+              and a mean of the weights (`training.ema_decay`) as much again
     gathered  whole weights and whole gradients of everything but the parameter sets of sub-layers, and of the sets that
               stay gathered (`FsdpConfig.keep_shared`); of the others twice the largest: the next is fetched while one
               computes, and a gradient is sent while the next is made
@@ -55,6 +56,7 @@ class RankBytes:
     """Bytes of rank 0 of `n_ranks` processes; the others hold at most as much.
 
     Args:
+        optimizer: Adam's moments, and a mean of the weights where one is kept.
         gathered: more weights and gradients, while an update is computed. activations: of its sentences.
     """
 
@@ -79,12 +81,14 @@ def count_rank_bytes(
     *,
     activations: int = 0,
     frozen: Collection[str] = (),
+    has_mean: bool = False,
 ) -> RankBytes:
     """Return what one of several processes holds, and what it gathers besides.
 
     Args:
         shapes: of all parameters, by their names in the model. uses: of its sets, see `set_uses`.
         activations: bytes of the sentences of one process. frozen: names of parameters that are not trained.
+        has_mean: a mean of the trained weights is kept.
     """
     is_sharded = isinstance(parallel, FsdpConfig) and n_ranks > 1
     parts = {name: _part(shape, n_ranks) if is_sharded else prod(shape) for name, shape in shapes.items()}
@@ -94,7 +98,7 @@ def count_rank_bytes(
     if is_sharded:
         whole = {name: prod(shape) * (1 if name in frozen else 2) for name, shape in shapes.items() if shape}
         gathered = _BYTES * _gathered(whole, uses, isinstance(parallel, FsdpConfig) and parallel.keep_shared)
-    return RankBytes(n_ranks, held, trained, _MOMENTS * trained, gathered, activations)
+    return RankBytes(n_ranks, held, trained, (_MOMENTS + has_mean) * trained, gathered, activations)
 
 
 def _part(shape: Sequence[int], n: int) -> int:

@@ -224,12 +224,13 @@ def _print_ranks(planned: Sequence[PlannedRecipe], counts: Sequence[int]) -> Non
 
     for name, one in zip(short_names([one.name for one in planned]), planned, strict=True):
         found, batch = [rank_bytes(one, n) for n in counts], one.budget.assumptions.batch_size
+        mean = "" if one.training.ema_decay is None else " and mean of weights"
         rows = [
             _row(title, (getattr(rank, key) for rank in found), 1024)
             for title, key in (
                 ("parameters", "parameters"),
                 ("gradients", "gradients"),
-                ("optimiser's moments", "optimizer"),
+                (f"optimiser's moments{mean}", "optimizer"),
                 ("gathered in an update", "gathered"),
                 ("activations", "activations"),
                 ("all of these", "total"),

@@ -131,6 +131,7 @@ def rank_bytes(planned: PlannedRecipe, n_ranks: int) -> RankBytes:
         n_ranks,
         activations=bytes_of_rank.activations,
         frozen={name for name in names if matches(name, config.freeze) and not matches(name, config.freeze_except)},
+        has_mean=config.ema_decay is not None,
     )
 
 
