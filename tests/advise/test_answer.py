@@ -195,6 +195,21 @@ def test_a_candidate_with_a_failed_seed_stands_behind_those_without_and_it_is_sa
     assert found.warnings == ["2 of 3 seeds of a failed, so that it stands behind: update 3: the loss is nan"]
 
 
+def test_a_leader_that_failed_in_the_last_stage_is_said_to_have() -> None:
+    arguments: dict[str, object] = {"latencies": {}, "length": 900, "trainings_an_hour": {}, "n_untried": 0}
+    stages = [outcomes({"a": [1.0], "b": [1.1]}, 10), outcomes({"a": [0.8], "b": [0.9]}, 30), outcomes({"b": [0.5]})]
+    stages[-1].append(Outcome(Trial("a", 1.0, 1, 90), None, reason="update 3: the loss is nan"))
+    made = [candidate(name) for name in "ab"]
+    found = make_answer(
+        Found(stages, True), made, SPACE, "loss", "min", Limits(parameters=10), most_seeds=5, **arguments
+    )
+    assert [(one.name, one.stage, one.failed) for one in found.standings] == [
+        ("b", 2, ""),
+        ("a", 1, "update 3: the loss is nan"),
+    ]
+    assert "a failed in stage 3: update 3: the loss is nan" in found.warnings
+
+
 def test_means_over_different_seeds_are_not_compared_as_they_are() -> None:
     # Seeds 4 and 5 are easy; only a had time for them. With the three seeds of both b is better.
     found = answer({"a": [0.62, 0.64, 0.66, 0.3, 0.3], "b": [0.60, 0.61, 0.63]})

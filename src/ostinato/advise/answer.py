@@ -39,7 +39,7 @@ class Standing:
         stage: the last one it was in, from 0. updates, rate: of its trainings there. scores: by seed. mean: of them.
         low, high: 95 % interval of the mean, None of a single seed. expected: after the recipe's own updates.
         figures: parameters, macs, bytes, and latency (seconds) where it was measured. failed: why it, or one of its
-            seeds, has no score. n_failed: of its seeds.
+            seeds, has no score there or in the next stage. n_failed: of its seeds.
         is_equal: not told apart from the best; None: no test compares them. difference: by how much it is worse than
             the best, seed by seed, with its 95 % interval.
     """
@@ -205,6 +205,8 @@ def _warnings(
         if one.n_failed and _same_size(one, best):
             n = one.n_failed + len(one.scores)
             warnings.append(f"{one.n_failed} of {n} seeds of {one.name} failed, so that it stands behind: {one.failed}")
+        elif one.failed and one.mean is not None and not one.n_failed:
+            warnings.append(f"{one.name} failed in stage {one.stage + 2}: {one.failed}")
     first = best_by_candidate(found.stages[0], mode)
     if without is not None:
         sign = sign_of(mode)
@@ -240,6 +242,7 @@ def _standings(
             own = [o for o in found.stages[stage] if _is_same_model(o.trial, first.trial)]
             scores = {o.trial.seed: float(o.score) for o in own if o.score is not None}
             failures = [o for o in own if o.score is None]
+            later = [o for one in found.stages[stage + 1 :] for o in one if o.trial.candidate == name]  # all failed
             judged = judge(list(scores.values()), (0.0, None))
             figures = dict(candidates[name].figures)
             if name in latencies:
@@ -256,7 +259,7 @@ def _standings(
                 judged.high,
                 expect(found, first, length, noise, goal, drift).within(*range_of(metric)),
                 figures,
-                _reason(failures[0]) if failures else "",
+                _reason([*later, *failures][0]) if later or failures else "",
                 n_failed=len(failures),
             )
     failed = [o for o in found.outcomes if o.score is None and o.trial.candidate not in made]
