@@ -13,6 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import ostinato.nn.attention
 import ostinato.nn.rows
@@ -25,6 +27,7 @@ from ostinato.data.batch import Batch
 from ostinato.kernels import attend_some
 from ostinato.models.losses import balance_loss
 from ostinato.models.output import ModelOutput
+from ostinato.nn.cache import Cache
 from running import run_as
 
 pytestmark = pytest.mark.device
@@ -98,6 +101,33 @@ def assert_same_trace(expected: Any, found: Any) -> None:
     runs = expected.executed_BTR
     assert_equal(found.probs_BTR[runs], expected.probs_BTR[runs], "gates")
     assert_equal(found.remaining_BTR[runs], expected.remaining_BTR[runs], "what was left")
+
+
+@pytest.mark.device(False)
+@pytest.mark.parametrize("keys", ["own", "first", "all"])
+def test_rounds_for_which_no_token_is_chosen_do_not_run(keys: str) -> None:
+    """Not even where later rounds choose among all again, and read the keys of this one."""
+    loop = {"segments": [{"n_steps": 1, "repeats": 4, "keys": keys, "round_norm": True}], "n_steps": 1}
+    chosen = {"kind": "select", "among": "all", "capacities": [None, 0.5], "threshold": 0.0}
+    stack = loop | {"self_attention": {"n_heads": 2, "n_kv_heads": 1}, "ffn": {"d_ff": 6}, "halting": chosen}
+    config = LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": stack})
+    model = random_model(config)
+    ids_BT = torch.tensor([[1, 3, 4, 5, 3], [1, 5, 5, 3, 4]])
+    found, flops = {}, {}
+    for compaction in ("never", "always"):
+        run_as(model, compaction=compaction)  # type: ignore[arg-type]
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            output = model(ids_BT)
+        found[compaction], flops[compaction] = output.logits_BTV, counter.get_total_flops()
+        ran_R = output.stacks["decoder"].halting.executed_BTR.any(0).any(0)
+        assert ran_R.tolist() == [True, False, True, False]
+        cache = Cache(device=ids_BT.device)
+        with torch.no_grad():
+            states = [model.extended(ids_BT[:, t : t + 1], cache).states_BTD for t in range(5)]
+            steps = [model.logits(states_BTD) for states_BTD in states]
+        assert_equal(torch.cat(steps, 1), output.logits_BTV, "logits of cached steps")
+    assert_equal(found["always"], found["never"], "logits")
+    assert flops["always"] < 0.6 * flops["never"]  # of four rounds two
 
 
 @draws(25)

@@ -230,6 +230,13 @@ def check_realised_macs_of(model: Model, source_length: int, target_length: int)
     assert counted.realised == macs_of(config, depths | everyone, exits).realised
 
 
+def test_rounds_for_which_no_token_is_chosen_cost_their_routers() -> None:
+    loop = {"segments": [{"n_steps": 1, "repeats": 4}], "n_steps": 1}
+    chosen = {"kind": "select", "among": "all", "capacities": [None, 0.5], "threshold": 0.0}
+    decoder = STACK | loop | {"halting": chosen}
+    check_realised_macs(LanguageModelConfig.model_validate({"d_model": 32, "vocab_size": 9, "decoder": decoder}), 4, 6)
+
+
 @draws(30, quick=10)
 @given(any_architecture(), st.integers(2, 9), st.integers(2, 9))
 def test_realised_macs_of_a_sentence_agree_with_the_flop_counter(

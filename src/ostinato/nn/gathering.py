@@ -57,9 +57,11 @@ def gather_active(
 def rows_of_round(halting: HaltingPass, run: Pass) -> tuple[Tensor | None, Rows]:
     """Return which rows a round computes, of a pass in which others come back after it, and their places; None: all
     that are there."""
-    if run.execution.compaction == "never" or halting.active_N is None:
+    execution = run.execution
+    if execution.compaction == "never" or halting.active_N is None or not pays_to_gather(halting, execution):
         return None, halting.rows
-    if not halting.n_active or not pays_to_gather(halting, run.execution):
+    # Without a row, masked ones keep up with other processes, and give weights the gradient 0 that others sum.
+    if not halting.n_active and (torch.is_grad_enabled() or execution.any_process is not None):
         return None, halting.rows
     return halting.rows_of_round()
 

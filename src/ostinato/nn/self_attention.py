@@ -93,11 +93,15 @@ class SelfAttention(SubLayer):
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
+        keys = self.made_keys(attention, kv_MJ, run, here)
+        return self.attend(attention, q_NI, self.shared_keys(run) if self.keys_from else keys, run, here)
+
+    def made_keys(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> Keys:
+        """Return keys and values of all columns, and leave them to later steps that read them, too."""
         keys = Keys(*self.remember(attention, kv_MJ, run, here), here.visibility.keep_BS)
         if self.keys_from:  # a step that is run again must leave what it left the first time
             run.keys.setdefault(self.step, keys)
-            keys = self.shared_keys(run)
-        return self.attend(attention, q_NI, keys, run, here)
+        return keys
 
     def shared_keys(self, run: Pass) -> Keys:
         """Return the keys and values of all steps whose keys it reads, side by side."""
@@ -258,7 +262,7 @@ class SelfAttention(SubLayer):
         # Rows that are not gathered away are there, as they are seen.
         visible_ND = states_0D if here.visible is None else here.visible(states_0D)
         kv_NJ = self.keys_values(attention, visible_ND, new, run, here)
-        self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
+        self.made_keys(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:
         """Make a bias that depends on positions only, and take the rows of a table of values."""
