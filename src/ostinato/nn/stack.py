@@ -409,7 +409,7 @@ class Stack:
         if kept_M is not None:
             entered_ND, weight_N = entered_ND.index_select(0, kept_M), None
         here = Round.of(run, index, rows, weight_N, visible, halted, time_D=time_D, seen_BS=halting.seen_BS)
-        if not len(rows):  # nobody takes part
+        if kept_M is not None and not len(rows):  # nobody takes part
             for sub_layer in chain.from_iterable(steps):
                 sub_layer.fill_cache(entered_ND, run, here)
             return halting.leave(index, states_ND, states_ND)
