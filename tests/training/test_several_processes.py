@@ -43,8 +43,9 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def _launch(request: pytest.FixtureRequest, folder: Path) -> None:
     """Run the cases, and write how the processes ended."""
-    tested = [vars(item)["callspec"].params for item in request.session.items if hasattr(item, "callspec")]
-    names = [name for name in shared_updates.CASES if name in shared_updates.QUICK or {"name": name} in tested]
+    mine = [vars(item) for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    tested = {*shared_updates.QUICK, "halting", *(own["callspec"].params.get("name") for own in mine)}
+    names = [name for name in shared_updates.CASES if name in tested]
     (folder / "ended.json").write_text(json.dumps(launched.launch(WORKER, str(folder), *names)), encoding="utf-8")
 
 
