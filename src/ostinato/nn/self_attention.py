@@ -93,15 +93,8 @@ class SelfAttention(SubLayer):
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side, given keys of the new columns."""
-        keys = self.made_keys(attention, kv_MJ, run, here)
+        keys = self.remember(attention, kv_MJ, run, here)
         return self.attend(attention, q_NI, self.shared_keys(run) if self.keys_from else keys, run, here)
-
-    def made_keys(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> Keys:
-        """Return keys and values of all columns, and leave them to later steps that read them, too."""
-        keys = Keys(*self.remember(attention, kv_MJ, run, here), here.visibility.keep_BS)
-        if self.keys_from:  # a step that is run again must leave what it left the first time
-            run.keys.setdefault(self.step, keys)
-        return keys
 
     def shared_keys(self, run: Pass) -> Keys:
         """Return the keys and values of all steps whose keys it reads, side by side."""
@@ -226,25 +219,29 @@ class SelfAttention(SubLayer):
             run.halted_keys[key] = known
         return known
 
-    def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> tuple[Tensor, Tensor]:
-        """Return keys and values by head of all columns, `[B, H, S, K]`, cached ones first; cache the new ones."""
+    def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> Keys:
+        """Return keys and values by head of all columns, cached ones first; cache the new ones, and leave all to
+        steps that read them, too."""
         kv_2BHTK: Tensor = attention.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = kv_2BHTK.unbind(0)
         relation, rotated = self.relation, k
         if attention.k_norm is not None or (relation is not None and relation.rotates):
             rotated = self._entering(attention, k, attention.k_norm, run.positions)
-        if run.cache is None:
-            return rotated, v
-        n_kept, round_index = run.execution.cached_rounds, len(self.rounds) - 1
-        slot = self.rounds[round_index if n_kept is None else round_index % n_kept]
-        if slot not in run.cache.self_kv:
-            run.cache.self_kv[slot] = KeyValues()
-        cached = run.cache.self_kv[slot]
-        if n_kept is not None:
-            cached.length = run.cache.length  # an earlier round of this pass may have been here
-        new_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
-        k, v = cached.append(new_2BHTK).unbind(0)
-        return k, v
+        keys = Keys(rotated, v, here.visibility.keep_BS)
+        if run.cache is not None:
+            n_kept, round_index = run.execution.cached_rounds, len(self.rounds) - 1
+            slot = self.rounds[round_index if n_kept is None else round_index % n_kept]
+            if slot not in run.cache.self_kv:
+                run.cache.self_kv[slot] = KeyValues()
+            cached = run.cache.self_kv[slot]
+            if n_kept is not None:
+                cached.length = run.cache.length  # an earlier round of this pass may have been here
+            new_2BHTK = kv_2BHTK if rotated is k else torch.stack([rotated, v])
+            k, v = cached.append(new_2BHTK).unbind(0)
+            keys = Keys(k, v, here.visibility.keep_BS)
+        if self.keys_from:  # a step that is run again must leave what it left the first time
+            run.keys.setdefault(self.step, keys)
+        return keys
 
     def _entering(self, attention: Any, x_BHTK: Tensor, norm: nn.Module | None, positions_BT: Tensor) -> Tensor:
         """Return queries or keys as they enter the product, normed and turned by their positions."""
@@ -262,7 +259,7 @@ class SelfAttention(SubLayer):
         # Rows that are not gathered away are there, as they are seen.
         visible_ND = states_0D if here.visible is None else here.visible(states_0D)
         kv_NJ = self.keys_values(attention, visible_ND, new, run, here)
-        self.made_keys(attention, self.of_columns(kv_NJ, new, run, here), run, here)
+        self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:
         """Make a bias that depends on positions only, and take the rows of a table of values."""

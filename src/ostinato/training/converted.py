@@ -35,11 +35,10 @@ def convert_run(
     target = RunDirectory(Path(run_dir))
     target.check_empty()
     recipe = load_recipe(run.directory, overrides)
-    wanted = {name: getattr(recipe.data, name) for name in ("tokenizer", "target_tokenizer")}
     reason = "the new run keeps the tokenizers of the old one"
-    changed = [(name, new) for name, new in wanted.items() if new != getattr(run.recipe.data, name)]
-    if changed:
-        raise ConfigError([Problem(f"data.{name}", new, reason) for name, new in changed])
+    for name in ("tokenizer", "target_tokenizer"):
+        if (new := getattr(recipe.data, name)) != getattr(run.recipe.data, name):
+            raise ConfigError([Problem(f"data.{name}", new, reason)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build_model(recipe.model).eval()
