@@ -18,7 +18,7 @@ from torch import Tensor
 from ostinato.kernels import MOST_ROWS
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.compiled import KeyValuesInPlace
-from ostinato.nn.context import Pass, Round
+from ostinato.nn.context import Keys, Pass, Round
 from ostinato.nn.program import Program
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
@@ -97,16 +97,16 @@ class _SlicedSelfAttention(SelfAttention):
         self.__dict__.update(attention.__dict__)
         self._halted_kv = halted_kv
 
-    def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> Tensor:
+    def remember(self, attention: Any, kv_MJ: Tensor, run: Pass, here: Round) -> Keys:
         """Return keys and values that the rows look at; add those of all sentences to the cache."""
         n = here.rows.n_sentences
         kv = kv_MJ.view(n, here.rows.n_columns, kv_MJ.shape[1])
         if self._halted_kv is not None:
             kv = torch.cat([kv, self._halted_kv], 1 if run.cache is None else 0)
         kv_2BHTK: Tensor = attention.key_value_heads(kv)
-        if run.cache is None:
-            return kv_2BHTK
-        return run.cache.self_kv.setdefault(self.step, KeyValues()).append(kv_2BHTK)[:, :n]
+        if run.cache is not None:
+            kv_2BHTK = run.cache.self_kv.setdefault(self.step, KeyValues()).append(kv_2BHTK)[:, :n]
+        return Keys(*kv_2BHTK.unbind(0), here.visibility.keep_BS)
 
 
 def _run_sliced(states: Tensor, step: Sequence[Any], run: Pass, index: int, halted_kv: Tensor | None) -> Tensor:
