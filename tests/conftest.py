@@ -27,10 +27,10 @@ settings.register_profile("ostinato", deadline=None, derandomize=True, database=
 settings.load_profile("ostinato")
 
 TESTS = Path(__file__).parent
-SAMPLED = 5
+SAMPLED = 7
 """`make test` runs one in so many sets of parameters of a test marked `sampled`; `make test-all` all of them.
 
-Five, since most parameters have two, three or four values, of which every fourth set would have the same."""
+Seven, since most parameters have two, three or four values, of which every fourth set would have the same."""
 
 
 SHAPES_CHECKED = {"decoding", "families", "models", "nn"}
@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the parameters of a test marked `sampled` make all but every fifth slow."""
+    """Of the parameters of a test marked `sampled` make all but every seventh slow."""
     n_seen: Counter[str] = Counter()
     for item in items:
         if item.get_closest_marker("sampled") is not None and item.get_closest_marker("slow") is None:

@@ -105,6 +105,7 @@ def test_asked_again_the_answer_is_the_same(advice: Advice, folder: Path) -> Non
         assert advise(question(folder)).as_dict() == advice.as_dict()
 
 
+@pytest.mark.slow
 def test_the_command_shows_its_stages_and_what_is_advised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +170,7 @@ def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
         advise(question(tmp_path, metric="blue"), make_executor=InProcess)
 
 
+@pytest.mark.slow
 def test_the_metric_that_was_asked_for_is_in_the_recipe(tmp_path: Path) -> None:
     with without_training():
         found = advise(question(tmp_path, metric="perplexity"))
@@ -220,6 +222,7 @@ def test_a_latency_that_nothing_meets_is_no_advice(tmp_path: Path) -> None:
     assert not (tmp_path / "answer" / RECIPE).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1e-6, 60.0])
 def test_nothing_is_advised_for_a_latency_that_was_not_measured(tmp_path: Path, seconds: float) -> None:
     limits = Limits(parameters=20_000, latency=LatencyLimit(seconds))

@@ -251,6 +251,7 @@ def test_the_best_is_chosen_by_the_scores_it_is_judged_by_and_the_correction_cou
     assert alone["b"].p == pytest.approx(2 * 0.0086, rel=0.02)
 
 
+@pytest.mark.slow
 def test_of_four_equal_candidates_few_are_told_apart() -> None:
     drawn, n_told, n = random.Random(1), 0, 1000
     for _ in range(n):

@@ -38,6 +38,7 @@ def trainer(store: Path, deadline: float) -> SweepTrainer:
     )
 
 
+@pytest.mark.slow
 def test_trials_are_runs_with_curves_that_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = trainer(tmp_path, time.monotonic() + 100)
     trials = [Trial("base", 1.0, 1, 6), Trial("one", 3.0, 1, 6)]

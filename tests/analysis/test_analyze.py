@@ -191,6 +191,7 @@ def finding_of(runs: str) -> Finding:
     return Finding(("of",), [[ascii(runs)]], {}, draw, runs=runs)
 
 
+@pytest.mark.slow
 def test_files_of_many_runs_have_a_name_that_a_file_system_takes(tmp_path: Path) -> None:
     (study,) = logic.choose(["learning"])
     few = "first second"
@@ -203,6 +204,7 @@ def test_files_of_many_runs_have_a_name_that_a_file_system_takes(tmp_path: Path)
     assert len(set(written.files)) == 1 + 3 * 3
 
 
+@pytest.mark.slow
 def test_runs_whose_names_differ_in_other_than_ascii_letters_have_files_of_their_own(tmp_path: Path) -> None:
     (study,) = logic.choose(["budget"])
     names = [

@@ -90,6 +90,7 @@ def test_a_curve_without_a_stored_one_is_measured_and_leaves_the_threshold(subje
     assert macs == sorted(macs, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_stored_curve_is_read_for_its_checkpoint_only(runs: list[Path], tmp_path: Path) -> None:
     import shutil
 

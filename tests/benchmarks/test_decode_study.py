@@ -43,6 +43,7 @@ def test_ctranslate2_gives_our_outputs_on_our_weights(script: Script) -> None:
     assert all(row["equal"] == row["sentences"] for row in equal)
 
 
+@pytest.mark.slow
 def test_the_parts_of_our_time_are_named_and_shown(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

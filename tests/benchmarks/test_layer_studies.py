@@ -68,6 +68,7 @@ def test_the_feed_forward_study_runs_without_peers_and_names_them(
     assert again.with_suffix(".md").read_text() == text
 
 
+@pytest.mark.slow
 def test_the_attention_study_runs(script: Script, tmp_path: Path) -> None:
     out = tmp_path / "momha"
     script("momha").main(["--quick", "--threads", "1", "--out", str(out)])

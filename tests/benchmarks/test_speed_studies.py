@@ -34,6 +34,7 @@ def _timer() -> Timer:
     return Timer("cpu", stopwatch=Stopwatch(CPU, _Clock(), dict))
 
 
+@pytest.mark.slow
 def test_the_decoding_study_runs_from_the_command_line(
     script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_tasks_are_listed_with_where_their_data_comes_from(run) -> None:
     assert [line.split()[0] for line in run("data", "list").out.splitlines()] == sorted(listed)
 
 
+@pytest.mark.slow
 def test_a_generated_task_is_shown_with_its_protocol_sizes_and_examples(run) -> None:
     shown = json.loads(run("data", "show", "scan", "split=length", "--json").out)
     assert shown["origin"] == "generated"
@@ -128,6 +129,7 @@ def test_files_of_the_users_own_are_shown(run, tmp_path: Path) -> None:
     assert shown["examples"] == [{"source": "1 2", "target": "2 1", "kind": "x"}]
 
 
+@pytest.mark.slow
 def test_the_task_of_a_recipe_is_shown_with_the_recipes_settings(run, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("base: scan/universal\ntask:\n  split: length\n", encoding="utf-8")

@@ -8,6 +8,7 @@ import pytest
 TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_threads=1", "training.device=cpu"]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) -> None:
     for name, recipe in (("base", "digits/transformer"), ("other", "digits/universal")):
         settings = [*TINY, "decoding.max_length=6", "--run-dir", tmp_path / name]

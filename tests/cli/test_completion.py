@@ -25,6 +25,7 @@ def test_names_and_keys_that_begin_so_are_completed() -> None:
     assert completion.recipe_names_and_setting_keys("digits/u") == ["digits/universal"]
 
 
+@pytest.mark.slow
 def test_a_shell_is_told_the_recipes_of_a_command() -> None:
     line = "ostinato plan scan/u"
     words = {"_OSTINATO_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "2"}

@@ -117,6 +117,7 @@ def test_a_removed_command_is_one_line_that_names_what_replaced_it(run, removed:
     assert replacement in outcome.err
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -245,6 +246,7 @@ def test_a_full_disk_names_the_file_that_was_being_written(
     assert "results.json: No space left on device; the disk is full" in run("recipes").err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
 def test_a_full_standard_output_is_one_line() -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:

@@ -106,6 +106,7 @@ def test_generate_stops_by_a_criterion(run, folder: Path, tmp_path: Path) -> Non
     assert first.out == plain.out
 
 
+@pytest.mark.slow
 def test_an_oracle_is_evaluated_and_stands_beside_the_thresholds(run, folder: Path) -> None:
     short = ["evaluate", folder, "--split", "test", *SHORT]
     plain = json.loads(run(*short, "--json").out)["test"]

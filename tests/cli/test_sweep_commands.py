@@ -162,6 +162,7 @@ def test_a_table_says_what_is_missing(run, folder: Path, tmp_path: Path) -> None
     assert "no run of it is in" in outcome.err
 
 
+@pytest.mark.slow
 def test_intervals_over_examples_need_outputs_which_are_kept(run, folder: Path) -> None:
     arguments = ("table", folder / "mine.yaml", "--store", folder / "store", "--examples")
     first = run(*arguments)
@@ -181,6 +182,7 @@ def test_intervals_over_examples_need_outputs_which_are_kept(run, folder: Path) 
     assert "is for runs" in run("table", results, "--source-length", 128).err
 
 
+@pytest.mark.slow
 def test_intervals_over_examples_are_of_the_arms_of_a_measure(run, folder: Path) -> None:
     dev = {"name": "dev", "kind": "result", "split": "dev", "path": "exact_match", "arms": ["longer"]}
     changed = {**SWEEP, "overrides": [*SWEEP["overrides"], "evaluation.splits=[dev, test]"]}

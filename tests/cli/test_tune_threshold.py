@@ -48,6 +48,7 @@ def test_json_holds_the_curve_and_the_choice(run, folder: Path) -> None:
     assert found["files"][0] == str(folder / "halting-threshold.json")
 
 
+@pytest.mark.slow
 def test_evaluate_uses_the_choice_and_says_so_unless_told_otherwise(run, folder: Path) -> None:
     run("tune-threshold", folder, *FAST)
     short = ["evaluate", folder, "--split", "test", "--device", "cpu", "--max-examples", 4]
@@ -64,6 +65,7 @@ def test_evaluate_uses_the_choice_and_says_so_unless_told_otherwise(run, folder:
     assert "test: halting threshold trained" in run(*short, "--halting-threshold", "trained").out
 
 
+@pytest.mark.slow
 def test_generate_uses_the_choice_and_says_so_beside_its_output(
     run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_cached_beam_search_agrees_with_beam_search_by_full_passes(model_name: s
         assert h.score == pytest.approx(score, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("seed", range(2))

@@ -210,6 +210,7 @@ def test_a_resumed_training_is_the_one_that_was_not_interrupted(
     assert_same_weights(resumed.state_dict(), whole.state_dict(), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name != "classification")) for name in ("masked", *runs.HEADS)],

@@ -139,6 +139,7 @@ FIRST = "classification by the first"
 OTHER_HEADS = [pytest.param(head, marks=pytest.mark.slow) for head in kinds.HEADS if head != FIRST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [FIRST, *OTHER_HEADS])
 def test_exported_encoders_read_any_number_of_texts_of_any_length(head: str) -> None:
     (graph,) = graphs_of(kinds.encoder_model("dense, sinusoidal", head))
@@ -149,6 +150,7 @@ def test_exported_encoders_read_any_number_of_texts_of_any_length(head: str) -> 
             torch.testing.assert_close(program(given)["logits"], graph.module(given)["logits"])
 
 
+@pytest.mark.slow
 def test_a_graph_that_would_hold_for_one_number_of_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     (graph,) = graphs_of(kinds.encoder_model("dense, sinusoidal", "tagging"))
     compute = graph.module.compute

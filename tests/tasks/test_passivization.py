@@ -95,6 +95,7 @@ def test_the_noun_that_comes_second_in_the_target_is_marked() -> None:
                 assert place > 3
 
 
+@pytest.mark.slow
 def test_generated_splits_have_their_kinds_and_no_sentence_twice() -> None:
     task = generated()
     rows = {split: list(task.examples(split)) for split in task.splits()}

@@ -121,6 +121,7 @@ def test_a_mean_of_checkpoints_that_were_not_kept_is_refused_before_the_run_goes
     assert len(train(mean_of_three(16), tmp_path / "run", resume=True)["mean_of"]) == 3
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_measured_anew_on_another_split_and_by_another_column(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     first = train(recipe, tmp_path / "run")
@@ -132,6 +133,7 @@ def test_a_finished_run_is_measured_anew_on_another_split_and_by_another_column(
     assert set(_changes(tmp_path / "run")[0]["changes"]) == {"evaluation.splits", "evaluation.by"}
 
 
+@pytest.mark.slow
 def test_a_split_that_a_resumed_run_measures_for_the_first_time_gets_its_hash(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     train(_measuring(recipe, splits=["dev"]), tmp_path / "run")

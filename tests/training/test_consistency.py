@@ -76,6 +76,7 @@ def test_the_loss_is_of_both_passes_and_of_their_states(tmp_path: Path, recipe_o
         torch.testing.assert_close(drawn[name], grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_resumed(tmp_path: Path) -> None:
     settings = {"consistency": {"loss": 0.1, "states": 0.1}, "n_updates": 6, "save_every": 3, "log_every": 1}
     recipe = timed(tmp_path / "data", **settings)

@@ -67,6 +67,7 @@ def test_a_run_starts_from_the_weights_and_the_tokenizers_of_another(tmp_path: P
     assert tokenizers[0].source.encode("a b c") == tokenizers[1].source.encode("a b c")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_from_its_own_weights(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path / "data")
     train(recipe, tmp_path / "first")
@@ -236,6 +237,7 @@ def test_a_language_model_of_blocks_goes_on_with_pairs_and_their_separator(tmp_p
     assert results["splits"]["test"]["n_generated"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_with_shared_steps_starts_from_what_a_dense_one_makes_of_them(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path / "data")
     train(recipe, tmp_path / "dense")

@@ -47,6 +47,7 @@ def test_an_interrupt_saves_a_checkpoint_after_the_update_it_came_in(
     _assert_goes_on_like_undisturbed(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_is_done_when_the_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def recipe_of(folder: Path, *, data: dict[str, Any] | None = None, dropout: floa
 BLOCKS = {"block_length": 8, "block_attention": "text"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

@@ -90,6 +90,7 @@ def test_only_losses_with_a_weight_are_weighted_and_layers_of_one_round_are_one_
     assert found["ffn.encoder_0"]["weighted"] == {"z": 0.5 * found["ffn.encoder_0"]["losses"]["z"]}
 
 
+@pytest.mark.slow
 def test_routers_are_looked_at_in_recorded_updates_only_and_that_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ class _Warned(Reporter):
         self.lines.append((update, message))
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_reporter_of_a_router_that_collapses(tmp_path: Path) -> None:
     # Pushed the wrong way by nothing but a rate that sends every score far off.
     recipe = tiny_recipe(

@@ -149,6 +149,7 @@ def test_a_forced_backend_trains_and_may_change_on_resuming(tmp_path: Path, monk
         train(recipe.model_copy(update={"training": larger}), tmp_path / "loop", resume=True)
 
 
+@pytest.mark.slow
 def test_recomputed_steps_route_as_they_did_and_give_the_same_weights(tmp_path: Path) -> None:
     for name, recomputes in (("kept", False), ("recomputed", True)):
         recipe = tiny_recipe(tmp_path, experts=True, n_updates=4, checkpoint_activations=recomputes)

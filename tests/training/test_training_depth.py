@@ -155,6 +155,7 @@ def test_recomputed_activations_change_no_gradient(tmp_path: Path) -> None:
         torch.testing.assert_close(grad, expected[name], atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_depths_are_recorded_in_logged_updates_once_tokens_halt(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, halting=True, n_updates=6, log_every=2)
     train(recipe, tmp_path / "seldom")
@@ -226,6 +227,7 @@ class _Warned(Reporter):
         self.lines.append((update, message))
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_reporter_of_tokens_that_all_halt_at_once(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, halting=True, n_updates=9, log_every=1)
     rule = recipe.model.stacks()["encoder"].halting.model_copy(update={"initial_bias": 20.0})
@@ -239,6 +241,7 @@ def test_a_run_tells_its_reporter_of_tokens_that_all_halt_at_once(tmp_path: Path
     assert line.startswith("the encoder halts 100 % of its tokens after one of 3 rounds")
 
 
+@pytest.mark.slow
 def test_a_learned_exit_whose_training_runs_all_rounds_is_not_warned_of(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, halting=True, n_updates=9, log_every=1)
     decoder = recipe.model.stacks()["decoder"].model_copy(update={"halting": ExitConfig()})

@@ -509,6 +509,7 @@ def test_the_last_rounds_alone_teach_only_where_training_runs_them(tmp_path: Pat
     assert all(parameter.grad is not None for parameter in updater.model.banks.ffn.parameters())
 
 
+@pytest.mark.slow
 def test_rounds_by_sentence_are_neither_compiled_nor_read_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_curve_has_the_point_where_one_stands_and_the_numbers_of_an_evaluation
     assert "this run's metrics are exact_match" in lines(client, "curve", asked | {"metric": "bleu"})[-1]["error"]
 
 
+@pytest.mark.slow
 def test_a_curve_scores_what_is_written_as_an_evaluation_does(client: TestClient, opened: Opened) -> None:
     run = opened["sparse"]
     asked = {"run": "sparse", "split": "train", "n": 20, "along": "rounds", "beam": 2}

@@ -102,6 +102,7 @@ def test_a_thousand_requests_of_all_kinds_are_answered_or_refused_in_a_line(
     check_fuzzed(client, 1000, caplog)
 
 
+@pytest.mark.slow
 def test_eight_clients_at_once_get_the_answers_that_one_gets(client: TestClient) -> None:
     check_clients(client, 8)
 

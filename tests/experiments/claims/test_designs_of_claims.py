@@ -19,6 +19,7 @@ SMALL_TEMPLATE = [
 ]
 
 
+@pytest.mark.slow
 def test_of_a_sweep_only_the_arms_and_measures_that_a_claim_names_are_run(tmp_path):
     claim = swept_claim(tmp_path, "two/loss")
     lines = []

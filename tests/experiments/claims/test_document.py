@@ -61,6 +61,7 @@ def found(verdict: str) -> Outcome:
     return Outcome({"registered": claim.registered, "verdict": verdict, "numbers": numbers}, [])
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_plot_and_none_without_an_interval(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(forest, "state", lambda claim, outcome: outcome.verdict)
@@ -152,11 +153,13 @@ def test_arms_that_chose_an_end_of_their_grid_are_named_with_the_claim_of_a_wide
     assert " copy-universal chose an end of the grid (training.optimizer.lr 0.009 of" in text
 
 
+@pytest.mark.slow
 def test_a_claim_that_counts_says_the_same_when_it_is_run_again(tmp_path: Path):
     claim = load_claim(COUNTED)
     assert reproduce(claim, Resources(tmp_path)).verdict == "supported"
 
 
+@pytest.mark.slow
 def test_claims_that_were_not_run_are_in_the_tables_and_have_no_section():
     text = document("universal-transformer")
     assert "\n| [copy-length](#universal-transformercopy-length) |" in text

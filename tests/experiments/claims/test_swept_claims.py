@@ -31,6 +31,7 @@ def test_a_sweep_is_run_and_measured_by_seed_by_analysis_and_by_comparison(tmp_p
     assert [row["values"] for row in again.rows] == [row["values"] for row in outcome.rows]
 
 
+@pytest.mark.slow
 def test_a_comparison_of_each_seed_gives_every_row_its_own_number(tmp_path):
     entropy = {"column": "entropy, nats", "where": {"stack": "encoder"}, "take": "first"}
     one = ALIKE | {

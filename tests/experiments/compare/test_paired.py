@@ -59,6 +59,7 @@ def test_a_decoder_only_model_costs_a_pass_over_source_and_target(tmp_path: Path
     }
 
 
+@pytest.mark.slow
 def test_a_run_whose_tokens_halt_costs_what_its_tokens_ran_on_each_split(tmp_path: Path) -> None:
     run = halting_run(tmp_path / "run")
     rows = compare([run], Choices(splits=["test", "long"], lengths=(7, 9), device="cpu"))

@@ -64,6 +64,7 @@ def test_the_trained_thresholds_are_kept_where_nothing_is_cheaper_and_good_enoug
     assert choose([trained, point(0.8, 0.9, 70), point(0.7, 0.91, 70)], 0.002).threshold == 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 def test_a_sweep_measures_every_threshold_as_an_evaluation_at_it_does(run: Path) -> None:
     seen: list[Point] = []
@@ -118,6 +119,7 @@ def test_without_matplotlib_there_is_a_choice_and_no_figure(run: Path, monkeypat
     assert found.n == 5
 
 
+@pytest.mark.slow
 def test_the_metric_is_the_runs_first_and_decoded(run: Path) -> None:
     found = tune_threshold(ostinato.load(run, device="cpu"), thresholds=[0.5], max_examples=4)
     assert found.metric == "exact_match"

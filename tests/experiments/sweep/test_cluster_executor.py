@@ -84,6 +84,7 @@ def a_job(tmp_path: Path, name: str = "one") -> Job:
     return Job(name, load_recipe("digits/transformer"), tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_cluster_finds_what_this_process_finds_and_tells_what_happens(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1], measures=[LOSS])
     here, there = Recorder(), Recorder()

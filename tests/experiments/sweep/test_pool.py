@@ -107,6 +107,7 @@ class FreesLater(InProcess):
         return result
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_is_at_work_on_is_left_to_it_and_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

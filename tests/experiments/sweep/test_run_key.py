@@ -98,6 +98,7 @@ def test_a_directory_that_holds_another_run_than_its_name_says_is_refused(tmp_pa
         sweep_rows(sweep, tmp_path)
 
 
+@pytest.mark.slow
 def test_another_run_in_a_directory_is_one_failure_and_the_other_runs_are_done(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1])
     run_sweep(sweep, tmp_path)
@@ -129,6 +130,7 @@ def test_a_run_whose_recipe_cannot_be_read_is_one_failure(tmp_path: Path, recipe
         sweep_rows(sweep, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_too_few_checkpoints_is_refused_and_the_arm_that_keeps_most_trains_a_shared_one(
     tmp_path: Path,
 ) -> None:
@@ -307,6 +309,7 @@ def test_a_finished_sweep_whose_runs_have_old_names_of_settings_is_still_finishe
     assert stamps(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_of_a_folder_of_runs_those_of_the_sweep_are_taken(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     arms = [{"name": "base"}, {"name": "next", "after": "base"}]
