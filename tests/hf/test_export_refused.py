@@ -129,6 +129,16 @@ def test_half_precision_that_a_model_cannot_run_in_is_refused(made: Any, name: s
     torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.05)
 
 
+def test_a_model_in_float16_reads_padded_texts(made: Any) -> None:
+    run, folder = made("looped")
+    model = runs.auto(run).from_pretrained(folder, dtype=torch.float16)
+    ids, mask = torch.tensor([[1, 5, 6, 7], [0, 0, 1, 5]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=mask).logits[1, 2:]
+        expected = run.model(ids[1:, 2:]).logits_BTV[0]
+    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("name", ["looped", "pairs", "masked", "span"])
 def test_arguments_that_a_call_does_not_know_are_refused(made: Any, name: str) -> None:
     run, folder = made(name)

@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 
 import runs
 from runs import ids_of, padded
+from transformers import AutoTokenizer
 
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError, OstinatoError
@@ -70,6 +71,21 @@ def test_outputs_of_sentences_are_ours_for_greedy_and_beam(made: Any, beam: int)
     assert len(ended) >= 150
     assert [written[i] for i in ended] == [expected[i] for i in ended]
     assert len({tuple(row) for row in expected}) > 10
+
+
+def test_a_text_ends_behind_a_string(made: Any) -> None:
+    run, folder = made("language-model")
+    model, tokenizer = runs.auto(run).from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([[1, 5, 6]])
+    # Suppressed ids leave readable symbols.
+    options = {"max_new_tokens": 6, "do_sample": False, "bad_words_ids": [[n] for n in range(4)]}
+    whole = model.generate(ids, **options)[0, 3:].tolist()
+    assert len(whole) == 6
+    wanted = next(text for n in whole if (text := tokenizer.decode([n])).isprintable() and "\ufffd" not in text)
+    found = model.generate(ids, stop_strings=[wanted], tokenizer=tokenizer, **options)[0, 3:].tolist()
+    assert found == whole[: len(found)]
+    assert wanted in tokenizer.decode(found)
+    assert wanted not in tokenizer.decode(found[:-1])
 
 
 def test_a_beam_search_of_a_language_model_is_ours(made: Any) -> None:

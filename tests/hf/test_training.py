@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 from ostinato.data.batch import Batch, Tokens
+from ostinato.errors import ConfigError
 from ostinato.hf.export import export_run, wrapped
 from ostinato.hf.language_model import OstinatoForCausalLM
 from ostinato.hf.outputs import IGNORED
@@ -305,3 +306,11 @@ def test_lora_on_every_map_is_what_is_merged(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         found = tuned(**given).logits
         torch.testing.assert_close(tuned.merge_and_unload()(**given).logits, found, rtol=0, atol=1e-4)
+
+
+def test_noise_on_embeddings_is_refused_and_gradients_of_inputs_are_not_needed(tmp_path: Path) -> None:
+    model = wrapped(runs.make_run("language-model", tmp_path / "run"))
+    model.enable_input_require_grads()
+    model.disable_input_require_grads()
+    with pytest.raises(ConfigError, match="neftune_noise_alpha, would change nothing"):
+        trainer_of(model, tmp_path / "out", max_steps=1, neftune_noise_alpha=5.0).train()

@@ -122,8 +122,9 @@ def test_without_dropout_the_residual_is_the_running_state_plus_the_output(confi
                 before = residual
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["seq2seq", "language_model"])
-def test_autocast_leaves_logits_in_float32_and_close_to_the_exact_ones(kind: str) -> None:
+def test_autocast_leaves_logits_in_float32_and_close_to_the_exact_ones(kind: str, dtype: torch.dtype) -> None:
     @given(any_architecture(kind=kind), st.data())
     @settings(max_examples=10)
     def check(config: object, data: st.DataObject) -> None:
@@ -131,7 +132,7 @@ def test_autocast_leaves_logits_in_float32_and_close_to_the_exact_ones(kind: str
         run_as(model, halting=False)  # a rounded state may halt a token in another round
         batch = right_padded(data.draw(sentences(config)))  # type: ignore[arg-type]
         exact = model(batch).logits_BTV
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
             rough = model(batch).logits_BTV
         assert rough.dtype == torch.float32
         scale = exact.abs().max().clamp_min(1.0)

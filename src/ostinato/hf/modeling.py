@@ -31,6 +31,19 @@ from ostinato.nn.init import init_projection
 logger = logging.get_logger(__name__)
 
 
+class _EmbeddingView(nn.Embedding):
+    """The embeddings of a model as a module, which it never calls."""
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse it.
+
+        Raises:
+            ConfigError: always; the noise of Trainer's `neftune_noise_alpha` is such a hook.
+        """
+        reason = "is never called: hooks of it, such as Trainer's neftune_noise_alpha, would change nothing"
+        raise ConfigError([Problem("get_input_embeddings()", "a view", reason)])
+
+
 class OstinatoPreTrainedModel(PreTrainedModel):
     """Base of all: builds the model of a configuration, and says how it runs.
 
@@ -108,7 +121,9 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         if model.dtype not in (torch.bfloat16, torch.float16) or model.device.type == "meta":
             return
         ids = torch.full((1, 2), model.model.special_ids.bos, device=model.device)
-        given = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+        padded = torch.tensor([[1, 0]], device=model.device)
+        given = {"input_ids": ids, "attention_mask": padded}
+        given |= {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         # With a criterion alone a call has to name its threshold.
         threshold = 0.5 if model.config.exit is not None and model.config.halting_threshold is None else None
         try:
@@ -124,7 +139,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of the tokens that are read: a view, whose weight is the model's parameter."""
         weight = self.model.source_embedding if self.config.is_encoder_decoder else self.model.target_embedding
-        view = nn.Embedding(0, weight.shape[1])
+        view = _EmbeddingView(0, weight.shape[1])
         view.num_embeddings, view.weight = weight.shape[0], weight
         return view
 
@@ -139,6 +154,9 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             reason = f"the vocabulary of this model stays at {found.num_embeddings}: no tokens can be added"
             raise ConfigError([Problem("new_num_tokens", new_num_tokens, reason)])
         return found
+
+    def enable_input_require_grads(self) -> None:
+        """Do nothing: steps that are run again in the backward pass need no input that has a gradient."""
 
     def get_output_embeddings(self) -> None:
         """Return None: an output projection that is the embedding is the same parameter already."""

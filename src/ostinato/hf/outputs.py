@@ -16,8 +16,16 @@ States = bool | Literal["rounds"] | None
 """What `output_hidden_states` asks for: True: the states after every executed step; "rounds": after every round."""
 IGNORED = -100
 """A label that does not count, in the Hugging Face library."""
-_WITHOUT_EFFECT = ("cache_position", "is_first_iteration", "next_sequence_length", "token_type_ids", "use_cache")
-"""What the library's own code hands to every model, and ours compute without."""
+_WITHOUT_EFFECT = (
+    "assistant_tokenizer",
+    "cache_position",
+    "is_first_iteration",
+    "next_sequence_length",
+    "token_type_ids",
+    "tokenizer",
+    "use_cache",
+)
+"""What the library's own code hands to every model, and ours compute without: tokenizers are for its `stop_strings`."""
 
 
 def check_others(others: Mapping[str, Any], mask_BS: Tensor | None, *, is_start: bool = True) -> None:

@@ -7,7 +7,7 @@ D input width, F output width.
 from __future__ import annotations
 
 from ostinato.kernels.activation import GATES, Activation, activate
-from ostinato.kernels.attention import attend_dropped, attend_some
+from ostinato.kernels.attention import attend_dropped, attend_some, hidden_score
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
@@ -80,6 +80,7 @@ __all__ = [
     "expert_feed_forward",
     "float64",
     "gather",
+    "hidden_score",
     "keep_freed_memory",
     "mean_where",
     "moved",

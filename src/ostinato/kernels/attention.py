@@ -19,7 +19,14 @@ from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, draws_bytes, factors
 from ostinato.kernels.linear import product_dtype
 
-_HIDDEN = -1e30
+
+def hidden_score(dtype: torch.dtype) -> float:
+    """Return what is added to the score of a key that is not seen: -1e30, in float16 half of the least number it has.
+
+    Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
+    softmax of it is exactly zero. Half, because scores are added to it.
+    """
+    return max(-1e30, torch.finfo(dtype).min / 2)
 
 
 def attend_dropped(
@@ -61,7 +68,7 @@ def attend_by(
     """Return what every query reads when these weights, `[B, H, Q, S]`, are kept."""
     dtype = product_dtype(q_BHQK)
     if is_causal:
-        hidden = torch.full((q_BHQK.shape[2], k_BHSK.shape[2]), _HIDDEN, dtype=dtype, device=q_BHQK.device)
+        hidden = torch.full((q_BHQK.shape[2], k_BHSK.shape[2]), hidden_score(dtype), dtype=dtype, device=q_BHQK.device)
         mask = hidden.triu_(1)[None, None]
     q_BHQK, k_BHSK, v_BHSK = (x.to(dtype) for x in (q_BHQK, k_BHSK, v_BHSK))
     mask = None if mask is None else mask.to(dtype)

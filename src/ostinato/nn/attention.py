@@ -18,13 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws, attend_dropped, attend_some, without_autocast
+from ostinato.kernels import Draws, attend_dropped, attend_some, hidden_score, without_autocast
 from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32, some_outputs
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
-
-# Finite, so that a row without any visible key (a padded query) gives numbers and not NaN; beside any real score the
-# softmax of it is exactly zero.
-_HIDDEN = -1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +273,9 @@ class MultiHead(Dropping):
         if allowed is None:
             return None if bias is None else bias.to(like.dtype)
         if bias is not None:
-            return bias.to(like.dtype).masked_fill(~allowed, _HIDDEN)
-        return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill_(~allowed, _HIDDEN)
+            return bias.to(like.dtype).masked_fill(~allowed, hidden_score(like.dtype))
+        shown = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
+        return shown.masked_fill_(~allowed, hidden_score(like.dtype))
 
 
 class Attention(MultiHead, nn.Module):

@@ -12,15 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ostinato.kernels import Draws, without_autocast
+from ostinato.kernels import Draws, hidden_score, without_autocast
 from ostinato.nn.layers import Dropping, Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 LstmState = tuple[Tensor, Tensor]
 """Outputs and cells of every layer after the last real token, each `[L, B, D]`; two directions stand side by side."""
-
-_HIDDEN = -1e30
-"""Score of a masked place: finite, so that a row without any visible one gives numbers."""
 
 
 class Lstm(nn.Module, Dropping):
@@ -142,7 +139,8 @@ class GlobalAttention(nn.Module):
         memory_NSD = memory_NSD.to(query_NQD.dtype)
         bias_N1S = None
         if keep_NS is not None:
-            bias_N1S = torch.zeros_like(keep_NS, dtype=query_NQD.dtype).masked_fill(~keep_NS, _HIDDEN)[:, None]
+            shown_NS = torch.zeros_like(keep_NS, dtype=query_NQD.dtype)
+            bias_N1S = shown_NS.masked_fill(~keep_NS, hidden_score(shown_NS.dtype))[:, None]
         if keys_NSD is None:
             # One head: torch's fused kernels want that dimension.
             one, memory = query_NQD[:, None], memory_NSD[:, None]
