@@ -63,10 +63,10 @@ def draws(n: int, *, quick: int | None = None) -> settings:
     many times as long, at a twentieth.
 
     Args:
-        quick: how many `make test` looks at; None: a sixth of them. Few, where a list of models is checked beside
+        quick: how many `make test` looks at; None: an eighth of them. Few, where a list of models is checked beside
             them; all, where the property counts what they have covered.
     """
-    n = n if os.environ.get("OSTINATO_ALL_DRAWS") else -(-n // 6) if quick is None else quick
+    n = n if os.environ.get("OSTINATO_ALL_DRAWS") else -(-n // 8) if quick is None else quick
     is_elsewhere = "OSTINATO_DEVICE" in os.environ
     n = -(-n // 20) if os.environ.get("OSTINATO_DEVICE") == "pretended" else n
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]

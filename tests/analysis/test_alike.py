@@ -23,6 +23,7 @@ def test_a_stack_is_cut_where_neighbours_are_least_alike(n: int, expected: list[
     assert stretches([0.5, 0.2, 0.9], n) == expected
 
 
+@pytest.mark.slow
 def test_a_step_that_changes_nothing_is_like_the_one_before_it(tmp_path: Path) -> None:
     train(load_recipe("digits/transformer", [*TINY, "model.encoder.n_steps=3"]), tmp_path / "run")
     run = load(tmp_path / "run", device="cpu")

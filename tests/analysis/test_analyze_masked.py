@@ -32,6 +32,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return logic.subjects([load(folder / "run", device="cpu")], "dev", 30)[0]
 
 
+@pytest.mark.slow
 def test_what_applies_is_found_and_the_mask_has_a_name(subject: Subject) -> None:
     found = logic.survey([subject])
     assert {"experts", "expert-tokens", "token-map", "collapse", "self-similarity"} <= {s.name for s, _ in found.found}

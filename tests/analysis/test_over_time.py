@@ -40,6 +40,7 @@ def lines(found: Finding, run: str) -> list[dict[str, object]]:
     return [row for row in rows if row["run"] == run]
 
 
+@pytest.mark.slow
 def test_curves_begin_before_training_and_hold_what_single_checkpoints_hold(given: list[Subject]) -> None:
     found = finding(given)
     (_, (alone,)), (_, (fluctuation,)), (_, (consistency,)) = (
@@ -84,6 +85,7 @@ def test_a_router_that_no_token_reached_at_a_checkpoint_has_no_numbers_of_it(
     assert found.draw(False).axes
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_nothing_stays_where_its_seed_put_it(tmp_path: Path) -> None:
     train(
         load_recipe(

@@ -138,6 +138,7 @@ def looped(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return logic.subjects([load(folder, device="cpu")], None, 10)[0]
 
 
+@pytest.mark.slow
 def test_losses_by_round_are_those_of_models_that_run_so_many(looped: Subject) -> None:
     ((_, (found,)),) = logic.survey([looped], only=["rounds"]).found
     data = found.data["stacks"]
@@ -161,6 +162,7 @@ def test_losses_by_round_are_those_of_models_that_run_so_many(looped: Subject) -
     assert looped.model.current_execution.rounds == {}
 
 
+@pytest.mark.slow
 def test_it_does_not_apply_where_rounds_differ(tmp_path: Path) -> None:
     train(load_recipe("digits/transformer", TINY), tmp_path / "run")
     given = logic.subjects([load(tmp_path / "run", device="cpu")], None, 4)

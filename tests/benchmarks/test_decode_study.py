@@ -17,6 +17,7 @@ from ostinato.kernels.native import library
 Script = Callable[[str], ModuleType]
 
 
+@pytest.mark.slow
 def test_the_papers_models_are_timed_and_counted(
     script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -32,6 +33,7 @@ def test_the_papers_models_are_timed_and_counted(
     assert out.with_suffix(".md").read_text() in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None, reason="ctranslate2 is not installed")
 def test_ctranslate2_gives_our_outputs_on_our_weights(script: Script) -> None:
     study = script("decode")

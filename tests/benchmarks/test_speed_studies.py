@@ -49,6 +49,7 @@ def test_the_decoding_study_runs_from_the_command_line(
     assert text.count("| one-wide |") == 2
 
 
+@pytest.mark.slow
 def test_the_update_time_study_runs_from_the_command_line(
     script: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +82,7 @@ def test_rounds_are_as_many_as_asked_for_or_fill_the_minutes(script: Callable[[s
     assert (planned.n_rounds(10.0), planned.n_rounds(0.1), planned.n_rounds(1000.0)) == (11, 15, 6)
 
 
+@pytest.mark.slow
 def test_a_study_times_its_groups_one_after_the_other_and_compares_with_the_first_arm(
     script: Callable[[str], ModuleType],
 ) -> None:

@@ -99,6 +99,7 @@ def test_an_address_where_no_ray_answers_is_refused_within_a_limit(file: Path) -
     assert "'127.0.0.1' is no host:port, ray://host:port or auto" in refusal("127.0.0.1")
 
 
+@pytest.mark.slow
 def test_finished_runs_and_results_are_copied_once(run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
     store, copies = file.parent / "store", file.parent / "copies"

@@ -97,6 +97,7 @@ def test_many_files_of_a_folder_are_one_line(run, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the published files are not here")
 def test_a_task_is_shown_as_far_as_its_files_are_there(run, tmp_path: Path) -> None:
     outcome = run("data", "show", "passivization", "--mirror", UPSTREAM)
@@ -157,6 +158,7 @@ def test_what_cannot_be_shown_or_fetched_is_one_line(run, arguments: list[str], 
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["data show cfq split=mcd2", "train cfq/universal task.split=mcd2"])
 def test_a_command_that_needs_a_file_without_a_known_hash_says_how_to_fetch_it(
     run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str

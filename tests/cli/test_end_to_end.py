@@ -107,6 +107,7 @@ def test_evaluation_takes_depth_beam_columns_and_metrics(run, folder: Path) -> N
     assert set(chosen["by"]) == {"length"}  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 def test_the_threshold_of_halting_is_changed_after_training(run, folder: Path, tmp_path: Path) -> None:
     settings = ["model.encoder.halting.kind=act", "model.decoder.halting.kind=stick_breaking", "training.n_updates=2"]
     where = tmp_path / "halting"

@@ -32,6 +32,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_evaluate_records_criterion_thresholds_depth_and_cost(run, folder: Path) -> None:
     short = ["evaluate", folder, "--split", "test", *SHORT]
     plain = json.loads(run(*short, "--json").out)["test"]
@@ -138,6 +139,7 @@ def test_an_oracle_is_evaluated_and_stands_beside_the_thresholds(run, folder: Pa
     assert read_curve(folder, folder / "checkpoints" / stored["checkpoint"]).oracle is None  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_comparing_counts_what_stopped_tokens_cost(run, folder: Path) -> None:
     run("tune-threshold", folder, *CHOOSE, *SHORT)
     outcome = run("compare", folder, folder, "--split", "test", "--device", "cpu", "--samples", 100, "--json")

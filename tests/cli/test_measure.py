@@ -17,6 +17,7 @@ TINY = [
 TIMED = ["--measure", "--rounds", "2", "--threads", "1", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
     outcome = run(
         "plan", "digits/transformer", "digits/universal", *TINY, *TIMED, "--batch-sizes", "2", "--beams", "1,3"
@@ -32,6 +33,7 @@ def test_a_plan_is_measured_recipe_beside_recipe(run) -> None:
     assert rows[-1].startswith("3 source and 4 target tokens a sentence; ")
 
 
+@pytest.mark.slow
 def test_measurements_are_in_the_json_with_their_environment(run) -> None:
     outcome = run("plan", "digits/transformer", "digits/transformer", *TINY, *TIMED, "--beams", "2", "--json")
     first, second = json.loads(outcome.out)

@@ -332,6 +332,7 @@ def test_activations_are_counted_as_the_recipe_trains(run) -> None:
     assert recomputed["bytes"]["activations"] < 0.6 * plain["bytes"]["activations"]
 
 
+@pytest.mark.slow
 def test_the_cache_is_counted_as_the_recipe_decodes(run) -> None:
     found = {}
     for n in (None, 1, 2):

@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_rounds_have_the_lengths_that_are_given(run, folder: Path) -> None:
     short = ["evaluate", folder, "--split", "test", "--device", "cpu", "--max-examples", 6, "--json"]
     plain = json.loads(run(*short).out)["test"]

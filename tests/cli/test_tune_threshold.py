@@ -25,6 +25,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_table_names_the_choice_and_what_was_written(run, folder: Path) -> None:
     outcome = run("tune-threshold", folder, *FAST)
     assert outcome.code == 0
@@ -40,6 +41,7 @@ def test_a_table_names_the_choice_and_what_was_written(run, folder: Path) -> Non
         assert f"wrote {folder / name}" in rows
 
 
+@pytest.mark.slow
 def test_json_holds_the_curve_and_the_choice(run, folder: Path) -> None:
     found = json.loads(run("tune-threshold", folder, *FAST, "--max-examples", 5, "--json").out)
     assert (found["split"], found["n"], found["chosen"]["threshold"]) == ("dev", 5, 0.2)
@@ -109,6 +111,7 @@ def test_wrong_use_is_told_with_what_is_valid(run, folder: Path, options: list[s
     assert not (folder / "halting-threshold.json").exists()
 
 
+@pytest.mark.slow
 def test_a_threshold_that_is_none_is_told(run, folder: Path, tmp_path: Path) -> None:
     outcome = run("evaluate", folder, "--split", "test", "--halting-threshold", "low")
     assert (outcome.code, "'low' must be a number in [0, 1], or trained" in outcome.err) == (2, True)

@@ -30,6 +30,7 @@ from ostinato.training.checkpoint import Checkpoints
 TINY = ["task.n_train=40", "task.n_eval=8", "training.n_updates=2", "training.n_threads=1"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_becomes_a_row_with_its_scores_task_and_macs(tmp_path: Path) -> None:
     results = train(load_recipe("digits/transformer", TINY), tmp_path / "run")
     row = run_row(tmp_path / "run", (7, 9))
@@ -66,6 +67,7 @@ def test_a_damaged_line_of_a_file_of_rows_is_named(tmp_path: Path, line: str) ->
         read_rows(tmp_path / "rows.jsonl")
 
 
+@pytest.mark.slow
 def test_results_that_lack_what_tables_read_are_named_with_the_key(tmp_path: Path) -> None:
     train(load_recipe("digits/transformer", TINY), tmp_path)
     path = tmp_path / "results.json"

@@ -59,6 +59,7 @@ def test_scores_and_intervals_are_those_of_sacrebleus_paired_bootstrap(ours, the
     assert compared[1].verdict == "lower"
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_difference_by_a_plain_loop() -> None:
     references = sentences(30)
     systems = [worsened(references, 1), worsened(references, 2)]
@@ -171,6 +172,7 @@ def test_what_cannot_be_resampled_is_named() -> None:
     assert [problem.key for problem in caught.value.problems] == ["n_samples", "seed", "level"]
 
 
+@pytest.mark.slow
 def test_groups_of_systems_are_compared_by_their_mean_scores_on_the_same_drawn_sentences() -> None:
     references = sentences(30)
     first, second = [worsened(references, 1)], [worsened(references, seed) for seed in (2, 3)]

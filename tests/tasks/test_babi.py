@@ -80,6 +80,7 @@ def test_supporting_facts_are_those_of_the_rows(access, oracle) -> None:
     assert [list(question.supporting) for question in found] == [row["supporting"] for row in rows]
 
 
+@pytest.mark.slow
 def test_facts_are_written_with_tabs_and_supporting_ones_are_numbered_as_they_are_read(open_published) -> None:
     plain = list(open_published("babi", number=3, answer_form="label").examples("test"))
     facts = list(open_published("babi", number=3, answer_form="label", form="facts").examples("test"))
@@ -129,6 +130,7 @@ def test_the_ten_thousand_questions_of_every_task_but_the_third_are_read(open_pu
         assert sum(1 for _ in task.examples("test")) == 1_000
 
 
+@pytest.mark.slow
 def test_the_larger_version_s_published_file_is_read(open_published) -> None:
     task = open_published("babi", number=1, size="10k")
     assert sum(1 for split in ("train", "dev") for _ in task.examples(split)) == 10_000

@@ -73,6 +73,7 @@ def test_training_rows_say_what_they_are_for(open_published):
     assert types == {"in_distribution": 24000, "primitive": 143, "exposure": 12}
 
 
+@pytest.mark.slow
 def test_train_100_can_stand_for_train(open_published):
     task = open_published("cogs", train_file="train_100")
     assert list(task.examples("train")) == list(task.examples("train_100"))

@@ -93,6 +93,7 @@ def test_every_leaf_and_operator_is_drawn_as_often_as_the_rules_say() -> None:
     assert all(abs(digits[digit] / 15_000 - 0.1) < 0.012 for digit in "0123456789")
 
 
+@pytest.mark.slow
 def test_the_arena_s_trees_are_kept_as_often_and_are_as_long_as_described() -> None:
     rng = Random(2)
     drawn = [draw_tree(rng, LRA) for _ in range(6000)]
@@ -104,6 +105,7 @@ def test_the_arena_s_trees_are_kept_as_often_and_are_as_long_as_described() -> N
     assert [sum(1 for _ in task.examples(split)) for split in task.splits()] == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_no_tree_occurs_twice_and_the_test_does_not_depend_on_the_training_set() -> None:
     task = listops()
     assert [sum(1 for _ in task.examples(split)) for split in task.splits()] == [300, 100, 100, 100]

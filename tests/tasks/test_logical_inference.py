@@ -84,6 +84,7 @@ def test_reversing_a_pair_reverses_its_relation():
         assert relation(right, left) == mirrored[relation(left, right)]
 
 
+@pytest.mark.slow
 def test_generated_splits_have_no_row_twice_and_follow_the_protocol():
     task = generated()
     train, dev, test = (list(task.examples(split)) for split in ("train", "dev", "test"))
@@ -97,6 +98,7 @@ def test_generated_splits_have_no_row_twice_and_follow_the_protocol():
         assert relation(meaning(left), meaning(right)) == example.target
 
 
+@pytest.mark.slow
 def test_generated_data_has_the_published_shares_of_labels_and_bins():
     pairs = list(islice(draw_pairs(Random(0)), 20000))
     bins = into_bins(pairs)
@@ -197,6 +199,7 @@ def check_rows(task, oracle, part: str, every: int) -> None:
         assert example.columns == {key: record[key] for key in ("bin", "n_ops", "patterns")}
 
 
+@pytest.mark.slow
 def test_labels_of_published_rows_follow_from_truth_tables(open_published, oracle):
     check_rows(open_published("logical_inference"), oracle, "test", every=23)
 

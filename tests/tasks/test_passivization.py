@@ -66,6 +66,7 @@ def test_every_published_line_parses_and_transforms_right(open_published, oracle
     assert all(transform(source) == target for source, target, _ in made)
 
 
+@pytest.mark.slow
 def test_the_drawn_stand_in_for_the_training_file_follows_the_rule(oracle) -> None:
     rows = oracle("passivization_en/train_resampled")
     assert all(transform(row["source"]) == row["target"] for row in rows[::10])
@@ -85,6 +86,7 @@ def test_a_training_file_with_a_wrong_target_is_refused(tmp_path: Path) -> None:
         list(task.examples("train"))
 
 
+@pytest.mark.slow
 def test_the_noun_that_comes_second_in_the_target_is_marked() -> None:
     task = generated(n_train=10)
     for split in ("dev", "gen"):
@@ -115,6 +117,7 @@ def test_generated_splits_have_their_kinds_and_no_sentence_twice() -> None:
     assert all(str(e.source).split()[2] not in ("by", "near", "with") for e in passives)
 
 
+@pytest.mark.slow
 def test_generated_sentences_are_as_long_as_published(oracle) -> None:
     published = Counter(len(row["source"].split()) for row in oracle("passivization_en/test"))
     drawn = Counter(len(str(e.source).split()) for e in generated().examples("test"))

@@ -104,6 +104,7 @@ def test_every_published_row_is_read(access, oracle, split: str, part: str, name
     assert measure_overlap(pcfg_set(access, split=split), "test", "dev").n_seen_pairs == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["equal", "primitive"])
 def test_substitutivity_is_read_from_files_of_the_published_form(oracle, tmp_path: Path, kind: str) -> None:
     task = pcfg_set(DataAccess(tmp_path / "cache", str(tmp_path)), split=f"substitutivity_{kind}")
@@ -219,6 +220,7 @@ def test_localism_puts_a_models_own_outputs_into_the_next_step() -> None:
     assert asked == [["copy M5 B15", "echo A1 B2"], ["repeat M5 A3"], ["repeat copy M5 B15", "echo A1 B2"]]
 
 
+@pytest.mark.slow
 def test_the_published_localism_problems_are_consistent_for_the_functions_themselves(oracle, tmp_path: Path) -> None:
     rows = oracle("pcfg_set/localism_test")
     path = tmp_path / LOCALISM_FILE.key

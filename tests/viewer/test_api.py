@@ -135,6 +135,7 @@ def test_the_last_round_predicts_what_the_output_does_where_no_token_halts(clien
         assert all(by_round[-1] == by_round[-2] for by_round in found["ids"])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["sparse", "dense", "lstm", "language-model", "prefix-language-model"])
 def test_what_is_written_token_by_token_is_what_generate_writes(client: TestClient, opened: Opened, name: str) -> None:
@@ -207,6 +208,7 @@ def test_more_rounds_change_the_pass_and_not_what_full_depth_costs(client: TestC
     assert post(client, "inspect", asked)["stacks"] == plain["stacks"]
 
 
+@pytest.mark.slow
 def test_a_curve_has_the_point_where_one_stands_and_the_numbers_of_an_evaluation(
     client: TestClient, opened: Opened
 ) -> None:

@@ -89,6 +89,7 @@ def check_fuzzed(client: TestClient, n: int, caplog: pytest.LogCaptureFixture) -
     assert after["output"]["ids"] == before["output"]["ids"]
 
 
+@pytest.mark.slow
 def test_a_hundred_requests_of_all_kinds_are_answered_or_refused_in_a_line(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:

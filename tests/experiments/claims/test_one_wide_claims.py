@@ -89,6 +89,7 @@ def test_similarity_is_in_units_of_an_arm_from_other_seeds(tmp_path):
     assert head["controls"][0]["is_so"]
 
 
+@pytest.mark.slow
 def test_every_printed_total_is_counted_once_for_each_table_it_is_in(tmp_path):
     (claim,) = (claim for claim in OWN if isinstance(claim.config.source, CountSource))
     totals = [one for one in claim.config.expect if isinstance(one.statistic, MeanStatistic)]

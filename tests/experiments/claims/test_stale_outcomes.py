@@ -21,6 +21,7 @@ def test_no_claim_of_the_library_has_changed_since_its_outcome():
         assert outcome is None or outcome.head["registered"] == claim.registered, claim.name
 
 
+@pytest.mark.slow
 def test_a_timing_is_stale_once_the_source_of_what_it_timed_has_changed(tmp_path, monkeypatch):
     claim = claims.load_claim(claim_file(tmp_path, source=TIMING, expect=[SLOWER]))
     outcome = reproduce(claim, Resources(tmp_path / "store"))
@@ -76,6 +77,7 @@ def test_an_outcome_is_stale_once_an_arm_computes_otherwise_and_not_by_changed_s
     assert why_stale(claim, outcome) == "two compute otherwise now"
 
 
+@pytest.mark.slow
 def test_scores_that_an_outcome_lacks_may_be_recorded_later_and_are_compared_then(tmp_path):
     claim = swept_claim(tmp_path, "two/loss", seeds=[1])
     outcome = reproduce(claim, Resources(tmp_path / "store"))
@@ -115,6 +117,7 @@ def test_the_command_records_scores_in_outcomes_that_lack_them(tmp_path, capsys,
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_an_outcome_of_runs_that_earlier_code_trained_is_stale(tmp_path):
     claim = swept_claim(tmp_path, "two/loss", seeds=[1])
     store = tmp_path / "store"

@@ -44,6 +44,7 @@ def test_scores_of_every_kind_of_arm_do_not_depend_on_what_ran_before(name: str)
     assert all(value == value for value in first.values())
 
 
+@pytest.mark.slow
 def test_every_part_of_the_way_from_texts_to_metrics_is_in_it() -> None:
     decoded = scores(PAIRS)
     assert {"exact_match", "exact_match of fixed outputs", "n_generated", "score of the outputs"} <= decoded.keys()
@@ -74,6 +75,7 @@ def test_what_an_arm_reads_and_how_it_is_scored_shows(name: str, change: str, na
     assert named in moved(scores(name), scores(name, change))
 
 
+@pytest.mark.slow
 def test_other_code_of_the_order_of_data_of_decoding_and_of_metrics_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     old = scores(PAIRS)
     with monkeypatch.context() as patch:

@@ -44,6 +44,7 @@ def predictions(path: Path, share_right: float, n: int = 60, seed: int = 0, refe
     return path
 
 
+@pytest.mark.slow
 def test_a_decoder_only_model_costs_a_pass_over_source_and_target(tmp_path: Path) -> None:
     sizes = ["model.d_model=16", "model.decoder.self_attention.n_heads=2"]
     train(load_recipe("digits/transformer", [*SHORT, "model.kind=language_model", *sizes]), tmp_path / "lm")
@@ -75,6 +76,7 @@ def test_a_run_whose_tokens_halt_costs_what_its_tokens_ran_on_each_split(tmp_pat
     assert rows[0]["macs"]["depth"] != rows[1]["macs"]["depth"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_routers_give_tokens_their_rounds_costs_those(tmp_path: Path) -> None:
     chosen = ["model.encoder.n_steps=4", "model.encoder.halting={kind: token_choice}"]
     train(load_recipe("digits/universal", [*SHORT, *chosen]), tmp_path / "run")
@@ -85,6 +87,7 @@ def test_a_run_whose_routers_give_tokens_their_rounds_costs_those(tmp_path: Path
     assert row["macs"]["total"] < row["macs"]["full_depth"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_rounds_follow_from_the_length_costs_those_of_the_counted_length(tmp_path: Path) -> None:
     rounds = [
         f"model.{stack}.{key}" for stack in ("encoder", "decoder") for key in ("n_steps=5", "halting={kind: length}")
@@ -106,6 +109,7 @@ def test_a_path_that_is_not_there_is_named_before_anything_else(runs: list[Path]
         compare([runs[0], tmp_path / "typo"], Choices(device="cpu"))
 
 
+@pytest.mark.slow
 def test_a_row_holds_scores_intervals_differences_and_costs(runs: list[Path]) -> None:
     lines: list[str] = []
     n_threads = torch.get_num_threads()

@@ -95,6 +95,7 @@ def test_a_sweep_measures_every_threshold_as_an_evaluation_at_it_does(run: Path)
     assert loaded.halting_threshold_from == "trained"
 
 
+@pytest.mark.slow
 def test_curve_and_choice_are_written_into_the_run(run: Path) -> None:
     found = tune_threshold(ostinato.load(run, device="cpu"), "dev", thresholds=[0.7], metric="token_accuracy")
     names = ["halting-threshold.json", "threshold-curve.json", "threshold-curve.svg", "threshold-curve.png"]
@@ -128,6 +129,7 @@ def test_the_metric_is_the_runs_first_and_decoded(run: Path) -> None:
     assert found.perfect == 100
 
 
+@pytest.mark.slow
 def test_texts_are_judged_by_teacher_forcing(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("a b c d\nb c d\nc d a b a\n" * 3, encoding="utf-8")
     decoder = {"n_steps": 3, "halting": {"kind": "stick_breaking"}, "self_attention": {"n_heads": 2, "share": "all"}}
@@ -148,6 +150,7 @@ def test_texts_are_judged_by_teacher_forcing(tmp_path: Path) -> None:
         tune_threshold(ostinato.load(tmp_path / "run", device="cpu"), metric="exact_match")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_swept_is_refused_with_the_reason(run: Path, tmp_path: Path) -> None:
     loaded = ostinato.load(run, device="cpu", halting_threshold=0.6)
     with pytest.raises(ConfigError) as error:

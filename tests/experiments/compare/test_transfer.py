@@ -35,6 +35,7 @@ def test_languages_are_averaged_before_seeds(tmp_path: Path) -> None:
     assert transfer([first], "test", "accuracy", "lang")["sd"] is None
 
 
+@pytest.mark.slow
 def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     first = _run(tmp_path / "1", 1, {"de": 0.5})
     with pytest.raises(DataError, match="has the languages de, ko"):

@@ -99,6 +99,7 @@ def test_a_cluster_finds_what_this_process_finds_and_tells_what_happens(tmp_path
     assert cluster.stopped
 
 
+@pytest.mark.slow
 def test_a_run_that_a_node_did_elsewhere_is_looked_at_again_and_not_taken_for_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

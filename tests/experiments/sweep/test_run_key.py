@@ -88,6 +88,7 @@ def test_groups_are_told_apart_by_their_kind_and_from_no_group_even_where_all_is
     assert key("training.optimizer.kind=adam") != key("training.optimizer.kind=adamw") == key()
 
 
+@pytest.mark.slow
 def test_a_directory_that_holds_another_run_than_its_name_says_is_refused(tmp_path: Path) -> None:
     sweep = tiny(seeds=[1])
     run_sweep(sweep, tmp_path)

@@ -129,6 +129,7 @@ def test_what_other_source_measured_is_measured_again(tmp_path: Path, monkeypatc
     assert note.is_file()
 
 
+@pytest.mark.slow
 def test_other_examples_of_a_split_that_no_key_knows_are_measured_again(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "dev", "gen", "other")}
     for number, file in enumerate(files.values()):

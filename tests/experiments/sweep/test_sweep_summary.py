@@ -76,6 +76,7 @@ def test_differences_of_seeds_have_students_interval() -> None:
         }
 
 
+@pytest.mark.slow
 def test_verdicts_on_equal_arms_are_wrong_in_one_case_of_twenty() -> None:
     drawn = np.random.default_rng(0).normal(size=(2000, 6))
     wrong = sum(seed_difference(list(pairs))["verdict"] in ("higher", "lower") for pairs in drawn) / len(drawn)
