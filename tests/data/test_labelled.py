@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import ostinato.data.rows
 from architectures import draws
@@ -20,6 +23,7 @@ from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.example import NOT_IN_PASSAGE, Example
 from ostinato.data.labelled import classification_row, continuation_row, first_tokens, passage_of, span_row, tagging_row
 from ostinato.data.objectives import mask_tokens, objective_of, split_prefix
+from ostinato.data.pieces import KeptTokenizer
 from ostinato.data.rows import Blocks, encode_rows
 from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
@@ -266,6 +270,26 @@ def test_packing_predicts_every_token_and_every_end_once(lengths: list[int], blo
         total += size
     assert total == TextSize(sum(n + 1 for n in lengths), sum(len(text) + 1 for text in texts))
     assert [row.index for row in rows] == list(range(len(rows)))
+
+
+def test_a_text_with_an_unknown_token_has_no_size() -> None:
+    """Its bytes would be divided by, and what they say is in no loss."""
+    replaced = DataConfig(unknown="replace")
+    texts = [Example(None, "a b"), Example(None, "a new"), Example("new", "c", continues=True)]
+    texts.append(Example("a", "new", continues=True))
+    rows = list(encode_rows(texts, JOINT, replaced, CAUSAL, training=False, name="x"))
+    assert [row.size for row in rows] == [TextSize(3, 4), None, TextSize(1, 1), None]
+    blocks = replaced.model_copy(update={"block_length": 2})
+    rows = list(encode_rows(texts[:2], JOINT, blocks, CAUSAL, training=False, name="x"))
+    assert [row.size for row in rows] == [TextSize(0, 0), None, None]
+    # An id that is unknown text in one tokenizer is any piece in another.
+    pieces = {"[UNK]": 0, "a": 1, "b": 2, "c": 3, "</s>": 4}
+    model = LibraryTokenizer(WordLevel(pieces, unk_token="[UNK]"))
+    model.pre_tokenizer = WhitespaceSplit()
+    kept = KeptTokenizer(model.to_str(), SpecialIds(pad=4, bos=4, eos=4))
+    known = Tokenizers(kept, kept)
+    rows = list(encode_rows([*texts[:2], Example(None, "c")], known, replaced, CAUSAL, training=False, name="x"))
+    assert [row.size for row in rows] == [TextSize(3, 4), None, TextSize(2, 2)]
 
 
 def test_masked_blocks_hold_the_texts_with_their_ends() -> None:

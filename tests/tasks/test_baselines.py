@@ -78,6 +78,11 @@ def test_frequencies_of_training_say_how_probable_last_words_are(tmp_path: Path)
     expected = math.exp(-(math.log(4 / 14) + math.log(2 / 14)) / 2)
     assert found["unigram"] == pytest.approx({"perplexity": expected, "word_perplexity": expected})
     assert found["majority"] == {"token_accuracy": 0.5, "sequence_accuracy_forced": 0.5}
+    with (tmp_path / "test.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"source": "a", "target": "new"}\n')
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"unknown": "replace"})})
+    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
+    assert found["unigram"].keys() == {"perplexity"}
 
 
 def test_words_of_the_passage_are_the_baselines_of_lambadas_pairs(tmp_path: Path) -> None:

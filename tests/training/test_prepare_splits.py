@@ -8,6 +8,7 @@ import pytest
 from tiny_runs import tiny_recipe
 
 from ostinato import metrics
+from ostinato.config.data import TokenizerConfig
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError, Problem
@@ -185,14 +186,23 @@ def test_a_language_model_is_not_selected_by_what_has_to_be_decoded(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("model", "data"), [({"mask": "prefix"}, {}), ({}, {"max_target_length": 4, "over_length": "truncate"})]
+    ("model", "data", "reason"),
+    [
+        ({"mask": "prefix"}, {}, "every token of which is a label$"),
+        ({}, {"max_target_length": 4, "over_length": "truncate"}, "every token of which is a label$"),
+        (
+            {},
+            {"tokenizer": TokenizerConfig(min_count=40), "unknown": "replace"},
+            "and none of them unknown: data.tokenizer.kind=bpe, or a larger vocabulary, knows every text",
+        ),
+    ],
 )
 def test_no_checkpoint_is_selected_by_a_score_of_whole_texts_where_they_are_none(
-    tmp_path: Path, model: dict[str, object], data: dict[str, object]
+    tmp_path: Path, model: dict[str, object], data: dict[str, object], reason: str
 ) -> None:
     of_texts = tiny_recipe(tmp_path, kind="language_model", selection={"metric": "bits_per_byte", "mode": "min"})
     recipe = with_settings(with_settings(of_texts, "model", **model), "data", **data)
-    with pytest.raises(ConfigError, match=r"training\.selection\.metric is 'bits_per_byte': there is none of dev"):
+    with pytest.raises(ConfigError, match=rf"selection\.metric is 'bits_per_byte': there is none of dev.*{reason}"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 

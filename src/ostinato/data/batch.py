@@ -61,7 +61,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TextSize:
-    """Words and bytes (UTF-8) of a text; where the end symbol is a label, too, it counts as one word and one byte."""
+    """Words and bytes (UTF-8) of a text; where the end symbol is a label, too, it counts as one word and one byte.
+
+    A text that is cut or has an unknown token has none: what it says is not all in the loss.
+    """
 
     n_words: int
     n_bytes: int

@@ -215,7 +215,9 @@ def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig,
             "the part that is scored is never cut)"
         )
     labels = [IGNORED_LABEL] * first + ids[first:]
-    size = TextSize(len(example.target.split()), len(example.target.encode()))
+    size: TextSize | None = TextSize(len(example.target.split()), len(example.target.encode()))
+    if tokenizers.target.unknown_id in labels:
+        size = None
     begun = [tokenizers.target.special_ids.bos, *ids[:-1]]
     return LabelledRow(begun, labels, columns=example.columns, index=index, size=size)
 

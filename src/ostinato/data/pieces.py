@@ -126,7 +126,7 @@ class KeptTokenizer(Tokenizer):
 
     def __init__(self, content: str, special_ids: SpecialIds, vocab_size: int | None = None) -> None:
         self._model = _PlainTextModel(content, hides_special=True)
-        self._unknown, n_ids = self._model.unknown, self._model.n_ids
+        self.unknown_id, n_ids = self._model.unknown, self._model.n_ids
         self.vocab_size = n_ids if vocab_size is None else vocab_size
         if n_ids > self.vocab_size:
             raise ValueError(f"it has {n_ids} ids, and the embedding {self.vocab_size} rows")
@@ -135,7 +135,7 @@ class KeptTokenizer(Tokenizer):
         if too_large := sorted(i for i in named if i >= self.vocab_size):
             raise ValueError(f"special ids {too_large} are not below its {self.vocab_size} ids")
         added = {int(one["id"]) for one in json.loads(content).get("added_tokens") or () if one["special"]}
-        self.special_tokens = frozenset(added | named | (set() if self._unknown is None else {self._unknown}))
+        self.special_tokens = frozenset(added | named | (set() if self.unknown_id is None else {self.unknown_id}))
 
     @property
     def special_texts(self) -> dict[int, str]:
@@ -150,8 +150,8 @@ class KeptTokenizer(Tokenizer):
         """Return the ids of a text; see `Tokenizer.encode`."""
         pieces = self._pieces(text)
         ids = [piece for piece, _ in pieces]
-        if unknown == "error" and self._unknown is not None and self._unknown in ids:
-            start, end = pieces[ids.index(self._unknown)][1]
+        if unknown == "error" and self.unknown_id is not None and self.unknown_id in ids:
+            start, end = pieces[ids.index(self.unknown_id)][1]
             raise unknown_symbol(text[start:end], f"{self.vocab_size} pieces")
         return ids
 
@@ -172,7 +172,7 @@ class KeptTokenizer(Tokenizer):
 
     def _text(self, ids: Sequence[int]) -> str:
         parts = []
-        for is_unknown, group in groupby(ids, key=lambda i: i == self._unknown):
+        for is_unknown, group in groupby(ids, key=lambda i: i == self.unknown_id):
             pieces = list(group)
             parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, with_special=False))
         return "".join(parts)

@@ -127,7 +127,7 @@ def encode_examples(
         target = _limit_length(ids, data.max_target_length, "target", data, training, where)
         if target is not None and (source is not None or example.source is None):
             is_whole = not training and example.source is None and len(target) == len(ids)
-            size = TextSize.of(example.target) if is_whole else None
+            size = TextSize.of(example.target) if is_whole and tokenizers.target.unknown_id not in target else None
             is_joined = joins_pairs and source is not None
             special = tokenizers.target.special_ids
             yield Row(source, target, example.columns, index, is_joined=is_joined, size=size, special_ids=special)

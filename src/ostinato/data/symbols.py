@@ -85,6 +85,8 @@ class LabelTokenizer(Tokenizer):
     and `NO_LABEL` is none of them.
     """
 
+    unknown_id = None
+
     def __init__(self, kind: Literal["classification", "tagging"], labels: Sequence[str]) -> None:
         self.kind = kind
         self.labels = list(labels)

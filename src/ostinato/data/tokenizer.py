@@ -40,6 +40,8 @@ class Tokenizer(ABC):
     """Ids of padding, begin, end and mask symbol."""
     special_tokens: frozenset[int] = SPECIAL_TOKENS
     """All ids that stand for no text."""
+    unknown_id: int | None = UNK_ID
+    """That of text which is not in the vocabulary; None: there is none."""
 
     @property
     def special_texts(self) -> dict[int, str]:

@@ -5,7 +5,7 @@
     token_accuracy = labels that are the most probable token / labels
     sequence_accuracy_forced = sentences with every label right, and at least one label / sentences
 
-and, where every token of a text is a label, with the end of a text as one more word and one more byte:
+and, where every token of a text is a label and none unknown, with the end of a text as one more word and one more byte:
 
     word_perplexity = exp(sum of -log p(label) / number of words)          words: what white space separates
     bits_per_byte = sum of -log2 p(label) / number of bytes                of the text in UTF-8

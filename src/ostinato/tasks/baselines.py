@@ -95,7 +95,7 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
         all of whose labels it is. ``unigram``: perplexity of labels by (n(label) + 1) / (N + V). Of models that
         predict tokens n and N are counted over training texts and their ends, V is the vocabulary; of heads for labels
         over the training split's labels, V of them (of answers in a passage: columns, as many as a sequence may have).
-        word_perplexity where every token is one of a whole word.
+        word_perplexity where every token is one of a whole word, and none unknown.
 
     Raises:
         ConfigError, DataError: as of training on the recipe.
@@ -119,10 +119,10 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
     n_right = [row.count(majority) for row in labels]
     n_labels, total = sum(map(len, labels)), counts.total() + n_kinds
     nll = sum(-n * math.log((counts[label] + 1) / total) for label, n in Counter(chain(*labels)).items())
-    n_words = sum(row.size.n_words for row in rows if row.size is not None)
+    sizes = [row.size for row in rows if row.size is not None]
     unigram = {"perplexity": math.exp(nll / n_labels)}
-    if n_words:
-        unigram["word_perplexity"] = math.exp(nll / n_words)
+    if len(sizes) == len(rows):
+        unigram["word_perplexity"] = math.exp(nll / sum(size.n_words for size in sizes))
     n_rows_right = sum(0 < len(row) == right for row, right in zip(labels, n_right, strict=True))
     scores = {"token_accuracy": sum(n_right) / n_labels, "sequence_accuracy_forced": n_rows_right / len(rows)}
     return {"majority": scores, "unigram": unigram}

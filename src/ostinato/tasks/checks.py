@@ -13,7 +13,7 @@ SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 FORCED_METRICS = (*SMALLER_IS_BETTER, "token_accuracy", "sequence_accuracy_forced")
 """Teacher-forced scores, which every evaluation has; the other metrics need generated outputs."""
 OF_TEXTS = ("word_perplexity", "bits_per_byte")
-"""Scores that only whole texts have, every token of which is a label."""
+"""Scores that only whole texts have, every token of which is a label and none unknown."""
 
 
 def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:

@@ -55,7 +55,8 @@ class LambadaTask(Task):
     Tokens: data.tokenizer; passages are not cut, so data.max_target_length must hold them (form=language_model).
     Selection: dev; without dev on a part of the training text that is kept apart by hand.
     Departures: the papers' scores are over a vocabulary of 60,000 words with unknown words in it; with subwords
-    perplexities of words are comparable and accuracy is stricter. How the reading form of Dehghani et al. (2019) gives
+    perplexities of words are comparable and accuracy is stricter. There is no `word_perplexity` where a last word is an
+    unknown token. How the reading form of Dehghani et al. (2019) gives
     its answer is not described; ours writes it, or points at it (extraction).
     """
 

@@ -118,7 +118,9 @@ def prepare(
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     prepared = Prepared(recipe, task, tokenizers, batches, changes)
-    if changes or not is_resumed:
+    # Earlier versions gave scores of texts also where tokens are unknown: an unfinished run may be selected by one.
+    by_texts = recipe.training.selection.metric in OF_TEXTS and run.results() is None
+    if changes or not is_resumed or by_texts:
         _check_metrics(prepared)
         _check_scored_examples(prepared)
     if changes:
@@ -145,13 +147,17 @@ def _check_scored_examples(prepared: Prepared) -> None:
     Of the final evaluation also with the wrong targets that right ones are compared with.
 
     Raises:
-        ConfigError: a checkpoint is to be selected by a score of whole texts, and one is cut or has a prefix; columns
-            that blocks of texts do not have.
+        ConfigError: a checkpoint is to be selected by a score of whole texts, and one is cut, has a prefix or an
+            unknown token; columns that blocks of texts do not have.
     """
     selection, final = prepared.recipe.training.selection, prepared.recipe.evaluation
     for row in _scored_rows(prepared, selection.split, selection.max_examples):
         if selection.metric in OF_TEXTS and row.size is None:
             reason = f"there is none of {selection.split}: it needs whole texts, every token of which is a label"
+            if prepared.recipe.data.unknown == "replace":
+                reason += (
+                    ", and none of them unknown: data.tokenizer.kind=bpe, or a larger vocabulary, knows every text"
+                )
             raise ConfigError([Problem("training.selection.metric", selection.metric, reason)])
     for split in final.splits or []:
         for _ in _scored_rows(prepared, split, final.max_examples, prepared.by, prepared.contrast(split)):
