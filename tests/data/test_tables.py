@@ -119,6 +119,48 @@ def test_damage_inside_a_table_is_named(tmp_path: Path) -> None:
     assert error_of(path).startswith(f"{path}: is damaged, or no .parquet file: ")
 
 
+_NO_TEXT = pyarrow.array([b"a", b"b", b"c \xff"], pyarrow.binary()).view(pyarrow.string())
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("text", _NO_TEXT, "column 'text' (string) holds what cannot be read: 'utf-8' codec can't decode"),
+        ("other", _NO_TEXT, "column 'other' (string) holds what cannot be read: 'utf-8' codec can't decode"),
+        (
+            "day",
+            pyarrow.array([0, 1, 10**7], pyarrow.date32()),
+            "column 'day' (date32[day]) holds what cannot be read:",
+        ),
+        (
+            "time",
+            pyarrow.array([0, 1, 2**60], pyarrow.timestamp("us")),
+            "column 'time' (timestamp[us]) holds what cannot",
+        ),
+        (
+            "time",
+            pyarrow.array([None, None, 2], pyarrow.timestamp("us", "Foo/Bar")),
+            "(timestamp[us, tz=Foo/Bar]) holds",
+        ),
+    ],
+)
+def test_a_value_of_a_table_that_python_cannot_hold_is_named_by_its_row(
+    tmp_path: Path, name: str, values: Any, reason: str
+) -> None:
+    columns = {"text": pyarrow.array(["a", "b", "c"]), name: values}
+    table = pyarrow.table(columns)
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=2)
+    for path in (tmp_path / "a.parquet", tmp_path / "a.arrow"):
+        message = error_of(path)
+        assert message.startswith(f"{path}, row 3: column {name!r}")
+        assert reason in message
+    part = Part(tmp_path / "a.parquet", groups=range(1, 2))
+    with pytest.raises(DataError, match="row 3: column"):
+        list(read_part(part, fields_of(DATA, "language_model")))
+
+
 def test_compressed_lines_are_read_and_damage_is_named(tmp_path: Path) -> None:
     lines = "".join(f"line {n} {n * 7919 % 9973}\n" for n in range(3000)).encode()
     packed = {".gz": gzip.compress(lines), ".zst": pyarrow.compress(lines, codec="zstd", asbytes=True)}

@@ -22,6 +22,8 @@ _BUFFER = 1 << 20
 """Bytes of a column that are read at once."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """The last bytes of a whole Arrow stream."""
+_UNREADABLE = (ValueError, OverflowError, KeyError)
+"""What is raised where Python has no such text, no such date, or does not know the time zone."""
 
 
 def pyarrow_for(path: Path) -> ModuleType:
@@ -49,9 +51,29 @@ def _sound(path: Path) -> Iterator[None]:
     arrow = pyarrow_for(path)
     try:
         yield
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, *_UNREADABLE) as error:
         reason = on_one_line(error)
         raise DataError(f"{path}: is damaged, or no {path.suffix} file: {reason}{refetch_hint(path)}") from error
+
+
+def _rows(batch: Any, path: Path, n_before: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch, before which the file has so many.
+
+    Raises:
+        DataError: a value cannot be read; names its row and column.
+    """
+    try:
+        return cast("list[dict[str, Any]]", batch.to_pylist())
+    except _UNREADABLE:
+        for number in range(batch.num_rows):
+            for field, column in zip(batch.schema, batch.columns, strict=True):
+                try:
+                    column[number].as_py()
+                except _UNREADABLE as error:
+                    reason = f"column {field.name!r} ({field.type}) holds what cannot be read: {on_one_line(error)}"
+                    where = f"{path}, row {n_before + number + 1}"
+                    raise DataError(f"{where}: {reason}{refetch_hint(path)}") from error
+        raise
 
 
 def parquet_groups(path: Path) -> list[tuple[int, int]]:
@@ -80,7 +102,7 @@ def read_parquet(
         wanted: columns to read, those that are there; None: all. groups: of rows, by their numbers; None: all.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged, or a value cannot be read.
     """
     with _sound(path):
         import pyarrow.parquet
@@ -89,15 +111,17 @@ def read_parquet(
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
             names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
             chosen = None if groups is None else list(groups)
+            n_before = 0 if groups is None else sum(file.metadata.row_group(i).num_rows for i in range(groups.start))
             for batch in file.iter_batches(_ROWS_A_BATCH, row_groups=chosen, columns=names):
-                yield from batch.to_pylist()
+                yield from _rows(batch, path, n_before)
+                n_before += batch.num_rows
 
 
 def read_arrow(path: Path, wanted: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the rows of an Arrow stream, which is mapped and not read as a whole; arguments as of `read_parquet`.
 
     Raises:
-        DataError: the file is damaged, or cut off.
+        DataError: the file is damaged, or cut off, or a value cannot be read.
     """
     arrow = pyarrow_for(path)
     with _sound(path), arrow.memory_map(str(path)) as source:
@@ -106,10 +130,12 @@ def read_arrow(path: Path, wanted: Sequence[str] | None = None) -> Iterator[dict
             raise DataError(f"{path}: is no whole Arrow stream: it is cut off{refetch_hint(path)}")
         with arrow.ipc.open_stream(source) as stream:
             names = [name for name in stream.schema.names if wanted is None or name in wanted]
+            n_before = 0
             for batch in stream:
                 few = batch.select(names)
                 for start in range(0, few.num_rows, _ROWS_A_BATCH):
-                    yield from few.slice(start, _ROWS_A_BATCH).to_pylist()
+                    yield from _rows(few.slice(start, _ROWS_A_BATCH), path, n_before + start)
+                n_before += batch.num_rows
 
 
 def columns_of(path: Path) -> list[str]:
