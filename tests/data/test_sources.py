@@ -97,6 +97,17 @@ def test_tsv_finds_its_columns_by_number(tmp_path: Path) -> None:
     assert list(read_examples(path, data)) == expected
 
 
+def test_a_column_that_is_read_stands_in_a_header_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("source\ttarget\ttarget\tn\t\t\na\tb\tc\td\t\t\n", encoding="utf-8")
+    with pytest.raises(DataError) as error:
+        list(read_examples(path, DataConfig()))
+    reason = "2 columns are named 'target' (data.target_field): give each a name of its own"
+    assert str(error.value) == f"{path}, line 1: {reason}"
+    (example,) = read_examples(path, DataConfig(target_field="n"))
+    assert (example.source, example.target) == ("a", "d")
+
+
 def test_bad_tsv_lines_are_named_with_their_reason(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "source\ttarget\na\tb\na\tb\tc\n")
     assert error_of(path) == f"{path}, line 3: 3 columns, but the header has 2"

@@ -96,6 +96,20 @@ def test_a_missing_column_and_bad_values_are_named(tmp_path: Path) -> None:
     assert error_of(empty) == f"{empty}, row 1: column 'text' is empty"
 
 
+def test_a_column_that_is_read_stands_in_a_table_once(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_arrays(
+        [pyarrow.array([one]) for one in "abcd"], names=["source", "target", "target", "n"]
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    for path in (tmp_path / "a.parquet", tmp_path / "a.arrow"):
+        reason = "2 columns are named 'target' (data.target_field): give each a name of its own"
+        assert error_of(path, kind="seq2seq") == f"{path}: {reason}"
+        (example,) = texts_of(path, DataConfig(target_field="n"), "seq2seq")
+        assert (example.source, example.target) == ("a", "d")
+
+
 @pytest.mark.parametrize("cut", [0, 4, 100, -9, -1])
 def test_a_table_that_is_cut_off_is_named(tmp_path: Path, cut: int) -> None:
     for path in (write_parquet(tmp_path / "a.parquet", ROWS), write_arrow(tmp_path / "a.arrow", ROWS)):

@@ -163,6 +163,8 @@ def _read_table(part: Part, fields: Fields, wanted: Sequence[str] | None) -> Ite
     for name, setting in fields:
         if name not in there:
             raise DataError(f"{path}: {missing('column', name, setting, there)}")
+        if there.count(name) > 1:
+            raise DataError(f"{path}: {_repeated(name, setting, there)}")
     kept = None if wanted is None else [*names, *wanted]
     n_before = 0 if part.groups is None else sum(n for n, _ in parquet_groups(path)[: part.groups.start])
     rows = read_arrow(path, kept) if path.suffix == ".arrow" else read_parquet(path, kept, part.groups)
@@ -234,6 +236,8 @@ def _read_tsv(part: Part, fields: Fields) -> Iterator[tuple[int, Example]]:
 
 
 def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
+    if header.count(name) > 1:
+        raise bad_line(path, 1, _repeated(name, setting, header))
     if name in header:
         return header.index(name)
     if name.isdecimal() and int(name) < len(header):
@@ -291,6 +295,11 @@ def missing(what: str, name: str, setting: str, present: list[str]) -> str:
     close = get_close_matches(name, present, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"no {what} {name!r} ({setting}) among {', '.join(map(repr, present)) or 'none'}{hint}"
+
+
+def _repeated(name: str, setting: str, present: list[str]) -> str:
+    """Return the reason of the error for a file with several columns of the name that a setting gives."""
+    return f"{present.count(name)} columns are named {name!r} ({setting}): give each a name of its own"
 
 
 def _type_of(value: object, unit: str) -> str:

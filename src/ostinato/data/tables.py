@@ -129,10 +129,11 @@ def read_arrow(path: Path, wanted: Sequence[str] | None = None) -> Iterator[dict
         if source.size() < len(_END_OF_STREAM) or source.read_at(8, source.size() - 8) != _END_OF_STREAM:
             raise DataError(f"{path}: is no whole Arrow stream: it is cut off{refetch_hint(path)}")
         with arrow.ipc.open_stream(source) as stream:
-            names = [name for name in stream.schema.names if wanted is None or name in wanted]
+            # By their numbers: a name may stand twice.
+            chosen = [i for i, name in enumerate(stream.schema.names) if wanted is None or name in wanted]
             n_before = 0
             for batch in stream:
-                few = batch.select(names)
+                few = batch.select(chosen)
                 for start in range(0, few.num_rows, _ROWS_A_BATCH):
                     yield from _rows(few.slice(start, _ROWS_A_BATCH), path, n_before + start)
                 n_before += batch.num_rows
