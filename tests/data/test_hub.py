@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +118,49 @@ def test_labels_nested_columns_and_words_are_read_by_other_names(tmp_path: Path)
     assert read(file, columns={"source": "pair.en", "target": "score"}, streaming=True) == [("yes", "3", {})]
 
 
+@pytest.mark.parametrize("value", [datetime(2020, 1, 1), b"a", 0.5, [1, 2]])
+def test_a_target_of_another_type_is_named_by_its_row(value: object, tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"source": ["a", "b"], "target": ["c", "d"]})
+    rows.add_column("other", [value, value]).save_to_disk(tmp_path / "data")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "data", columns={"source": "source", "target": "other"})
+    assert "split train, row 1: 'target' is " in str(caught.value)
+    assert str(caught.value).endswith(f", a {type(value).__name__}, but has to be a string")
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch"])
+def test_the_form_that_a_data_set_was_saved_with_changes_nothing(form: str, tmp_path: Path) -> None:
+    labels = datasets.ClassLabel(names=["no", "yes"])
+    rows = datasets.Dataset.from_list(ROWS).cast_column("target", labels)
+    rows.with_format(form).save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows.with_format(form, columns=["source"])}).save_to_disk(tmp_path / "several")
+    expected = [(row["source"], row["target"], {"n": row["n"]}) for row in ROWS]
+    assert read(tmp_path / "one") == read(tmp_path / "several") == expected
+    assert read(tmp_path / "one", "train[:2]") == expected[:2]
+
+
+def test_a_column_may_be_source_and_target(lines: Path) -> None:
+    data = DataConfig(target_field="source")
+    expected = list(read_examples(lines, data))
+    found = list(read_data_set(DataSetConfig(hf=str(lines), split="train"), data))
+    assert found == expected
+    assert (found[0].source, found[0].target, found[0].columns) == ("a b 0", "a b 0", {"target": "no", "n": 0})
+    with pytest.raises(DataError, match=r"no column 'target' \(data\.target_field\) among 'source'$"):
+        read(lines, columns={"source": "source"})
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
         ({"hf": "nowhere/at-all"}, "nowhere/at-all: cannot be loaded as a data set, split 'train': "),
         ({"split": "gen"}, "cannot be loaded as a data set, split 'gen'"),
         ({"columns": {"source": "text"}}, "no column 'text' (columns): it has source, target, n"),
-        ({"columns": {"source": "source.de"}}, "line 1: no column"),
-        ({"columns": {"source": "source", "out": "target"}}, "no column 'target' (data.target_field) among 'out'"),
-        ({"columns": {"source": "n", "target": "target"}}, "'source' is 0, a JSON number, but has to be a string"),
+        ({"columns": {"source": "source.de"}}, "row 1: no column"),
+        (
+            {"columns": {"source": "source", "out": "target"}},
+            "no column 'target' (data.target_field) among 'source', 'out'",
+        ),
+        ({"columns": {"source": "n", "target": "target"}}, "row 1: 'source' is 0, a int, but has to be a string"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(

@@ -55,17 +55,18 @@ def read_data_set(given: DataSetConfig, data: DataConfig, model_kind: str = "seq
     where, number = f"{given.hf}, split {given.split}", 0
     rows = _loaded(given)
     for number, record in enumerate(_records(rows, given.columns, where), 1):
-        texts = []
+        texts, names = [], [name for name, _ in fields]
         for name, setting in fields:
             if name not in record:
-                raise bad_line(where, number, missing("column", name, setting, list(record)))
-            value = record.pop(name)
+                raise bad_line(where, number, missing("column", name, setting, list(record)), "row")
+            value = record[name]
             if isinstance(value, list) and all(isinstance(word, str) for word in value):
                 value = " ".join(value)
             if setting == "data.target_field" and isinstance(value, int):
                 value = json.dumps(value)
-            texts.append(checked_text(value, repr(name), where, number))
-        yield Example(None if len(texts) == 1 else texts[0], texts[-1], record)
+            texts.append(checked_text(value, repr(name), where, number, "row"))
+        columns = {key: value for key, value in record.items() if key not in names}
+        yield Example(None if len(texts) == 1 else texts[0], texts[-1], columns)
     if not number:
         raise DataError(f"{where}: no examples")
 
@@ -103,7 +104,8 @@ def _loaded(given: DataSetConfig) -> Any:
         say_once(f"{given.hf}: there is no such file or folder here: asking {hub} for that data set")
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # written by save_to_disk
-            stored = datasets.load_from_disk(str(path))
+            # Its rows may have been saved as arrays of some library, or with some columns only.
+            stored = datasets.load_from_disk(str(path)).with_format(None)
             splits = stored if isinstance(stored, datasets.DatasetDict) else {str(stored.split or "train"): stored}
             return splits[given.split] if given.split in splits else _parts(splits, given.split)
         how: dict[str, Any] = {"path": given.hf, "name": given.subset, "revision": given.revision}
@@ -145,7 +147,8 @@ def _records(rows: Iterable[Any], columns: Mapping[str, str] | None, where: str)
         try:
             yield {ours: _at(named, theirs.split(".")) for ours, theirs in columns.items()}
         except (KeyError, TypeError) as error:
-            raise bad_line(where, number, f"no column {error.args[0]!r} (columns) among {', '.join(named)}") from error
+            reason = f"no column {error.args[0]!r} (columns) among {', '.join(named)}"
+            raise bad_line(where, number, reason, "row") from error
 
 
 def _named(value: Any, feature: Any) -> Any:
