@@ -11,7 +11,7 @@ from tiny_runs import tiny_recipe
 import ostinato
 from ostinato.cli import main
 from ostinato.config.load import check_recipe
-from ostinato.errors import ConfigError
+from ostinato.errors import CheckpointError, ConfigError
 from ostinato.experiments.sweep.run_key import key_of_run
 from ostinato.training import train
 from ostinato.training.converted import convert_run
@@ -70,6 +70,15 @@ def test_steps_whose_states_are_alike_share_weights(
         main([*command[:2], "--alike", "4", "--split", "train", "--run-dir", str(tmp_path / "other")])
     assert end.value.code == 2
     assert "alike is 4: must be from 1 to" in capsys.readouterr().err
+
+
+def test_a_run_without_a_training_state_is_not_resumed(dense: Path, tmp_path: Path) -> None:
+    """Its recipe says of which data it is, but it has read none."""
+    convert_run(ostinato.load(dense), WAYS["shared"], tmp_path / "new")
+    with pytest.raises(CheckpointError) as error:
+        train(ostinato.load_recipe(tmp_path / "new"), tmp_path / "new", resume=True)
+    reason = "was converted or imported and has no training state: begin a new run with"
+    assert str(error.value) == f"{tmp_path / 'new'}: {reason} training.init_from={tmp_path / 'new'}"
 
 
 def test_the_command_writes_it_once(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

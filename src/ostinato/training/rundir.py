@@ -84,12 +84,15 @@ class RunDirectory:
         A run that is there is locked. A new one is locked by `claim`, when there is something to write.
 
         Raises:
-            CheckpointError: there is a run already and `resume` is False, it is no directory, or another process is at
-                work on it.
+            CheckpointError: there is a run already and `resume` is False, or it was never trained; it is no directory,
+                or another process is at work on it.
         """
         self._check_directory()
         if self.exists:
             self._check_new(resume)
+            if not self.data_hashes():
+                reason = "was converted or imported and has no training state: begin a new run with"
+                raise CheckpointError(f"{self.path}: {reason} training.init_from={self.path}")
             self._acquire()
             remove_leftovers(self.path)
         return self.exists
