@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.models.checkpoint import load_model
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import size_model
 from ostinato.training import train
 from ostinato.training.initial import start_from
 from ostinato.training.reporter import Reporter
@@ -28,8 +31,14 @@ class Notes(Reporter):
 
     info: dict[str, Any]
 
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         self.info = info
+
+    def on_note(self, update: int, message: str) -> None:
+        self.notes.append(message)
 
 
 def changed(recipe: Recipe, **training: Any) -> Recipe:
@@ -144,6 +153,52 @@ def test_a_head_is_exchanged_and_every_parameter_accounted_for(tmp_path: Path, p
     assert not torch.equal(own.target_weight, first.target_weight)
     with pytest.raises(ConfigError, match=r"nothing.* matches no parameter of either model"):
         start_from(own, TrainingConfig(init_from=str(pretrained), init_except=["nothing.*"]))
+
+
+def with_data(recipe: Recipe, **data: Any) -> Recipe:
+    """Return the recipe with other settings of its data."""
+    content = recipe.model_dump(mode="json")
+    content["data"] |= data
+    return check_recipe(content)
+
+
+def test_other_tokenizers_than_the_runs_are_said_and_those_that_are_used_recorded(
+    tmp_path: Path, pretrained: Path
+) -> None:
+    words = classifier(tmp_path, KNOWN, init_from=str(pretrained), init_except=["output_weight"])
+    train(words, tmp_path / "words", reporter=(said := Notes()))
+    assert said.notes == []
+    other = with_data(words, tokenizer={"kind": "characters", "min_count": 3})
+    train(other, tmp_path / "other", reporter=(said := Notes()))
+    expected = (
+        "data.tokenizer is {'kind': 'characters', 'min_count': 3}: the new run keeps the tokenizers of the old one"
+    )
+    assert said.notes == [expected]
+    kept = load_recipe(tmp_path / "other")
+    assert kept.data.tokenizer == words.data.tokenizer
+    assert kept == load_recipe(tmp_path / "words")
+    # It goes on with the command that began it, and from its own recipe.
+    for recipe in (other, kept):
+        longer = changed(recipe, n_updates=recipe.training.n_updates + 2)
+        shutil.copytree(tmp_path / "other", folder := tmp_path / f"longer-{recipe.data.tokenizer.kind}")
+        assert train(longer, folder, resume=True)["n_updates"] == 6
+
+
+def test_a_model_that_writes_does_not_start_from_labels(tmp_path: Path, pretrained: Path) -> None:
+    train(classifier(tmp_path, KNOWN), tmp_path / "classified")
+    data = lines(tmp_path / "texts.jsonl", [{"text": "a b c d"}] * 4)
+    model = {"kind": "language_model", "d_model": 8, "dropout": 0.0, "decoder": STACK}
+    training = {"n_updates": 4, "device": "cpu", "init_from": str(tmp_path / "classified"), "init_except": ["*"]}
+    task = {"kind": "files", "model_kind": "language_model"}
+    recipe = check_recipe({"task": task, "data": data, "model": model, "training": training})
+    reason = (
+        "its targets are the labels x, y, which are no vocabulary of texts: start from a run without a head for labels"
+    )
+    with pytest.raises(ConfigError) as error:
+        train(recipe, tmp_path / "texts")
+    assert str(error.value) == f"training.init_from is {str(tmp_path / 'classified')!r}: {reason}"
+    with pytest.raises(ConfigError, match="which are no vocabulary of texts"):
+        size_model(recipe)
 
 
 def test_a_head_with_other_labels_starts_anew(tmp_path: Path, pretrained: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tokenizers of a run that starts from another one: a trained model needs the ids it was trained with."""
+"""The tokenizers of a run that begins with another one: a trained model needs the ids it was trained with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ostinato.data.example import Example
 from ostinato.data.symbols import LabelTokenizer
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
+from ostinato.tasks.recipes import load_recipe
 
 _KEY = "training.init_from"
 
@@ -27,9 +28,35 @@ def load_tokenizers(path: str) -> Tokenizers:
     Raises:
         ConfigError: there is no run.
     """
-    if not is_run(path):
-        raise ConfigError([Problem(_KEY, path, "holds no run: name a run directory, whose best checkpoint is taken")])
+    _check_run(path)
     return Tokenizers.load(Path(path) / "tokenizers")
+
+
+def _check_run(path: str | Path) -> None:
+    if not is_run(path):
+        reason = "holds no run: name a run directory, whose best checkpoint is taken"
+        raise ConfigError([Problem(_KEY, str(path), reason)])
+
+
+def keep_tokenizers(recipe: Recipe, run: str | Path) -> tuple[Recipe, list[Problem]]:
+    """Return a recipe with the settings of the tokenizers that a run has, and where it says others.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    _check_run(run)
+    theirs = load_recipe(run).data
+    tokenizer, target = theirs.tokenizer, theirs.target_tokenizer
+    if not recipe.model.generates:  # its targets are no text
+        target = None
+    elif recipe.model.joins_pairs:  # it has the vocabulary of what is written
+        tokenizer, target = target or tokenizer, None
+    problems, kept = [], {"tokenizer": tokenizer, "target_tokenizer": target}
+    for name, own in kept.items():
+        if (given := getattr(recipe.data, name)) != own:
+            shown = None if given is None else given.model_dump(exclude_none=True)
+            problems.append(Problem(f"data.{name}", shown, "the new run keeps the tokenizers of the old one"))
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)}), problems
 
 
 def start_tokenizers(recipe: Recipe, examples: Sequence[Example]) -> Tokenizers:
@@ -39,10 +66,14 @@ def start_tokenizers(recipe: Recipe, examples: Sequence[Example]) -> Tokenizers:
         examples: of the training split, whose new symbols `training.extend_vocabulary` adds to the vocabularies.
 
     Raises:
-        ConfigError: there is no run, its tokenizers cannot be extended, or its head is for other labels.
+        ConfigError: there is no run, its tokenizers cannot be extended, its head is for other labels, or it has labels
+            where the new run has texts.
     """
     origin, reads = str(recipe.training.init_from), recipe.model.reads
     tokenizers = load_tokenizers(origin)
+    if recipe.model.generates and isinstance(tokenizers.target, LabelTokenizer):
+        reason = f"its targets are the labels {_few(tokenizers.target.labels)}, which are no vocabulary of texts"
+        raise ConfigError([Problem(_KEY, origin, f"{reason}: start from a run without a head for labels")])
     if recipe.training.extend_vocabulary:
         # Where targets are labels, a tokenizer of texts does not hold them.
         is_labelled = reads in ("classification", "tagging", "span")

@@ -13,7 +13,7 @@ from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.packing import pack_source, tokenizers_of
 from ostinato.tasks.registry import build_task
-from ostinato.tasks.start import is_run, load_tokenizers, start_tokenizers
+from ostinato.tasks.start import is_run, start_tokenizers
 
 FromData = dict[str, tuple[tuple[int, int], SpecialIds | None, str]]
 """By task, data and start of a recipe: rows of both vocabularies, their special ids, where they come from in words."""
@@ -106,7 +106,7 @@ def _train_tokenizers(recipe: Recipe, access: DataAccess) -> Tokenizers | None:
     if origin is not None and not is_run(origin):
         origin = None
     if origin is not None and recipe.model.generates and not recipe.training.extend_vocabulary:
-        return load_tokenizers(origin)  # whatever the data hold
+        return start_tokenizers(recipe, ())  # whatever the data hold
     if _needs_files(recipe):
         return None
     task = build_task(recipe.task, recipe.data, access.offline())

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.interop.pretrained import Pretrained
 from ostinato.interop.recursive import Shared, to_recursive
 from ostinato.models import build_model
 from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.imported import write_run
 from ostinato.training.rundir import RunDirectory
 
@@ -35,10 +36,9 @@ def convert_run(
     target = RunDirectory(Path(run_dir))
     target.check_empty()
     recipe = load_recipe(run.directory, overrides)
-    reason = "the new run keeps the tokenizers of the old one"
-    for name in ("tokenizer", "target_tokenizer"):
-        if (new := getattr(recipe.data, name)) != getattr(run.recipe.data, name):
-            raise ConfigError([Problem(f"data.{name}", new, reason)])
+    _, problems = keep_tokenizers(recipe, run.directory)
+    if problems:
+        raise ConfigError(problems)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build_model(recipe.model).eval()

@@ -105,6 +105,8 @@ def _train(
     reporter.on_start(recipe, info)
     if resume and not session.progress.update:
         reporter.on_note(0, f"nothing to resume: {run.path} holds no checkpoint, so training begins anew")
+    for note in prepared.notes:
+        reporter.on_note(session.progress.update, note)
     if prepared.changes:
         changed = (f"{key} from {old} to {new}" for key, (old, new) in prepared.changes.items())
         reporter.on_note(session.progress.update, f"changed: {', '.join(changed)}")

@@ -33,6 +33,7 @@ from ostinato.tasks.checks import (
     split_problems,
 )
 from ostinato.tasks.registry import build_task
+from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.changes import Changes
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 from ostinato.training.training_data import training_data
@@ -42,7 +43,7 @@ from ostinato.training.training_data import training_data
 class Prepared:
     """A run that is ready for its next update; `recipe` has its vocabulary sizes and absolute paths.
 
-    `changes`: what it changes in the recipe of the run that is resumed.
+    `changes`: what it changes in the recipe of the run that is resumed. `notes`: what the user should know.
     """
 
     recipe: Recipe
@@ -50,6 +51,7 @@ class Prepared:
     tokenizers: Tokenizers
     batches: TrainingBatches
     changes: Changes = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def metrics(self) -> list[str]:
@@ -95,6 +97,12 @@ def prepare(
     if problems := [*problems, *metric_problems(recipe, has_sources)]:
         raise ConfigError(problems)
     recipe = _absolute_paths(recipe)
+    others: list[Problem] = []
+    if recipe.training.init_from is not None:
+        # A run that was begun needs no longer the one that it started from.
+        recipe, others = keep_tokenizers(recipe, run.path if is_resumed else recipe.training.init_from)
+        if problems := list(recipe.problems()):
+            raise ConfigError(problems)
     train_split = task.splits()[0]
     changes: Changes = {}
     new_splits: dict[str, Any] = {}
@@ -117,7 +125,7 @@ def prepare(
     rows = data.rows(recipe, tokenizers, on_progress)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
-    prepared = Prepared(recipe, task, tokenizers, batches, changes)
+    prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=[str(other) for other in others])
     # Earlier versions gave scores of texts also where tokens are unknown: an unfinished run may be selected by one.
     by_texts = recipe.training.selection.metric in OF_TEXTS and run.results() is None
     if changes or not is_resumed or by_texts:

@@ -42,7 +42,8 @@ class Reporter:
         """
 
     def on_note(self, update: int, message: str) -> None:
-        """Something that is no problem, but that the user should know: what was changed when the run was resumed."""
+        """Something that is no problem, but that the user should know: what was changed when the run was resumed, or
+        which settings a run that it starts from decides."""
 
     def on_warning(self, update: int, message: str) -> None:
         """A problem was found at an update, for example a router that has collapsed."""
