@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 TINY = [
     "model.d_model=16",
     "--source-vocab",

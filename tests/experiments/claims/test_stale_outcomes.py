@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from claim_files import ARMS, SLOWER, TIMING, claim_file, run, swept_claim
 
 import ostinato
