@@ -66,6 +66,13 @@ def test_the_default_space_is_one_of_recipes_as_they_are() -> None:
     assert others[0].name == "2 steps, individual, wide feed-forward, sinusoidal"
 
 
+def test_the_default_space_has_every_plan_for_a_recipe_that_is_a_loop() -> None:
+    default = load_space("default").model_copy(update={"n_candidates": 9})
+    data = ["data.train=README.md", "data.dev=README.md", "data.test=null", "data.tokenizer={kind: characters}"]
+    found = make_candidates("looped/novels", data, default, Limits(parameters=100_000)).found
+    assert {one.levels["plan"] for one in found if one.name != BASE} >= {"individual", "shared", "cycle", "looped"}
+
+
 def test_a_recipe_that_is_a_combination_takes_no_place_of_another() -> None:
     same = LevelConfig(name="same", set={"model.*.n_steps": 2})
     partly = LevelConfig(name="partly", set={"model.decoder.ffn.share": "all"})
