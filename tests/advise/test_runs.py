@@ -9,11 +9,12 @@ import pytest
 from tiny_question import TINY
 
 from ostinato.advise.candidates import Candidate
-from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, best_of, mode_of, range_of
+from ostinato.advise.runs import N_EVALUATIONS, Deadline, SweepTrainer, best_of, range_of
 from ostinato.advise.trials import TimeUp, Trial
 from ostinato.config.measures import as_overrides
 from ostinato.experiments.sweep.executors import InProcess, Job
 from ostinato.metrics.matching import ExactMatch
+from ostinato.tasks.checks import mode_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.optim import learning_rate
 from ostinato.training.rundir import RunDirectory

@@ -22,7 +22,7 @@ from ostinato.advise.limits import Limits
 from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
 from ostinato.advise.report import REPORT, is_report, write_report
-from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
+from ostinato.advise.runs import SweepTrainer, best_of, range_of
 from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer, sign_of
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
@@ -35,6 +35,7 @@ from ostinato.experiments.inference import ALPHA
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.pool import LocalPool
 from ostinato.experiments.sweep.watch import Watcher
+from ostinato.tasks.checks import mode_of
 from ostinato.tasks.recipes import check_derived, load_recipe, write_derived
 
 RECIPE, TRIALS, ANSWER = "recommended.yaml", "trials.jsonl", "answer.json"

@@ -13,7 +13,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError, OstinatoError
 from ostinato.tasks.base import Task
 from ostinato.tasks.baselines import frequency_scores, trivial_scores
-from ostinato.tasks.checks import FORCED_METRICS, SMALLER_IS_BETTER
+from ostinato.tasks.checks import FORCED_METRICS, mode_of
 from ostinato.tasks.registry import build_task
 from ostinato.training.prepare import with_splits
 
@@ -66,7 +66,7 @@ def baseline(recipe: Recipe, task: Task, metric: str) -> tuple[str, float] | Non
         scores = {name: found[metric] for name, found in trivial_scores(task, split, [metric], n).items()}
     if not scores:
         return None
-    pick = min if metric in SMALLER_IS_BETTER else max
+    pick = min if mode_of(metric) == "min" else max
     best = pick(scores, key=lambda name: scores[name])
     return best, scores[best]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.advise.candidates import Candidate
-from ostinato.advise.trials import Mode, Outcome, TimeUp, Trial
+from ostinato.advise.trials import Outcome, TimeUp, Trial
 from ostinato.analysis import curves
 from ostinato.config.load import check_settings
 from ostinato.config.measures import as_overrides
@@ -28,7 +28,7 @@ from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep
 from ostinato.experiments.sweep.watch import Watcher
 from ostinato.metrics import METRICS
-from ostinato.tasks.checks import FORCED_METRICS, SMALLER_IS_BETTER
+from ostinato.tasks.checks import FORCED_METRICS, mode_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.optim import learning_rate
 
@@ -227,7 +227,7 @@ class SweepTrainer:
 
 def range_of(metric: str) -> tuple[float, float]:
     """Return the least and the largest value that a metric can have; the least of a user's own is not known."""
-    if metric in SMALLER_IS_BETTER:
+    if mode_of(metric) == "min":
         return (1.0 if metric.endswith("perplexity") else 0.0), math.inf
     if metric == "comet":  # a regression: outputs may be scored above their references
         return 0.0, math.inf
@@ -238,8 +238,3 @@ def best_of(metric: str) -> float | None:
     """Return the best value that a metric can have; None where there is none."""
     best = range_of(metric)[0 if mode_of(metric) == "min" else 1]
     return best if math.isfinite(best) else None
-
-
-def mode_of(metric: str) -> Mode:
-    """Return whether a smaller or a larger value of a metric is better."""
-    return "min" if metric in SMALLER_IS_BETTER else "max"

@@ -1,8 +1,7 @@
 """Looking inside: measures on arrays, studies of runs, figures and one report.
 
-The measures (`cka`, `neighbours`, `normalised`, `collapse`, `spectrum`, `expert_use`, `routes`, `tokens`,
-`halting`, `attention`, `accuracy`, `planar`) are pure functions on arrays, in float64 throughout. `studies` applies
-them to runs.
+The measures (`similarity`, `collapse`, `spectrum`, `routing_measures`, `maps`, `accuracy`, `planar`, `curves`,
+`round_map`) are pure functions on arrays, in float64 throughout. `studies` applies them to runs.
 """
 
 from ostinato.analysis.accuracy import GroupAccuracy, accuracy_by_category, pareto_front, wilson_interval

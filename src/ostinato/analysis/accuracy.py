@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike
 from ostinato.analysis.arrays import Bools
 from ostinato.errors import DataError
 
-_Z = 1.959963984540054
-
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
@@ -43,11 +41,10 @@ def wilson_interval(n_right: int, n: int) -> tuple[float, float]:
     """
     if not 0 <= n_right <= n or not n:
         raise DataError(f"{n_right} right of {n}: at least one is needed, and no more right than there are")
-    z2 = _Z * _Z
-    half = _Z * (n_right * (n - n_right) / n + z2 / 4) ** 0.5
-    low, high = ((n_right + z2 / 2 + sign * half) / (n + z2) for sign in (-1, 1))
-    # The share is inside, also where none or all are right and rounding says otherwise.
-    return min(max(0.0, low), n_right / n), max(min(1.0, high), n_right / n)
+    from scipy.stats import binomtest  # takes a second to import
+
+    found = binomtest(n_right, n).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def accuracy_by_category(

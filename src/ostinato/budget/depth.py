@@ -71,8 +71,9 @@ def expected_depths(
     """Return the depth of every stack: as assumed, as the source's length gives it, otherwise all its rounds.
 
     Args:
-        expected_depth: rounds per token, by stack; where tokens learn to halt (`halting.kind` act or stick_breaking)
-            anything from 1 to all rounds. n_steps: rounds at call time, of all stacks or by name.
+        expected_depth: rounds per token, by stack; where tokens learn to halt, or are chosen (`halting.kind` other
+            than none and length), anything from 1 to all rounds. n_steps: rounds at call time, of all stacks or by
+            name.
         source_length: tokens of the source; None: unknown, so that all rounds are taken.
         exits: stacks whose tokens stop by a criterion in place of their rule (`ostinato.nn.Execution.exit`).
 

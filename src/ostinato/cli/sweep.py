@@ -135,7 +135,7 @@ def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None
     from ostinato.experiments.sweep.measure_checks import check_measurable
     from ostinato.experiments.sweep.rows import collect_rows
     from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
-    from ostinato.training.at_hand import check_trainable
+    from ostinato.training.trainable import check_trainable
 
     check_measurable(sweep.measures)
     runs = plan_runs(sweep, store, access)

@@ -4,7 +4,7 @@ Two groups of settings merge key by key. Where `kind` chooses between groups wit
 the task) and the new one names another kind, the settings of the old kind are dropped. Attentions and feed-forwards are
 an exception: what two kinds of them have in common, such as d_ff and share, is kept when the kind changes.
 
-Recipes, sweeps and claims that come with the library are YAML files in folders of the package.
+Recipes, sweeps, spaces and claims that come with the library are YAML files in folders of the package.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ def _yaml_reason(error: Exception) -> str:
 
 
 def shipped_directory(kind: str) -> Path:
-    """Return the folder of the files of a kind: "recipes", "sweeps" or "claims"."""
+    """Return the folder of the files of a kind: "recipes", "sweeps", "spaces" or "claims"."""
     return Path(str(resources.files("ostinato"))) / kind
 
 

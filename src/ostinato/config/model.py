@@ -239,7 +239,7 @@ class EncoderConfig(_StackedConfig):
         return {"vocab_size": source + (self.special_ids.mask is None)} | labels
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Settings that belong to another head."""
+        """Settings that belong to another head, mask or embedder."""
         yield from super().problems(path)
         if self.tie_embeddings == "none" and self.head.kind != "masked":
             reason = f"has no effect: {path}head.kind={self.head.kind} has no output over the vocabulary"

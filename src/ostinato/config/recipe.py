@@ -89,7 +89,7 @@ class Recipe(Config):
     """Published numbers to compare with."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Vocabularies that do not fit the model, and settings of training that have no effect on the model."""
+        """Settings of data, training, evaluation and decoding that do not fit the model, or have no effect on it."""
         if self.data.target_tokenizer is not None and self.model.joins_pairs:
             reason = "a language model has one vocabulary: remove it and use data.tokenizer"
             yield Problem(f"{path}data.target_tokenizer", self.data.target_tokenizer.kind, reason)
@@ -128,7 +128,7 @@ class Recipe(Config):
         if not stacks:
             reason = "has no effect: this model is a recurrence over positions, without steps of depth; remove it"
             for group in ("balance", "halting"):
-                yield from _set_in(getattr(self.training, group), f"{path}training.{group}.", reason)
+                yield from _refused(getattr(self.training, group), f"{path}training.{group}.", reason)
             if self.training.checkpoint_activations:
                 yield Inert(f"{path}training.checkpoint_activations", True, reason)
             return
@@ -138,13 +138,13 @@ class Recipe(Config):
                 "self_attention, cross_attention or ffn the kind experts, or a stack a sparse_layer, with n_experts "
                 "above 1"
             )
-            yield from _set_in(self.training.balance, f"{path}training.balance.", reason)
+            yield from _refused(self.training.balance, f"{path}training.balance.", reason)
         if not any(stack.halting.has_gate for stack in stacks.values()):
             rules = " or ".join(f"{path}model.{name}.halting.kind" for name in stacks)
             is_fixed = all(stack.halting.kind == "none" for stack in stacks.values())
             why = "nothing halts in this model" if is_fixed else "no token of this model learns when to halt"
             reason = f"has no effect, because {why}: remove it, or set {rules}"
-            yield from _set_in(self.training.halting, f"{path}training.halting.", reason)
+            yield from _refused(self.training.halting, f"{path}training.halting.", reason)
         elif self.training.halting.capacity_warmup and not any(one.halting.kind == "select" for one in stacks.values()):
             value, reason = (
                 self.training.halting.capacity_warmup,
@@ -217,8 +217,9 @@ class Recipe(Config):
             yield Problem(key, checkpoint, reason)
 
 
-def _set_in(config: Config, path: str, reason: str) -> Iterator[Problem]:
-    """Give one reason against every setting of a group that is not at its default."""
+def _refused(config: Config, path: str, reason: str) -> Iterator[Problem]:
+    """Give one reason against every setting of a group that is not at its default, inherited or not: weights of losses
+    say what is to be learned, and are not dropped in silence as `inert` ones are."""
     for name, value in config:
         if value != type(config).model_fields[name].default:
             yield Problem(f"{path}{name}", value, reason)

@@ -27,8 +27,8 @@ class SpecialIds(Config):
     mask: Count | None = None
     """The symbol of a masked token, of encoder-only models; null: the row after those of the tokenizer."""
 
-    def size_problems(self, path: str, vocab_size: int | None) -> Iterator[Problem]:
+    def size_problems(self, path: str, vocab_size: int) -> Iterator[Problem]:
         """Ids that an embedding of so many rows does not have."""
         for name, value in self:
-            if vocab_size is not None and value is not None and value >= vocab_size:
+            if value is not None and value >= vocab_size:
                 yield Problem(f"{path}{name}", value, f"must be below the size of the vocabulary, {vocab_size}")

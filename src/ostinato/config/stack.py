@@ -225,7 +225,7 @@ class StackConfig(Config):
         return dict(self.sub_layers())[use.kind]
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Sharing schemes that do not fit the number of steps."""
+        """What of sharing, segments, values, positions and halting does not fit the steps, or each other."""
         for kind, sub in self.sub_layers():
             try:
                 sub.sets(self.n_steps)

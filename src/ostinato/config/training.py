@@ -76,8 +76,8 @@ class SelectionConfig(Config):
     split: str = "dev"
     """Split that is evaluated while training."""
     metric: str = "loss"
-    """loss, perplexity, token_accuracy, sequence_accuracy_forced (teacher-forced), or exact_match,
-    token_accuracy_free, bleu, chrf (decoded)."""
+    """Teacher-forced: loss, perplexity, token_accuracy, sequence_accuracy_forced, of whole texts also word_perplexity
+    and bits_per_byte. Or a metric of decoded outputs, as exact_match, bleu or a `module:Class` of one's own."""
     mode: Literal["min", "max"] = "min"
     """Whether a smaller or a larger value is better."""
     patience: Size | None = None
@@ -133,7 +133,8 @@ class DepthCostConfig(Config):
     """What depth costs in the objective of a model whose tokens halt, and how its training begins.
 
     The cost is the sum over stacks of `StackOutput.depth_cost`, a mean over real tokens: the expected depth with
-    stick-breaking, rounds + remainder with ACT. With `accumulate`, batches count by their target tokens.
+    stick-breaking, rounds + remainder with ACT, minus the entropy of its round with a learned exit, the router's own
+    losses where tokens are chosen. With `accumulate`, batches count by their target tokens.
     The `loss` of training records and of evaluations is without it; a training record has it in `depth`.
     """
 

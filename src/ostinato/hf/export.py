@@ -75,7 +75,7 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
         CheckpointError: the model is a recurrence, a prefix language model, or an encoder of facts.
     """
     given = run.model.config
-    if getattr(given, "max_words", None) is not None:
+    if given.max_words is not None:
         raise CheckpointError("an encoder that reads facts, a grid of words, has no counterpart in that library")
     kind = _CLASSES[given.reads]
     training, execution = run.recipe.training, run.model.current_execution

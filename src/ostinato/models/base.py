@@ -309,7 +309,7 @@ class TokenModel(Embeddings, ABC):
         for stack in self.stacks.values():
             for step in stack.plan.steps:
                 for use in step.uses:
-                    module = getattr(self.banks, use.kind)[use.weights]
+                    module = self.banks.set_of(use)
                     for one in module.named_routers() if isinstance(module, Routed) else ():
                         place = router_name(use, one.name), stack.plan.stack, step.index
                         yield Routing.of_no_rows(*place, (one.n_experts, one.n_chosen), like, one.n_heads)
@@ -334,7 +334,7 @@ class TokenModel(Embeddings, ABC):
         found: dict[str, NamedRouter] = {}
         for stack in self.stacks.values():
             for use in stack.plan.uses():
-                module = getattr(self.banks, use.kind)[use.weights]
+                module = self.banks.set_of(use)
                 if isinstance(module, Routed):
                     found |= {router_name(use, one.name): one for one in module.named_routers()}
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 
@@ -167,7 +166,7 @@ class Transformer(TokenModel):
             banks.time[segment.time] = build_time(d_model, init)
         for use in (use for step in segment.steps for use in step.uses):
             if use.delta is not None:
-                module: Any = getattr(banks, use.kind)[use.weights]
+                module = banks.set_of(use)
                 banks.delta[use.delta] = build_deltas(module, use.kind, settings.delta_rank, init)
             if use.modulation is not None and use.modulation not in banks.modulation:
                 banks.modulation[use.modulation] = build_modulation(settings.modulation, d_model, init)

@@ -9,7 +9,11 @@ optimised and stored once.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
+
+from ostinato.plan import Use
 
 
 class Banks(nn.Module):
@@ -33,3 +37,7 @@ class Banks(nn.Module):
         self.modulation = nn.ModuleDict()
         self.vectors = nn.ModuleDict()
         self.time = nn.ModuleDict()
+
+    def set_of(self, use: Use) -> Any:
+        """Return the parameter set that a use names."""
+        return getattr(self, use.kind)[use.weights]

@@ -80,11 +80,8 @@ class PositionSignal:
             same in all rounds of one pass.
     """
 
-    first_position = 0
     acts_on_rounds = False
     """Whether something is added before every round."""
-    in_halves = False
-    """Whether sines stand before all cosines."""
 
     def __init__(self, d_model: int, random_offset: int = 0) -> None:
         self.d_model = d_model
@@ -115,19 +112,15 @@ class PositionSignal:
         """Return what is added before the 0-based round `index`."""
         return None
 
-    def _position_part(
-        self, positions: Int[Tensor, "B T"], n_columns: int | None, offset_B: Int[Tensor, "B"] | None
-    ) -> Tensor:
-        highest = highest_position(positions, n_columns) + self.first_position
-        positions = positions + self.first_position
-        if offset_B is not None:
-            highest += self.random_offset
-            positions = positions + offset_B[:, None]
-        return sinusoids(positions, self.d_model, in_halves=self.in_halves, highest=highest)
-
 
 class Sinusoidal(PositionSignal):
-    """Sinusoids of the position, once; the layout is the module's to say."""
+    """Sinusoids of the position, once; the layout is the module's to say.
+
+    Args:
+        in_halves: whether sines stand before all cosines.
+    """
+
+    first_position = 0
 
     def __init__(self, d_model: int, random_offset: int = 0, *, in_halves: bool = False) -> None:
         super().__init__(d_model, random_offset)
@@ -137,7 +130,12 @@ class Sinusoidal(PositionSignal):
         self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return P[i]."""
-        return self._position_part(positions, n_columns, offset_B)
+        highest = highest_position(positions, n_columns) + self.first_position
+        positions = positions + self.first_position
+        if offset_B is not None:
+            highest += self.random_offset
+            positions = positions + offset_B[:, None]
+        return sinusoids(positions, self.d_model, in_halves=self.in_halves, highest=highest)
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
         """Return P[i]."""
@@ -182,22 +180,19 @@ class Learned(PositionSignal):
         return prepared
 
 
-class Coordinates(PositionSignal):
+class Coordinates(Sinusoidal):
     """Sinusoids of position and step, before every round."""
 
     first_position = 1
     acts_on_rounds = True
 
-    def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
-    ) -> Tensor | None:
-        """Return P[i]."""
-        return self._position_part(positions, n_columns, offset_B)
+    def at_start(self, prepared: Tensor | None) -> Tensor | None:
+        """Return nothing: rounds have it."""
+        return None
 
     def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return P[i] + P[t]."""
-        if prepared is None:
-            raise ValueError("coordinates need their position part")
+        assert prepared is not None
         if isinstance(index, Tensor) or torch.compiler.is_exporting():
             number = torch.as_tensor(index, device=prepared.device) + 1
             return prepared + _sinusoids(number, self.d_model, self.in_halves)

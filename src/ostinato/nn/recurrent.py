@@ -33,7 +33,7 @@ class Lstm(nn.Module, Dropping):
         d_model: D. n_layers: L. n_directions: 2: forwards and backwards, D / 2 units each. dropout: probability.
     """
 
-    def __init__(self, d_model: int, n_layers: int, *, n_directions: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, d_model: int, n_layers: int, *, n_directions: int, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
         self.lstm = nn.LSTM(

@@ -76,12 +76,12 @@ class Stack:
         signal: PositionSignal,
         is_causal: bool,
         has_prefix: bool = False,
-        halting: HaltingRule | None = None,
+        halting: HaltingRule,
     ) -> None:
         self.plan, self.banks, self.has_final_norm, self.dropout = plan, banks, has_final_norm, dropout
         self.has_embedding_norm, self.has_embedding_map = has_embedding_norm, has_embedding_map
         self.signal, self.is_causal, self.has_prefix = signal, is_causal, has_prefix
-        self.halting: HaltingRule = halting or NoHalting()
+        self.halting = halting
         self.readout: Callable[[Tensor], Tensor] | None = None
         """From the stack's output to logits, for tokens that stop by what is predicted; None: nothing is."""
         self._sub_layers = SubLayers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from ostinato.config.recipe import Recipe
 from ostinato.errors import Problem
@@ -14,6 +15,11 @@ FORCED_METRICS = (*SMALLER_IS_BETTER, "token_accuracy", "sequence_accuracy_force
 """Teacher-forced scores, which every evaluation has; the other metrics need generated outputs."""
 OF_TEXTS = ("word_perplexity", "bits_per_byte")
 """Scores that only whole texts have, every token of which is a label and none unknown."""
+
+
+def mode_of(metric: str) -> Literal["min", "max"]:
+    """Return whether a smaller or a larger value of a metric is better."""
+    return "min" if metric in SMALLER_IS_BETTER else "max"
 
 
 def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
@@ -72,7 +78,7 @@ def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
     if selection.metric not in FORCED_METRICS and selection.metric not in METRICS:
         valid = ", ".join((*FORCED_METRICS, *METRICS))
         yield Problem("training.selection.metric", selection.metric, f"must be one of {valid}")
-    elif selection.mode != (mode := "min" if selection.metric in SMALLER_IS_BETTER else "max"):
+    elif selection.mode != (mode := mode_of(selection.metric)):
         reason = f"must be {mode!r} with training.selection.metric={selection.metric}: it would keep the worst model"
         yield Problem("training.selection.mode", selection.mode, reason)
     if selection.metric in OF_TEXTS and (has_sources or recipe.model.reads != "sequence"):

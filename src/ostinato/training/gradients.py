@@ -1,4 +1,4 @@
-"""All-reduce of the gradients, after the backward pass.
+"""All-reduce of the gradients, after the backward pass: `training.parallel.kind` none.
 
 Which parameters have a gradient depends on the data: experts that no token chose, rounds that one process's tokens did
 not reach, halting rules that are switched off. DistributedDataParallel sends a parameter's gradient from a hook once it

@@ -1,8 +1,9 @@
 """The processes of one run: which rows of a batch each has, and the collective operations between them.
 
-Every process holds the model, the optimiser and all the data, and knows every batch; it computes a share of the rows.
-Sums over all rows are all-reduced (`Processes.with_all_reduced`, `ostinato.training.gradients`), so that each process
-does the same update. Rank 0 alone evaluates and writes; it broadcasts what the others need to know of that.
+Every process has all the data and knows every batch; it computes a share of the rows. Sums over all rows are
+all-reduced (`Processes.with_all_reduced`), so that each process does the same update; who holds the model, and how
+gradients are added up, says `ostinato.training.parallel`. Rank 0 alone evaluates and writes; it broadcasts what the
+others need to know of that.
 
 A launcher sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment (torchrun and
 `accelerate launch` alike). Without WORLD_SIZE, or with 1, no process group is made, and every method is the identity.

@@ -5,10 +5,9 @@ A record is what metrics.jsonl gets (see `ostinato.training.records`), joined wi
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from ostinato.data.packs.make import Progress
-
-_log = logging.getLogger("ostinato.training")
 
 
 class Reporter:
@@ -63,8 +60,8 @@ class Reporter:
 
 class _TextReporter(Reporter, ABC):
     @abstractmethod
-    def write(self, line: str, level: int = logging.INFO) -> None:
-        """Write a line; `level` is one of `logging`."""
+    def write(self, line: str) -> None:
+        """Write a line."""
 
     def on_packing(self, progress: Progress) -> None:
         """Write how far it is."""
@@ -76,11 +73,11 @@ class _TextReporter(Reporter, ABC):
 
     def on_note(self, update: int, message: str) -> None:
         """Write the note."""
-        self.write(note_text(update, message))
+        self.write(f"update {update}  {message}")
 
     def on_warning(self, update: int, message: str) -> None:
         """Write the warning."""
-        self.write(warning_text(update, message), logging.WARNING)
+        self.write(warning_text(update, message))
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """Write the scores."""
@@ -95,16 +92,18 @@ class LinesReporter(_TextReporter):
     """One plain line per event: for logs, pipes and batch systems.
 
     Args:
-        logger: where the lines go.
+        stream: where the lines go; where it takes no more, as a closed pipe, the run goes on.
     """
 
-    def __init__(self, logger: logging.Logger = _log) -> None:
-        self.logger = logger
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
         self._first, self._n_updates, self._began = 0, 1, time.perf_counter()
 
-    def write(self, line: str, level: int = logging.INFO) -> None:
-        """Log a line."""
-        self.logger.log(level, "%s", line)
+    def write(self, line: str) -> None:
+        """Write a line, at once."""
+        with suppress(OSError, ValueError):
+            self.stream.write(f"{line}\n")
+            self.stream.flush()
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Write what is trained, on how many examples and on which device."""
@@ -130,7 +129,7 @@ class RichReporter(_TextReporter):
         self.console = console
         self._progress: Bar | None = None
 
-    def write(self, line: str, level: int = logging.INFO) -> None:
+    def write(self, line: str) -> None:
         """Print a line above the bar."""
         self.console.print(line, markup=False, highlight=False)
 
@@ -169,21 +168,7 @@ def make_reporter(console: Console | None) -> Reporter:
         return Reporter()
     if console.is_terminal:
         return RichReporter(console)
-    # Not from `logging.getLogger`: the logger of each call has its own stream.
-    logger = logging.Logger("ostinato.training", logging.INFO)
-    handler = _LineHandler(console.file)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.addHandler(handler)
-    return LinesReporter(logger)
-
-
-class _LineHandler(logging.StreamHandler[IO[str]]):
-    """Writes lines to a stream; a closed pipe is not an error, and the run continues."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Report all errors but a closed pipe."""
-        if not isinstance(sys.exc_info()[1], BrokenPipeError):
-            super().handleError(record)
+    return LinesReporter(console.file)
 
 
 def duration(seconds: float) -> str:
@@ -211,11 +196,6 @@ def update_text(record: dict[str, Any]) -> str:
     """Return the numbers of a training record, for people."""
     speed = f"{record['labels_per_second']:,.0f} tokens/s" if record.get("labels_per_second") else ""
     return f"loss {record['nll']:.4f}  norm {record['grad_norm']:.2f}  lr {record['lr']:.2e}  {speed}".rstrip()
-
-
-def note_text(update: int, message: str) -> str:
-    """Return a note, for people."""
-    return f"update {update}  {message}"
 
 
 def warning_text(update: int, message: str) -> str:

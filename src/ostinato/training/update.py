@@ -15,9 +15,12 @@ from torch import Tensor
 from ostinato.budget.out_of_memory import noting_plan
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
+from ostinato.evaluation.depth import real_tokens
 from ostinato.models import Model
+from ostinato.models.base import TokenModel
 from ostinato.models.losses import (
     LossSums,
+    TokenShares,
     add_auxiliary,
     balance_loss,
     count_labels,
@@ -27,11 +30,10 @@ from ostinato.models.losses import (
     requested,
     states_apart,
 )
-from ostinato.models.output import ModelOutput
+from ostinato.models.output import ByRouter, ModelOutput
 from ostinato.nn.execution import Execution, RoundsBySentence
 from ostinato.nn.halting import NoHalting
 from ostinato.training.depth import DepthObservation, observe_depth
-from ostinato.training.losses import add_empty_routings, token_shares
 from ostinato.training.optim import learning_rate, set_learning_rate
 from ostinato.training.parallel import Parallel
 from ostinato.training.processes import SINGLE_PROCESS, Processes
@@ -212,7 +214,7 @@ class Updater:
         """
         config, model, processes = self.config, self.model, self.processes
         shard = processes.shard(whole)
-        shares = token_shares(shard, whole, model) if processes.is_distributed else None
+        shares = _token_shares(shard, whole, model) if processes.is_distributed else None
         if not shard.n_sentences and self.parallel.runs_alike:
             shard = whole.hidden_row()
         batch = shard.to(model.device)
@@ -221,7 +223,7 @@ class Updater:
         loss = sums.loss / n_labels
         routings, temperatures = output.by_router(), model.balance_temperatures()
         if processes.is_distributed:
-            routings = add_empty_routings(routings, model)
+            routings = _add_empty_routings(routings, model)
         # These losses are means over the batch: each batch counts by its share of the update's labels.
         label_share, weight = whole.n_labels / n_labels, config.halting.weight_at(update)
         balance = processes.with_all_reduced(
@@ -274,3 +276,22 @@ class Updater:
         own = label_smoothed_loss(shorter.logits_BTV, batch.labels_BT, batch.loss_mask_BT, config.label_smoothing)
         apart = states_apart(output, shorter, batch.target.keep_BT)
         return LossSums(sums.loss + config.consistency.loss * own.loss, sums.nll), apart
+
+
+def _add_empty_routings(routings: ByRouter, model: TokenModel) -> ByRouter:
+    """Return the routings with one without rows added for every use of a router, in the order of the model's plans.
+
+    Processes that all-reduce balance losses have to know the same routers in the same order, also those that none of a
+    process's own rows reached.
+    """
+    empty: ByRouter = {}
+    for routing in model.no_routings():
+        empty.setdefault(routing.router, []).append(routing)
+    return {router: [*mine, *routings.get(router, ())] for router, mine in empty.items()}
+
+
+def _token_shares(shard: Batch, batch: Batch, model: TokenModel) -> TokenShares:
+    """Return by stack what share of a batch's real tokens a process's shard of it has."""
+    return {
+        name: float(real_tokens(name, shard).sum()) / float(real_tokens(name, batch).sum()) for name in model.stacks
+    }

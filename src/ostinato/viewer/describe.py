@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from ostinato.analysis.studies.trade_offs import variable_stacks
 from ostinato.budget.products import Product, use_products
@@ -83,7 +82,7 @@ def _cells(model: Model) -> dict[tuple[str, int], list[Cell]]:
         return found
     for planned, own in use_products(config):
         use = planned.use
-        module: Any = getattr(banks, use.kind)[use.weights]
+        module = banks.set_of(use)
         cell = Cell(
             kind=use.kind,
             set=use.weights,

@@ -349,7 +349,7 @@ def _attention_places(captured: CapturedBatch, name: str) -> list[AttentionPlace
             for use in step.uses:
                 if use.kind == "ffn":
                     continue
-                module: Any = getattr(banks, use.kind)[use.weights]
+                module = banks.set_of(use)
                 over = _looked_at(SubLayerKey(name, step.index, use.kind))
                 place = {"step": step.index, "round": step.round, "kind": use.kind}
                 found.append(AttentionPlace(**place, n_heads=int(module.n_heads), over=over))

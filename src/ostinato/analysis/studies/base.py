@@ -102,7 +102,7 @@ class Subject:
             if not isinstance(marked, list | tuple) or (source := example.source) is None:
                 continue
             first, n = 0, len(source.split())
-            if getattr(self.model.config, "max_words", None) is not None:  # a place is a fact; the last ones are kept
+            if self.model.config.max_words is not None:  # a place is a fact; the last ones are kept
                 n = source.count("\t") + 1
                 first = max(0, n - longest)
             elif not self.model.config.has_two_sides:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading
 from ostinato.errors import DataError
 
-PACK_FORMAT, PACK_VERSION = "ostinato-pack", 2
+PACK_FORMAT, PACK_VERSION = "ostinato-pack", 3
 PACK_FILE, TOKENIZERS = "pack.json", "tokenizers"
 LENGTHS = np.dtype("<u4")
 _MOST_MAPS = 128
@@ -41,13 +41,11 @@ def dtype_of(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The files of one unit, data set and side: their beginning, the numbers in them, and their hashes."""
+    """The files of one unit, data set and side: their beginning, and the numbers in them."""
 
     name: str
     n_texts: int
     n_tokens: int
-    ids_sha256: str
-    lengths_sha256: str
 
     def files(self, dtype: np.dtype[Any]) -> list[tuple[str, int]]:
         """Return names and sizes in bytes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from array import array
 from contextlib import suppress
@@ -81,7 +80,6 @@ class _Held:
     lengths: array[int] = field(default_factory=lambda: array("I"))
     n_texts: int = 0
     n_tokens: int = 0
-    hashes: dict[str, Any] = field(default_factory=lambda: {"ids": hashlib.sha256(), "lengths": hashlib.sha256()})
 
 
 class _UnitWriter:
@@ -112,13 +110,11 @@ class _UnitWriter:
     def _flush(self) -> None:
         for held in (held for sides in self._held.values() for held in sides.values()):
             for ending, values, dtype in (("ids", held.ids, self._dtype), ("lengths", held.lengths, LENGTHS)):
-                content = np.asarray(values, dtype).tobytes()
                 path = self._partial(held.name, ending)
                 # Not "ab", which would begin a file anew that somebody has removed meanwhile.
                 with naming(path), path.open("r+b" if held.n_texts else "wb") as stream:
                     stream.seek(0, os.SEEK_END)
-                    stream.write(content)
-                held.hashes[ending].update(content)
+                    stream.write(np.asarray(values, dtype).tobytes())
             held.n_texts, held.n_tokens = held.n_texts + len(held.lengths), held.n_tokens + len(held.ids)
             held.ids, held.lengths = array(held.ids.typecode), array("I")
         self._n_held = 0
@@ -132,13 +128,11 @@ class _UnitWriter:
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for group, sides in self._held.items():
             for side, held in sides.items():
-                for ending in held.hashes:
+                for ending in ("ids", "lengths"):
                     partial = self._partial(held.name, ending)
                     sync(partial)
                     partial.replace(self._folder / f"{held.name}.{ending}")
-                hashes = (held.hashes[ending].hexdigest() for ending in ("ids", "lengths"))
-                shard = Shard(held.name, held.n_texts, held.n_tokens, *hashes)
-                found.setdefault(group, {})[side] = asdict(shard)
+                found.setdefault(group, {})[side] = asdict(Shard(held.name, held.n_texts, held.n_tokens))
         return found
 
 

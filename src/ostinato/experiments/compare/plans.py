@@ -146,7 +146,7 @@ def _check_trainable(recipe: Recipe, access: DataAccess | None, *, with_start: b
     training = recipe.training
     settings = training.freeze, training.optimizer.lr_scales, training.init_from, recipe.data.mixture
     if any(settings) or recipe.evaluation.by:
-        from ostinato.training.at_hand import check_trainable
+        from ostinato.training.trainable import check_trainable
 
         check_trainable(recipe, access, with_start=with_start)
 

@@ -29,8 +29,8 @@ from ostinato.nn.execution import Execution
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import FORCED_METRICS, metric_problems
 from ostinato.tasks.registry import build_task
-from ostinato.training.at_hand import check_by
 from ostinato.training.prepare import with_splits
+from ostinato.training.trainable import check_by
 
 Tree = Mapping[str, "Tree | None"]
 """What may be found, by name: None is a number, and what stands under "*" is there under names that data give."""

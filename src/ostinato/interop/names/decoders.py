@@ -28,7 +28,7 @@ def llama(config: LanguageModelConfig) -> Table:
     else:
         hidden = [Part(f"{layer}.mlp.{name}_proj.weight", size=stack.ffn.d_ff) for name in ("gate", "up")]
         rules += [Rule(f"{ffn}.up.weight", *hidden), Rule(f"{ffn}.down.weight", f"{layer}.mlp.down_proj.weight")]
-    return _with_ends(config, rules, "model.norm.weight")
+    return _with_ends(config, rules)
 
 
 def jetmoe(config: LanguageModelConfig) -> Table:
@@ -50,14 +50,14 @@ def jetmoe(config: LanguageModelConfig) -> Table:
         Rule("banks.norm.self_attention_decoder_{i}.weight", f"{layer}.input_layernorm.weight"),
         Rule("banks.norm.ffn_decoder_{i}.weight", f"{layer}.post_attention_layernorm.weight"),
     ]
-    return _with_ends(config, rules, "model.norm.weight")
+    return _with_ends(config, rules)
 
 
-def _with_ends(config: LanguageModelConfig, of_layer: list[Rule], final_norm: str) -> Table:
+def _with_ends(config: LanguageModelConfig, of_layer: list[Rule]) -> Table:
     """Return a table with one layer's rules for every step, and embedding, final norm and output projection."""
     rules = rules_of_layers([(i, i) for i in range(config.decoder.n_steps)], of_layer)
     rules.append(Rule("target_weight", "model.embed_tokens.weight"))
-    rules.append(Rule("banks.norm.final_decoder.weight", final_norm))
+    rules.append(Rule("banks.norm.final_decoder.weight", "model.norm.weight"))
     ignored = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
     if config.tie_embeddings == "none":
         return Table([*rules, Rule("output_weight", "lm_head.weight")], ignored=ignored)
