@@ -179,6 +179,7 @@ class Verdict:
 
     Args:
         target: in words. bound: the most it may be. measured: None where it was not measured.
+        is_decided: False where runs lie on both sides of the bound.
     """
 
     target: str
@@ -186,12 +187,15 @@ class Verdict:
     measured: float | None
     spread: str = ""
     note: str = ""
+    is_decided: bool = True
 
     @property
     def word(self) -> str:
-        """Say holds, missed or not measured."""
+        """Say holds, missed, not decided or not measured."""
         if self.measured is None:
             return "not measured"
+        if not self.is_decided:
+            return "not decided"
         return "holds" if self.measured <= self.bound else "missed"
 
     def row(self) -> Row:

@@ -159,7 +159,10 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
     ratios = [one for run in runs if (one := _ratio(run)) is not None]
     value = median(one.value for one in ratios) if ratios else None
     spread = " / ".join(one.spread for one in ratios)
-    found.append(Verdict(f"start to the end of the first update: {TRAIN} / {SCRIPT}", OVER_SCRIPT, value, spread))
+    is_decided = len({one.value <= OVER_SCRIPT for one in ratios}) < 2
+    note = "" if is_decided else f"runs: {', '.join(map(str, ratios))}"
+    target = f"start to the end of the first update: {TRAIN} / {SCRIPT}"
+    found.append(Verdict(target, OVER_SCRIPT, value, spread, note, is_decided))
     return found
 
 

@@ -136,6 +136,10 @@ def test_start_up_is_judged_by_seconds_and_against_the_script(script: Script) ->
     assert found["ostinato --help"] == (0.31, "missed")
     assert found["import ostinato"] == (0.05, "holds")
     assert found["start to the end of the first update"] == (pytest.approx(1.05), "holds")
+    other = [row(study.SCRIPT, 2.0), row(study.TRAIN, 2.4)]
+    judged = study.verdicts([run, other, run])[-1]
+    assert (judged.measured, judged.word) == (pytest.approx(1.05), "not decided"), "a run lies above the bound"
+    assert judged.note == "runs: 1.05, 1.20, 1.05"
 
 
 def test_a_process_that_ends_early_says_so(script: Script) -> None:
