@@ -75,6 +75,15 @@ def test_training_without_a_terminal_writes_plain_lines(run, folder: Path, tmp_p
     assert outcome.out.startswith(f"run directory: {tmp_path / 'plain'}\n")
     assert "update 2/2  loss " in outcome.out
     assert "\x1b" not in outcome.out
+    assert "not scored" not in outcome.out
+
+
+def test_training_names_the_splits_that_are_not_scored(run, folder: Path, tmp_path: Path) -> None:
+    outcome = run(
+        "train", folder / "tiny.yaml", "evaluation.splits=[dev]", "training.n_updates=2", "--run-dir", tmp_path / "x"
+    )
+    said = f"not scored (evaluation.splits): test, long; ostinato evaluate {tmp_path / 'x'} --split test\n"
+    assert said in outcome.out
 
 
 def test_evaluation_scores_splits_and_writes_predictions(run, folder: Path, tmp_path: Path) -> None:

@@ -199,6 +199,13 @@ def test_an_override_of_a_group_keeps_those_inside_it_whatever_their_order() -> 
     assert load_recipe_config({}, two[::-1]).model.stacks()["encoder"].relative.kind == "window"
 
 
+@pytest.mark.parametrize("overrides", ["training.n_updates=3", {"training.n_updates": 3}])
+def test_overrides_that_are_no_list_are_one_line(overrides: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe_config({}, overrides)
+    assert str(caught.value) == f'overrides are {overrides!r}: a list of texts is needed, as ["model.d_model=256"]'
+
+
 def test_malformed_overrides_are_all_named() -> None:
     assert lines({}, "seed", "name=", "a..b=1", "seed=[1") == [
         "override is 'seed': must look like key=value, for example model.d_model=256",

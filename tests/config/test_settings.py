@@ -100,6 +100,8 @@ def test_settings_of_lists_and_optional_groups_and_tasks_are_listed() -> None:
         ("training.schedule", ["training.schedule", *(f"training.schedule.{n}" for n in ("kind", "warmup"))]),
         ("reference.0.value", ["reference.N.value"]),
         ("ffn.d_ff", ["model.encoder.ffn.d_ff", "model.decoder.ffn.d_ff"]),
+        ("epochs", ["training.n_updates"]),
+        ("batch_size", ["data.tokens_per_batch"]),
         ("Adaptive Computation", ["model.encoder.halting.kind", "model.decoder.halting.kind"]),
     ],
 )

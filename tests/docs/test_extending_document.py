@@ -64,6 +64,8 @@ def test_a_metric_and_a_task_of_ones_own_are_shown_trained_scored_and_tabled(
     ("setting", "message"),
     [
         ("task.kind=nowhere:Task", "task.kind is 'nowhere:Task': cannot be imported (ModuleNotFoundError"),
+        ("task.kind=nowhere:Task", "; stand in the folder that has nowhere, or add it to PYTHONPATH (this one is "),
+        ("task.kind=:Task", "); it must look like module:Class"),
         ("task.kind=mine:Sortin", "task.kind is 'mine:Sortin': cannot be imported (AttributeError"),
         ("task.kind=mine:SameLength", "must be a subclass of ostinato.tasks.base.Task"),
         ("task.kind=mine:Unfinished", "lacks what every ostinato.tasks.base.Task has: _examples"),
@@ -83,6 +85,19 @@ def test_what_cannot_be_used_is_one_line_before_anything_is_written(
     assert message in err
     assert err.count("\n") == 1
     assert not (folder / "runs").exists()
+
+
+def test_a_metric_that_fails_on_an_output_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "mine.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nclass Broken(SameLength):\n    def counts(self, prediction, reference, source=''):\n")
+        file.write("        return [0, 1] if not reference else [1 / 0, 1]\n")
+    small = [*TINY[:-1], "task.kind=mine:Sorting", "training.n_updates=1", "evaluation.splits=[test]"]
+    small.append("evaluation.metrics=[mine:Broken]")
+    code = call("train", "digits/transformer", *small, "--run-dir", "runs/broken")
+    err = capsys.readouterr().err
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the metric mine:Broken failed on the output" in err
+    assert "ZeroDivisionError: division by zero" in err
 
 
 def test_the_readme_leads_there() -> None:

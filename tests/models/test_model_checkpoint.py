@@ -160,3 +160,9 @@ def test_a_description_that_is_no_object_is_refused(tmp_path: Path, content: str
         CheckpointError, match=r"model.json: is damaged: holds a JSON \w+, not an object|format version None"
     ):
         load_model(tmp_path)
+
+
+def test_a_run_is_not_a_saved_model(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: x\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r" is a run, with tokenizers: ostinato\.load reads it$"):
+        load_model(tmp_path)

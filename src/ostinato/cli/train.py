@@ -31,6 +31,7 @@ def train(
     torchrun --nproc_per_node N -m ostinato train RECIPE.
     """
     from ostinato.tasks.recipes import load_recipe
+    from ostinato.tasks.registry import build_task
     from ostinato.training import train as train_recipe
     from ostinato.training.reporter import make_reporter
 
@@ -53,6 +54,11 @@ def train(
     else:
         print_splits(result["splits"])
         print_published(resolved.reference, result["splits"])
+        task = build_task(resolved.task, resolved.data, access)
+        known = {"train", resolved.training.selection.split, *result["splits"]}
+        if left := [split for split in task.splits() if split not in known]:
+            command = f"ostinato evaluate {directory} --split {left[0]}"
+            print_line(f"not scored (evaluation.splits): {', '.join(left)}; {command}")
         print_line(f"results: {directory / 'results.json'}")
 
 

@@ -150,7 +150,7 @@ class DataConfig(Config):
     target_tokenizer: TokenizerConfig | None = None
     """None: one joint tokenizer for both sides."""
     tokens_per_batch: Size = 4096
-    """Padded tokens in one batch: rows times length of the longer side, or of source and target in one sequence."""
+    """The batch size in padded tokens: rows times length of the longer side, or of both in one sequence."""
     eval_tokens_per_batch: Size = 8192
     """Padded tokens in one batch of an evaluation or a search, which keep no activations for a backward pass."""
     max_source_length: Size = 1024

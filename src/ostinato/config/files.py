@@ -272,6 +272,8 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     Raises:
         ConfigError: every override that is not of this form.
     """
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(f'overrides are {overrides!r}: a list of texts is needed, as ["model.d_model=256"]')
     problems: list[Problem] = []
     values: dict[tuple[str, ...], Any] = {}
     for text in overrides:

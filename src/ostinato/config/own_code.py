@@ -38,7 +38,11 @@ def own_class(name: str, base: type[T], key: str) -> type[T]:
         found = getattr(import_module(module), attribute)
     except Exception as error:  # whatever the user's code raises: --debug shows where
         reason = f"cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError([Problem(key, name, f"{reason}; it must look like module:Class")]) from error
+        if not (module and attribute):
+            reason += "; it must look like module:Class"
+        elif isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            reason += f"; stand in the folder that has {error.name}, or add it to PYTHONPATH (this one is {here})"
+        raise ConfigError([Problem(key, name, reason)]) from error
     finally:
         if is_new:
             sys.path.remove(here)

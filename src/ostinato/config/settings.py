@@ -118,9 +118,9 @@ def find_settings(settings: Sequence[SettingInfo], wanted: str) -> list[SettingI
         return found
     if found := [s for s in settings if f".{key}" in f".{s.key}."]:
         return found
-    word = wanted.casefold()
-    if found := [s for s in settings if word in f"{s.key} {s.meaning} {s.kinds}".casefold()]:
-        return found
+    for word in (wanted.casefold(), wanted.casefold().replace("_", " ")):
+        if found := [s for s in settings if word in f"{s.key} {s.meaning} {s.kinds}".casefold()]:
+            return found
     by_name = {s.key.rpartition(".")[2]: s.key for s in reversed(settings)}
     near = [by_name[name] for name in get_close_matches(parts[-1], by_name, n=3)]
     if len(parts) > 1:

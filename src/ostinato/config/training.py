@@ -362,8 +362,8 @@ class TrainingConfig(Config):
     """One training run."""
 
     n_updates: Annotated[int, Field(ge=0, le=2**31 - 1)] = 2000
-    """Optimiser steps of the whole run. 0: the model stays as it was initialised, and is evaluated: what every measure
-    of a trained model has to be compared with."""
+    """Optimiser steps of the whole run; there are no epochs. 0: the model stays as it was initialised, and is
+    evaluated: what every measure of a trained model has to be compared with."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimiser and peak learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import ClassVar
 
+from ostinato.errors import DataError, OstinatoError
+
 
 def unit_of(perfect: float) -> float:
     """Return what differences of scores are parts of: a perfect score, or 1 where that is not above 0."""
@@ -29,7 +31,7 @@ class Metric(ABC):
 
     def __init__(self) -> None:
         self._n = 0
-        self._totals: list[float] = [0] * len(self.counts("", ""))
+        self._totals: list[float] = [0] * len(self._counted("", "", ""))
 
     @abstractmethod
     def counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
@@ -47,10 +49,23 @@ class Metric(ABC):
         return None
 
     def update(self, prediction: str, reference: str, source: str = "") -> None:
-        """Count one output of the model against the true text."""
+        """Count one output of the model against the true text.
+
+        Raises:
+            DataError: the metric cannot count them, as one of the user's own that has a fault.
+        """
         self._n += 1
-        counts = self.counts(prediction, reference, source)
+        counts = self._counted(prediction, reference, source)
         self._totals = [total + count for total, count in zip_longest(self._totals, counts, fillvalue=0)]
+
+    def _counted(self, prediction: str, reference: str, source: str) -> Sequence[float]:
+        try:
+            return self.counts(prediction, reference, source)
+        except OstinatoError:
+            raise
+        except Exception as error:  # whatever the user's code raises: --debug shows where
+            name, reason = getattr(self, "name", type(self).__qualname__), f"{type(error).__name__}: {error}"
+            raise DataError(f"the metric {name} failed on the output {prediction!r} ({reason})") from error
 
     def compute(self) -> dict[str, float | str]:
         """Return the score by name, and where it has one its signature; not a number before the first update."""

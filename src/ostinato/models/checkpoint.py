@@ -73,10 +73,12 @@ def load_model(
             are not finite.
 
     Raises:
-        CheckpointError: a file is missing, damaged, of a newer format, or its weights are not the model's.
+        CheckpointError: it is a run; a file is missing, damaged, of a newer format, or its weights are not the model's.
         ConfigError: an execution that the model does not know.
     """
     directory = Path(directory)
+    if (directory / "recipe.yaml").is_file():
+        raise CheckpointError(f"{directory} is a run, with tokenizers: ostinato.load reads it")
     description = _read_description(directory / _DESCRIPTION)
     try:
         config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])
