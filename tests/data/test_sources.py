@@ -123,6 +123,32 @@ def test_bad_tsv_lines_are_named_with_their_reason(tmp_path: Path) -> None:
     assert error_of(path, numbers) == f"{path}, line 2: 2 columns, but line 1 has 3"
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_csv_is_read_as_rfc_4180_says(tmp_path: Path, name: str) -> None:
+    content = '\ufeffid,target,source\r\n7,"x, ""y""",a b\r\n8,"two\nlines",c\r\n'.encode()
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    expected = [Example("a b", 'x, "y"', {"id": "7"}), Example("c", "two\nlines", {"id": "8"})]
+    assert list(read_examples(path, DATA)) == expected
+    assert list(read_examples([path, path], DATA)) == expected * 2
+    numbers = DataConfig(source_field="0", target_field="2")
+    assert next(iter(read_examples(path, numbers))) == Example("id", "source", {"1": "target"})
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a,b,c", "3 columns, but the header has 2"),
+        ("", "0 columns, but the header has 2"),
+        ('a," "', "column 'target' is empty"),
+        ('a,"b" c', "not CSV: ',' expected after '\"'"),
+        ('a,"b', "not CSV: unexpected end of data"),
+    ],
+)
+def test_bad_rows_of_csv_are_named_by_their_first_line(tmp_path: Path, row: str, reason: str) -> None:
+    path = write(tmp_path / "a.csv", f'source,target\n"a\nb",c\n{row}\n')
+    assert error_of(path) == f"{path}, line 4: {reason}"
+
+
 def test_parallel_text_pairs_the_lines_of_two_files(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.en", "one man\ntwo\n"), write(tmp_path / "a.de", "ein  Mann\nzwei")]
     assert list(read_examples(files, DATA)) == [Example("one man", "ein  Mann", {}), Example("two", "zwei", {})]

@@ -15,7 +15,7 @@ from ostinato.errors import ConfigError, DataError, Problem
 
 _PAIRS, _TEXTS = "files/template", "lm/transformer"
 """The recipes of pairs and of texts, with sizes for a laptop CPU."""
-_JSON_LINES, _PLAIN, _TABLES = (".jsonl", ".ndjson", ".json"), (".txt",), (".tsv",)
+_JSON_LINES, _PLAIN, _TABLES = (".jsonl", ".ndjson", ".json"), (".txt",), (".tsv", ".csv")
 _ENDINGS = (*_JSON_LINES, *_PLAIN, *_TABLES)
 HELD_OUT = 10
 """One of so many lines is held out."""

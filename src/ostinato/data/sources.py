@@ -7,6 +7,7 @@ or ``.zst``):
   all other keys become metadata columns. A target that is an integer or a boolean is its JSON text: 1, true.
 - ``.tsv``: columns separated by tabs, without quotes. With column names the first line is a header; where all columns
   are given as 0-based numbers there is no header, and the other columns are named by their numbers.
+- ``.csv``: the same, separated by commas, with quotes where a cell needs them (RFC 4180); a row may have several lines.
 - ``.parquet``, ``.arrow`` (as `datasets` saves them): a row is an example; columns are what keys are in JSON lines.
 - a list of two other files: parallel text, a sentence per line; the first file is the source.
 - any other file: plain text for a language model, an example per line. Blank lines are no examples.
@@ -16,6 +17,7 @@ Several files of one kind, but for parallel text, are read file after file.
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.data.example import Example
-from ostinato.data.lines import WHOLE, Stretch, bad_line, check_is_file, read_lines
+from ostinato.data.lines import WHOLE, Stretch, bad_line, check_is_file, read_lines, read_lines_or_errors
 from ostinato.data.paths import find_files
 from ostinato.data.tables import columns_of, parquet_groups, read_arrow, read_parquet
 from ostinato.errors import DataError
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["seq2seq", "language_model"]
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
+_OF_COLUMNS = ("tsv", "csv")
 
 
 def read_examples(
@@ -80,7 +83,7 @@ def _read(files: Sequence[Path], fields: Fields, *, is_listed: bool) -> Iterator
     if kind_of_files(files) == "text" and len(fields) == 2:
         if len(files) != 2 or not is_listed:
             raise DataError(
-                f"{_named(files)}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv), "
+                f"{_named(files)}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv, .csv), "
                 f"or a list of two text files, sources and targets"
             )
         yield from _read_parallel(files[0], files[1])
@@ -114,18 +117,13 @@ def _named(files: Sequence[Path]) -> str:
 
 
 def kind_of_file(path: Path) -> str:
-    """Return what a file holds, by its name: json, tsv, text, parquet or arrow."""
+    """Return what a file holds, by its name: json, tsv, csv, text, parquet or arrow."""
     suffix = _suffix(path)
     if suffix in (".parquet", ".arrow"):
         if path.suffix != suffix:
             raise DataError(f"{path}: {suffix} files are compressed inside: unpack it")
         return suffix[1:]
-    return "json" if suffix in _JSON_LINES else "tsv" if suffix == ".tsv" else "text"
-
-
-def is_json_lines(path: Path) -> bool:
-    """Return whether a file holds JSON lines, by its name."""
-    return _suffix(path) in _JSON_LINES
+    return "json" if suffix in _JSON_LINES else suffix[1:] if suffix[1:] in _OF_COLUMNS else "text"
 
 
 def _suffix(path: Path) -> str:
@@ -154,7 +152,7 @@ def read_part(part: Part, fields: Fields, wanted: Sequence[str] | None = None) -
     kind = kind_of_file(part.path)
     if kind in ("parquet", "arrow"):
         return _read_table(part, fields, wanted)
-    readers = {"json": _read_json_lines, "tsv": _read_tsv, "text": _read_plain}
+    readers = {"json": _read_json_lines, "tsv": _read_columns, "csv": _read_columns, "text": _read_plain}
     return readers[kind](part, fields)
 
 
@@ -215,24 +213,66 @@ def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]
     return record
 
 
-def _read_tsv(part: Part, fields: Fields) -> Iterator[tuple[int, Example]]:
-    path = part.path
-    has_header = not all(name.isdecimal() for name, _ in fields)
+def _read_columns(part: Part, fields: Fields) -> Iterator[tuple[int, Example]]:
+    for number, row in read_columns(part.path, fields, has_header=has_header(fields)):
+        if isinstance(row, DataError):
+            raise row
+        yield number, _example(*row)
+
+
+def has_header(fields: Fields) -> bool:
+    """Return whether the first line of files of columns names them: not where all that is read has a number."""
+    return not all(name.isdecimal() for name, _ in fields)
+
+
+Columns = tuple[list[str], dict[str, object]]
+"""A row of a file of columns: the texts that are read, and the other columns by name."""
+
+
+def read_columns(path: Path, fields: Fields, *, has_header: bool) -> Iterator[tuple[int, Columns | DataError]]:
+    """Yield the rows of a .tsv or .csv file, each with the number of its first line, or the error of a bad row.
+
+    Raises:
+        DataError: the file or its header cannot be read, or rows after a line of .csv cannot be told apart.
+    """
     header: list[str] | None = None
     places: list[int] = []
-    for number, line in read_lines(path):
-        cells = line.split("\t")
+    for number, cells in _csv_cells(path) if kind_of_file(path) == "csv" else _tsv_cells(path):
         if header is None:
+            if isinstance(cells, DataError):
+                raise cells
             header = cells if has_header else [str(i) for i in range(len(cells))]
             places = [_column_of(path, header, *field) for field in fields]
             if has_header:
                 continue
-        if len(cells) != len(header):
-            origin = "the header" if has_header else "line 1"
-            raise bad_line(path, number, f"{len(cells)} columns, but {origin} has {len(header)}")
-        texts = [checked_text(cells[i], f"column {header[i]!r}", path, number) for i in places]
-        columns: dict[str, object] = {header[i]: cell for i, cell in enumerate(cells) if i not in places}
-        yield number, _example(texts, columns)
+        if isinstance(cells, DataError):
+            yield number, cells
+            continue
+        try:
+            if len(cells) != len(header):
+                origin = "the header" if has_header else "line 1"
+                raise bad_line(path, number, f"{len(cells)} columns, but {origin} has {len(header)}")
+            texts = [checked_text(cells[i], f"column {header[i]!r}", path, number) for i in places]
+        except DataError as error:
+            yield number, error
+            continue
+        yield number, (texts, {header[i]: cell for i, cell in enumerate(cells) if i not in places})
+
+
+def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
+    for number, line in read_lines_or_errors(path):
+        yield number, line if isinstance(line, DataError) else line.split("\t")
+
+
+def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
+    first = 1
+    try:
+        for cells in rows:
+            yield first, cells
+            first = rows.line_num + 1
+    except csv.Error as error:
+        raise bad_line(path, first, f"not CSV: {error}") from error
 
 
 def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
