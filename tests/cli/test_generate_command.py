@@ -72,7 +72,14 @@ def test_text_and_piped_json_give_what_a_file_of_json_gives(
     assert [one["question"] for one in plain] == ["1 2 3", "4 5", "6"]
     piped = b'{"question": "1 2 3"}\n{"question": "4 5"}\n{"question": "6"}\n'
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped)))
-    assert objects(run("generate", trained, "--input-format", "json", "--json").out) == plain
+    assert objects(run("generate", trained, "--json").out) == plain
+
+
+def test_a_file_of_columns_gives_what_its_sources_give(run, trained: Path, lines: Path, tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("target,question,id\n3 2 1,1 2 3,a\n5 4,4 5,b\n6,6,c\n", encoding="utf-8")
+    assert run("generate", trained, path).out == run("generate", trained, lines).out
+    assert [one["id"] for one in objects(run("generate", trained, path, "--json").out)] == ["a", "b", "c"]
 
 
 def test_bad_lines_keep_their_place_and_the_exit_code_is_one(run, trained: Path, tmp_path: Path) -> None:

@@ -35,12 +35,59 @@ def test_json_lines_carry_their_other_fields(tmp_path: Path) -> None:
     assert [one.prefix for one in shared.read([tmp_path / "a.jsonl"])] == ["LA", "RE"]
 
 
-def test_standard_input_is_text_unless_it_is_said_to_be_json() -> None:
-    lines = b'{"source": "do"}\n'
-    assert [one.text for one in READER.read([], io.BytesIO(lines))] == ['{"source": "do"}']
+def test_standard_input_and_text_files_are_json_lines_where_the_first_line_is_an_object_with_the_text(
+    tmp_path: Path,
+) -> None:
+    lines = b'{"source": "do", "id": 7}\nre\n'
+    (tmp_path / "a.txt").write_bytes(lines)
+    for found, where in (
+        (READER.read([], io.BytesIO(lines)), "standard input"),
+        (READER.read([tmp_path / "a.txt"]), tmp_path / "a.txt"),
+    ):
+        first, second = found
+        assert (first.text, first.where, first.fields) == ("do", f"{where}, line 1", {"source": "do", "id": 7})
+        assert str(second.error).startswith(f"{where}, line 2: not JSON")
+    as_text = InputReader("source", "data.source_field", format="text")
+    assert [one.text for one in as_text.read([], io.BytesIO(lines))] == ['{"source": "do", "id": 7}', "re"]
+
+
+@pytest.mark.parametrize("first", ['{"src": "do"}', '["source"]', '{"source": ', "do", ""])
+def test_other_first_lines_are_text(first: str) -> None:
+    lines = f'{first}\n{{"source": "re"}}\n'.encode()
+    assert [one.text for one in READER.read([], io.BytesIO(lines))] == [first, '{"source": "re"}']
+    assert not list(READER.read([], io.BytesIO(b"")))
+
+
+def test_standard_input_that_is_said_to_be_json_is() -> None:
     reader = InputReader("source", "data.source_field", format="json")
-    (one,) = reader.read([], io.BytesIO(lines))
-    assert (one.text, one.where) == ("do", "standard input, line 1")
+    (one,) = reader.read([], io.BytesIO(b'{"src": "do"}\n'))
+    assert "no key 'source'" in str(one.error)
+
+
+@pytest.mark.parametrize(("name", "between"), [("a.tsv", "\t"), ("a.csv", ",")])
+def test_files_of_columns_are_read_as_in_training(tmp_path: Path, name: str, between: str) -> None:
+    rows = [["id", "source", "target"], ["7", "old cat", "alte Katze"], ["8", "sea"], ["9", "", "x"]]
+    path = tmp_path / name
+    path.write_text("".join(f"{between.join(row)}\n" for row in rows), encoding="utf-8")
+    first, second, third = READER.read([path])
+    assert (first.text, first.where) == ("old cat", f"{path}, line 2")
+    assert first.fields == {"source": "old cat", "id": "7", "target": "alte Katze"}
+    assert str(second.error) == f"{path}, line 3: 2 columns, but the header has 3"
+    assert str(third.error) == f"{path}, line 4: column 'source' is empty"
+    begun = InputReader("source", "data.source_field", prefix_field="target")
+    assert next(begun.read([path])).prefix == "alte Katze"
+    by_number = InputReader("1", "data.source_field", has_header=False)
+    assert next(by_number.read([path])).fields == {"1": "source", "0": "id", "2": "target"}
+    other = InputReader("sources", "data.source_field")
+    with pytest.raises(DataError, match=r"line 1: no column 'sources' \(data.source_field\)"):
+        next(other.read([path]))
+
+
+def test_tables_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for name in ("a.txt", "a.parquet"):
+        (tmp_path / name).write_bytes(b"do\n")
+    with pytest.raises(DataError, match=r"a\.parquet: tables are not read here"):
+        next(READER.read([tmp_path / "a.txt", tmp_path / "a.parquet"]))
 
 
 def test_a_format_that_is_given_holds_whatever_the_file_is_called(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ def generate(
     run: RunArgument,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILES", help="Files of text or of JSON lines; default: standard input."),
+        typer.Argument(
+            metavar="FILES", help="Files of text, JSON lines or columns (.tsv, .csv); default: standard input."
+        ),
     ] = None,
     checkpoint: CheckpointOption = None,
     no_verify: NoVerifyOption = False,
@@ -84,14 +86,14 @@ def generate(
     input_format: Annotated[
         Literal["auto", "text", "json"],
         typer.Option(
-            help="text, json, or auto: JSON lines where a file's name says so.",
+            help="text, json, or auto: what a file's name says; else JSON where the first line is such an object.",
             rich_help_panel=_INPUT,
         ),
     ] = "auto",
     prefix: Annotated[str, typer.Option(help="Beginning of every output.", rich_help_panel=_INPUT)] = "",
     prefix_field: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="JSON lines: key of the output's beginning.", rich_help_panel=_INPUT),
+        typer.Option(metavar="KEY", help="JSON lines, columns: key of the output's beginning.", rich_help_panel=_INPUT),
     ] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Lines that are read and batched together.", rich_help_panel=_INPUT)
@@ -116,10 +118,10 @@ def generate(
 ) -> None:
     """Write one output for every line of input.
 
-    A line is a source, or a JSON object that has it under the key the run was trained with; a language model that was
-    trained on texts without sources writes what follows the line. A line that cannot be read gets an empty output, a
-    message on standard error, and exit code 1 at the end. With --json every output is an object: the input's own
-    fields, then prediction, score and more, or error.
+    A line is a source, or a JSON object that has it under the key the run was trained with, or a row of a file of
+    columns; a language model that was trained on texts without sources writes what follows the line. A line that
+    cannot be read gets an empty output, a message on standard error, and exit code 1 at the end. With --json every
+    output is an object: the input's own fields, then prediction, score and more, or error.
     """
     from ostinato.budget.out_of_memory import noting_plan
     from ostinato.evaluation.loading import load
@@ -216,12 +218,13 @@ def _decoding(
 
 def _reader(loaded: LoadedRun, input_format: Any, prefix: str, prefix_field: str | None) -> InputReader:
     from ostinato.data.inputs import InputReader
+    from ostinato.data.sources import fields_of, has_header
 
     if loaded.reads_prompts and (prefix or prefix_field):
         reason = "this language model's input is itself the beginning of its output"
         raise typer.BadParameter(reason, param_hint="--prefix")
-    setting = "text_field" if loaded.reads_prompts else "source_field"
-    return InputReader(getattr(loaded.recipe.data, setting), f"data.{setting}", prefix_field, prefix, input_format)
+    fields = fields_of(loaded.recipe.data, "language_model" if loaded.reads_prompts else "seq2seq")
+    return InputReader(*fields[0], prefix_field, prefix, input_format, has_header(fields))
 
 
 def _text(number: int, output: Generation | DataError, has_lists: bool, scores: bool) -> list[str]:
