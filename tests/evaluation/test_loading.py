@@ -128,6 +128,9 @@ def test_prefixes_and_lists_are_asked_of_a_run(run: Path) -> None:
     assert forced[1].startswith("b b a")
     assert [len(g.others) for g in loaded.generations(["a b"])] == [2]
     assert (loaded.decoding(beam=2).n_best, loaded.decoding(strategy="sample").n_best) == (2, 1)
+    with pytest.raises(ConfigError, match=r"n_best is 2: one output .* generations"):
+        loaded.generate(["a b"], n_best=2)
+    assert loaded.generate(["a b"], n_best=1) == free[:1]
     with pytest.raises(DataError, match="2 texts, but 1 prefixes"):
         loaded.generate(["a", "b"], prefixes=["a"])
 

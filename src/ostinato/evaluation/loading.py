@@ -74,9 +74,12 @@ class LoadedRun:
             decoding: settings to use instead of the recipe's, for example beam=4, max_length=100.
 
         Raises:
-            ConfigError: an unknown or impossible decoding setting.
+            ConfigError: an unknown or impossible decoding setting; n_best above 1, whose lists `generations` returns.
             DataError: a text that is too long or holds an unknown symbol, by its number.
         """
+        if "n_best" in decoding and (n_best := self.decoding(**decoding).n_best) > 1:
+            reason = "one output of every text is returned here: generations(...) returns the others, too, as .others"
+            raise ConfigError([Problem("n_best", n_best, reason)])
         found = self.generations(texts, prefixes=prefixes, n_steps=n_steps, **decoding)
         return [generation.text for generation in found]
 
@@ -88,7 +91,7 @@ class LoadedRun:
         n_steps: int | None = None,
         **decoding: Any,
     ) -> list[Generation]:
-        """Return the outputs with their scores; see `generate`."""
+        """Return the outputs with their scores, with n_best above 1 also the next best as `others`; see `generate`."""
         if isinstance(texts, str):
             raise DataError(f"a list of texts is needed, got one text: pass [{texts[:30]!r}]")
         given = prefixes or [""] * len(texts)
