@@ -245,7 +245,7 @@ def test_predictions_are_written_with_their_rows(model: Seq2Seq, tokenizers: Tok
             predictions=writer,
         )
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert sorted(record["index"] for record in records) == list(range(25))
+    assert [record["index"] for record in records] == list(range(25))
     for record in records:
         example = examples[record["index"]]
         assert (record["source"], record["reference"]) == (example.source, example.target)
@@ -253,6 +253,15 @@ def test_predictions_are_written_with_their_rows(model: Seq2Seq, tokenizers: Tok
         assert record["score"] < 0
     right = sum(record["prediction"] == record["reference"] for record in records)
     assert right / 25 == pytest.approx(result["exact_match"])
+
+
+def test_records_are_written_in_order_as_soon_as_those_before_them_are(tmp_path: Path) -> None:
+    with PredictionWriter(tmp_path / "out.jsonl") as write:
+        for index in (2, 0, 1, 7, 5):
+            write({"index": index})
+        assert [index for index, *_ in write._held] == [5, 7]
+    found = [json.loads(line)["index"] for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert found == [0, 1, 2, 5, 7]
 
 
 def test_a_failed_evaluation_leaves_no_predictions(model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def evaluate(
         int | None, typer.Option(min=1, help="Number of examples, spread evenly over the split.")
     ] = None,
     predictions: Annotated[
-        Path | None, typer.Option(help="Write every output to this new file, as JSON lines (for one split).")
+        Path | None,
+        typer.Option(help="Write every output to this new file, as JSON lines in the split's order (for one split)."),
     ] = None,
     overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
