@@ -101,6 +101,37 @@ def test_batches_without_a_label_are_passed_over(tmp_path: Path) -> None:
         train(none, tmp_path / "none")
 
 
+class _Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def on_note(self, update: int, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_what_is_cut_of_texts_is_said_once_in_training_and_in_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = _files(tmp_path, _text) | {"max_target_length": 4, "over_length": "truncate"}
+    task = {"kind": "files", "model_kind": "language_model"}
+    model = {"kind": "language_model", "d_model": 16, "decoder": STACK}
+    training = {"n_updates": 2, "evaluate_every": 1, "schedule": {"warmup": 1}, "device": "cpu"}
+    recipe = check_recipe({"task": task, "data": data, "model": model, "training": training})
+    reporter = _Notes()
+    train(recipe, tmp_path / "run", reporter=reporter)
+    expected = []
+    for split in ("train", "dev", "test"):
+        texts = Path(data[split]).read_text(encoding="utf-8").splitlines()
+        n_words = [len(json.loads(text)["text"].split()) for text in texts]
+        expected.append(f"{split}: {sum(n > 3 for n in n_words)} of {len(texts)} texts")
+    assert [note.partition(" were cut")[0] for note in reporter.notes] == expected
+    assert not caplog.messages
+    run = load(tmp_path / "run", device="cpu")
+    for _ in range(2):
+        run.evaluate("dev")
+    assert caplog.messages == [reporter.notes[1]]
+
+
 def test_a_classifier_learns_labels_of_pairs_and_is_scored_by_language(tmp_path: Path) -> None:
     data = _files(tmp_path, _pair)
     task = {"kind": "classification", "language_field": "lang"}

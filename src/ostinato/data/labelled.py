@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
+from ostinato.data.cuts import Cuts, Kind
 from ostinato.data.example import NOT_IN_PASSAGE
 from ostinato.data.symbols import LabelTokenizer
 from ostinato.data.tokenizer import Tokenizer
@@ -35,7 +36,13 @@ _TAB = "\t"
 
 
 def facts_row(
-    example: Example, tokenizers: Tokenizers, data: DataConfig, index: int, *, max_words: int
+    example: Example,
+    tokenizers: Tokenizers,
+    data: DataConfig,
+    index: int,
+    cuts: Cuts | None = None,
+    *,
+    max_words: int,
 ) -> LabelledRow | None:
     """Return a story's facts, its question last, and its one label; of too many facts the last ones are kept.
 
@@ -43,7 +50,7 @@ def facts_row(
     wrong.
 
     Args:
-        max_words: tokens of the longest fact.
+        cuts: counts the facts, and those that are too many. max_words: tokens of the longest fact.
 
     Raises:
         DataError: no facts, an empty one, or one that is too long.
@@ -56,6 +63,7 @@ def facts_row(
         if not 1 <= len(fact) <= max_words:
             limit = f"has {len(fact)} tokens, and model.embedder.max_words is {max_words}: raise it"
             raise DataError(f"fact {number} ({part!r}) {limit if fact else 'is empty'}")
+    _count(len(facts), data, cuts, "story")
     if len(facts) > data.max_source_length:
         if _is_dropped(len(facts), data, "facts with the question"):
             return None
@@ -67,13 +75,16 @@ def facts_row(
     return LabelledRow([], labels, columns=example.columns, index=index, facts=facts, special_ids=special)
 
 
-def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
+def classification_row(
+    example: Example, tokenizers: Tokenizers, data: DataConfig, index: int, cuts: Cuts | None = None
+) -> LabelledRow | None:
     """Return a sentence or a pair with its one label; too long pairs lose tokens at the end of the longer text."""
     parts = source_of(example).split(_TAB)
     if len(parts) > 2:
         raise DataError(f"{len(parts)} texts between tabs: one or two can be classified")
     texts = [tokenizers.source.encode(part, unknown=data.unknown) for part in parts]
     room = data.max_source_length - 1 - len(texts)
+    _count(sum(map(len, texts)) + 1 + len(texts), data, cuts)
     if sum(map(len, texts)) > room:
         if _is_dropped(sum(map(len, texts)) + 1 + len(texts), data):
             return None
@@ -86,7 +97,9 @@ def classification_row(example: Example, tokenizers: Tokenizers, data: DataConfi
     return LabelledRow(ids, tokenizers.target.encode(example.target), columns=example.columns, index=index)
 
 
-def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
+def tagging_row(
+    example: Example, tokenizers: Tokenizers, data: DataConfig, index: int, cuts: Cuts | None = None
+) -> LabelledRow | None:
     """Return words with a label each, at its word's first token; truncated words lose their labels.
 
     Raises:
@@ -101,6 +114,7 @@ def tagging_row(example: Example, tokenizers: Tokenizers, data: DataConfig, inde
     places = [place for place, tag in zip(places, tags, strict=True) if tag != NO_LABEL]
     labels = tokenizers.target.encode(example.target)
     room = data.max_source_length - 2
+    _count(len(ids) + 2, data, cuts)
     if len(ids) > room:
         if _is_dropped(len(ids) + 2, data):
             return None
@@ -140,7 +154,9 @@ def passage_of(example: Example, tokenizer: Tokenizer, data: DataConfig) -> tupl
     return ids, Passage(len(question), parts[1], tokenizer.spans(parts[1]))
 
 
-def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: int) -> LabelledRow | None:
+def span_row(
+    example: Example, tokenizers: Tokenizers, data: DataConfig, index: int, cuts: Cuts | None = None
+) -> LabelledRow | None:
     """Return a question and a passage with the columns of the first answer's first and last token.
 
     The answer begins at the character `answer_start` of the passage (a column of the example), or else at its first
@@ -155,6 +171,7 @@ def span_row(example: Example, tokenizers: Tokenizers, data: DataConfig, index: 
     if example.columns.get("answer_start") != NOT_IN_PASSAGE:
         labels = _answer_columns(example, passage)
     room = data.max_source_length - 1
+    _count(len(ids) + 1, data, cuts)
     if len(ids) > room:
         if _is_dropped(len(ids) + 1, data):
             return None
@@ -244,6 +261,12 @@ def source_of(example: Example) -> str:
     if example.source is None:
         raise DataError("has no source to read")
     return example.source
+
+
+def _count(n: int, data: DataConfig, cuts: Cuts | None, kind: Kind = "source") -> None:
+    """Count a sequence of so many tokens, symbols included, or of so many facts."""
+    if cuts is not None:
+        cuts.add(kind, n, data.max_source_length)
 
 
 def _is_dropped(n: int, data: DataConfig, what: str = "tokens with their begin and end symbols") -> bool:

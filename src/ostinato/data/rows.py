@@ -13,6 +13,7 @@ import numpy as np
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow, Row
+from ostinato.data.cuts import Cuts
 from ostinato.data.labelled import classification_row, continuation_row, facts_row, span_row, tagging_row
 from ostinato.data.objectives import objective_of, split_prefix
 from ostinato.data.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ostinato.config.model import ModelConfig
     from ostinato.data.example import Example
 
-_ROW_OF_HEAD: dict[str, Callable[[Example, Tokenizers, DataConfig, int], LabelledRow | None]] = {
+_ROW_OF_HEAD: dict[str, Callable[[Example, Tokenizers, DataConfig, int, Cuts | None], LabelledRow | None]] = {
     "classification": classification_row,
     "tagging": tagging_row,
     "span": span_row,
@@ -40,6 +41,7 @@ def encode_rows(
     *,
     training: bool,
     name: str,
+    cuts: Cuts | None = None,
 ) -> Iterator[AnyRow]:
     """Turn examples into rows for a model, one at a time.
 
@@ -49,17 +51,19 @@ def encode_rows(
     Args:
         training: see `encode_examples`.
         name: of the split, for errors.
+        cuts: counts what is cut of too long examples.
 
     Raises:
         DataError: an example that cannot be encoded; names it.
     """
+    cuts = cuts if data.over_length == "truncate" else None
     encode = _ROW_OF_HEAD.get(config.reads)
     if config.max_words is not None:
         encode = partial(facts_row, max_words=config.max_words)
     if encode is not None:
         for index, example in enumerate(examples):
             try:
-                labelled = encode(example, tokenizers, data, index)
+                labelled = encode(example, tokenizers, data, index, cuts)
             except DataError as error:
                 raise DataError(f"{name}: example {index + 1}: {error}") from error
             if labelled is not None:
@@ -74,7 +78,14 @@ def encode_rows(
     if blocks is not None:  # A text that is cut into blocks may have any length.
         limits = data.model_copy(update={"max_target_length": sys.maxsize})
     rows = encode_examples(
-        examples, tokenizers, limits, training=training, name=name, joins_pairs=config.joins_pairs, of_continued=data
+        examples,
+        tokenizers,
+        limits,
+        training=training,
+        name=name,
+        joins_pairs=config.joins_pairs,
+        of_continued=data,
+        cuts=cuts,
     )
     objective = objective_of(config, data, tokenizers)
     if objective is not None or blocks is not None:
@@ -96,6 +107,7 @@ def encode_examples(
     name: str,
     joins_pairs: bool = False,
     of_continued: DataConfig | None = None,
+    cuts: Cuts | None = None,
 ) -> Iterator[AnyRow]:
     """Turn pairs and texts into rows, one at a time; an example that `continues` its source becomes a labelled row.
 
@@ -106,6 +118,7 @@ def encode_examples(
         joins_pairs: make one sequence of source and target, for a decoder-only model (`LanguageModelConfig`); the
             longest lengths are still those of each side.
         of_continued: settings for examples that continue their source; None: `data`.
+        cuts: counts how many tokens every side has, and how many are too many.
 
     Raises:
         DataError: an example is longer than its limit, or holds an unknown symbol; names the example (from 1), the
@@ -122,8 +135,12 @@ def encode_examples(
         source = None
         if example.source is not None:
             ids = _encode(tokenizers.source, example.source, data, f"{where}, source")
+            if cuts is not None:
+                cuts.add("source", len(ids) + 1, data.max_source_length)
             source = _limit_length(ids, data.max_source_length, "source", data, training, where)
         ids = _encode(tokenizers.target, example.target, data, f"{where}, target")
+        if cuts is not None:
+            cuts.add("text" if example.source is None else "target", len(ids) + 1, data.max_target_length)
         target = _limit_length(ids, data.max_target_length, "target", data, training, where)
         if target is not None and (source is not None or example.source is None):
             is_whole = not training and example.source is None and len(target) == len(ids)

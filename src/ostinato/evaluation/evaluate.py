@@ -30,6 +30,7 @@ from typing import Any
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batching import evaluation_batches
+from ostinato.data.cuts import Cuts
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
@@ -63,6 +64,7 @@ def evaluate(
     predictions: WriteRecord | None = None,
     runner: BatchRunner | None = None,
     oracle: ExitScope | None = None,
+    cuts: Cuts | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a model on examples.
 
@@ -82,6 +84,7 @@ def evaluate(
             are always ranked by this process.
         oracle: "token", "sequence": every label, or every sentence, is that of the first round that has it right
             (`ostinato.evaluation.oracle`), which needs the labels: nothing is written, and contrasts are not ranked.
+        cuts: counts what is cut of too long examples.
 
     Returns:
         The numbers listed at the head of this module.
@@ -105,7 +108,7 @@ def evaluate(
     if contrast is not None:
         taken = iter(pairs := list(taken))
     read = _hold(with_columns(taken, by, data, name), held)
-    rows = encode_rows(read, tokenizers, data, model.config, training=False, name=name)
+    rows = encode_rows(read, tokenizers, data, model.config, training=False, name=name, cuts=cuts)
     is_packed = data.block_length is not None
     tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
     passes = Passes(decoding if is_decoding else None, tuple(metrics), n_steps, oracle=chosen)

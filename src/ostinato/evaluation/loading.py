@@ -11,8 +11,10 @@ from typing import Any, Literal
 import torch
 
 from ostinato.config.decoding import DecodingConfig, with_strategy
+from ostinato.config.files import say_once
 from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
+from ostinato.data.cuts import Cuts
 from ostinato.data.disk import read_json_object, reading
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
@@ -149,7 +151,8 @@ class LoadedRun:
     ) -> dict[str, Any]:
         """Return the scores on a split of the run's task; see `ostinato.evaluation.evaluate`.
 
-        Where tokens halt, the result also says where their threshold comes from (`halting_threshold_from`).
+        Where tokens halt, the result also says where their threshold comes from (`halting_threshold_from`). Where
+        examples are cut (`data.over_length`), a line to the log says how much of them.
 
         Args:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
@@ -164,6 +167,7 @@ class LoadedRun:
         task = build_task(self.recipe.task, self.recipe.data, access)
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
+        cuts = Cuts()
         reads_labels: list[str] | None = [] if oracle is not None and self.model.config.generates else None
         with (
             PredictionWriter(predictions, overwrite=overwrite)
@@ -185,7 +189,10 @@ class LoadedRun:
                 predictions=write,
                 runner=runner,
                 oracle=oracle,
+                cuts=cuts,
             )
+        for note in cuts.notes(split):
+            say_once(note)
         if "halting_threshold" in result:
             result["halting_threshold_from"] = self.halting_threshold_from
         return result

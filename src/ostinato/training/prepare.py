@@ -12,6 +12,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import AnyRow
+from ostinato.data.cuts import Cuts
 from ostinato.data.disk import new_folder
 from ostinato.data.example import take_evenly
 from ostinato.data.objectives import objective_of
@@ -122,10 +123,11 @@ def prepare(
         data = training_data(recipe, task)
         tokenizers = data.tokenizers(recipe, on_progress)
         recipe = _with_vocabulary(recipe, tokenizers)
-    rows = data.rows(recipe, tokenizers, on_progress)
+    cuts = Cuts()
+    rows = data.rows(recipe, tokenizers, on_progress, cuts)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
-    prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=[str(other) for other in others])
+    prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=[*map(str, others), *cuts.notes(train_split)])
     # Earlier versions gave scores of texts also where tokens are unknown: an unfinished run may be selected by one.
     by_texts = recipe.training.selection.metric in OF_TEXTS and run.results() is None
     if changes or not is_resumed or by_texts:
@@ -151,6 +153,8 @@ def _check_metrics(prepared: Prepared) -> None:
 
 def _check_scored_examples(prepared: Prepared) -> None:
     """Encode every example that will be scored, so that one that cannot be is an error before training.
+
+    What is cut of them is noted.
 
     Of the final evaluation also with the wrong targets that right ones are compared with.
 
@@ -180,7 +184,9 @@ def _scored_rows(
     name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
     examples = with_columns(take_evenly(prepared.task.examples(split), max_examples), by, recipe.data, name)
     if contrast is None:
-        yield from encode_rows(examples, tokenizers, recipe.data, recipe.model, training=False, name=name)
+        cuts = Cuts()
+        yield from encode_rows(examples, tokenizers, recipe.data, recipe.model, training=False, name=name, cuts=cuts)
+        prepared.notes.extend(note for note in cuts.notes(name) if note not in prepared.notes)
         return
     for rows in candidate_rows(examples, tokenizers, recipe.data, recipe.model, contrast=contrast, name=name):
         yield from rows

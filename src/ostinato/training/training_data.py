@@ -8,6 +8,7 @@ from typing import Any
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import StoredRows
 from ostinato.data.collate import AnyRow
+from ostinato.data.cuts import Cuts
 from ostinato.data.example import Example
 from ostinato.data.packs.make import OnProgress, content_hash, make_pack
 from ostinato.data.packs.rows import packed_rows
@@ -41,9 +42,13 @@ class HeldData:
         """Return what data.json has of the split."""
         return describe_split(self._split, self._examples)
 
-    def rows(self, recipe: Recipe, tokenizers: Tokenizers, on_progress: OnProgress | None = None) -> Iterable[AnyRow]:
-        """Return the rows of one epoch."""
-        return encode_rows(self._examples, tokenizers, recipe.data, recipe.model, training=True, name=self._split)
+    def rows(
+        self, recipe: Recipe, tokenizers: Tokenizers, on_progress: OnProgress | None = None, cuts: Cuts | None = None
+    ) -> Iterable[AnyRow]:
+        """Return the rows of one epoch; see `encode_rows`."""
+        return encode_rows(
+            self._examples, tokenizers, recipe.data, recipe.model, training=True, name=self._split, cuts=cuts
+        )
 
 
 class PackedData:
@@ -67,10 +72,12 @@ class PackedData:
         """Return what data.json has of the split."""
         return self.pack(tokenizers).describe()
 
-    def rows(self, recipe: Recipe, tokenizers: Tokenizers, on_progress: OnProgress | None = None) -> StoredRows:
-        """Return the rows of one epoch."""
+    def rows(
+        self, recipe: Recipe, tokenizers: Tokenizers, on_progress: OnProgress | None = None, cuts: Cuts | None = None
+    ) -> StoredRows:
+        """Return the rows of one epoch; see `packed_rows`."""
         pack = self.pack(tokenizers, on_progress)
-        return packed_rows(pack, recipe.data, recipe.model, tokenizers, name=self._split)
+        return packed_rows(pack, recipe.data, recipe.model, tokenizers, name=self._split, cuts=cuts)
 
     def pack(
         self, tokenizers: Tokenizers, on_progress: OnProgress | None = None, *, n_processes: int | None = None

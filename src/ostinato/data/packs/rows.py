@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ostinato.data.batching import StoredRows
 from ostinato.data.collate import AnyRow, LabelledRow, Row
+from ostinato.data.cuts import Cuts, Kind
 from ostinato.data.objectives import objective_of
 from ostinato.data.rows import Blocks, labelled_text, too_long
 from ostinato.data.tokenizers import Tokenizers
@@ -26,20 +27,22 @@ if TYPE_CHECKING:
     from ostinato.data.packs.shards import Pack, Stream
 
 
-def packed_rows(pack: Pack, data: DataConfig, config: ModelConfig, tokenizers: Tokenizers, *, name: str) -> StoredRows:
+def packed_rows(
+    pack: Pack, data: DataConfig, config: ModelConfig, tokenizers: Tokenizers, *, name: str, cuts: Cuts | None = None
+) -> StoredRows:
     """Return the rows that a model is trained on, those that `encode_rows` would give.
 
     Blocks of several data sets stand one data set after the other.
 
     Args:
-        name: of the split, for errors.
+        name: of the split, for errors. cuts: counts what is cut of too long texts.
 
     Raises:
         DataError: pairs that are to be packed into blocks, or a text that is too long.
     """
     blocks = Blocks.of(data, config, tokenizers.target.special_ids)
     if blocks is None:
-        return PackedTexts(pack, data, config, tokenizers, name=name)
+        return PackedTexts(pack, data, config, tokenizers, name=name, cuts=cuts)
     if pack.has_sources:
         raise DataError("data.block_length packs texts: these examples have a source")
     return PackedBlocks(pack, blocks)
@@ -86,7 +89,16 @@ class PackedTexts(StoredRows):
     examples.
     """
 
-    def __init__(self, pack: Pack, data: DataConfig, config: ModelConfig, tokenizers: Tokenizers, *, name: str) -> None:
+    def __init__(
+        self,
+        pack: Pack,
+        data: DataConfig,
+        config: ModelConfig,
+        tokenizers: Tokenizers,
+        *,
+        name: str,
+        cuts: Cuts | None = None,
+    ) -> None:
         self._special = tokenizers.target.special_ids
         self._is_joined = config.joins_pairs and pack.has_sources
         self._is_masked = config.reads == "masked"
@@ -96,6 +108,7 @@ class PackedTexts(StoredRows):
         self._sides["target"] = _Side(pack, "target")
         self._kept: NDArray[np.int64] | None = None
         """Numbers of the examples that are rows; None: all are."""
+        kinds: dict[str, Kind] = {"source": "source", "target": "target" if pack.has_sources else "text"}
         limits = {"source": data.max_source_length, "target": data.max_target_length}
         fits = np.ones(len(self._sides["target"].lengths), dtype=bool)
         for side, of_side in self._sides.items():
@@ -104,6 +117,8 @@ class PackedTexts(StoredRows):
                 index = int(np.argmin(short))
                 n, where = int(of_side.lengths[index]), f"{name}: example {index + 1}"
                 raise too_long(n, limits[side], side, where, training=True)
+            if data.over_length == "truncate" and cuts is not None:
+                cuts.add_all(kinds[side], of_side.lengths, limits[side])
             np.minimum(of_side.lengths, limits[side], out=of_side.lengths)
         if data.over_length == "drop" and not fits.all():
             self._kept = np.nonzero(fits)[0]
