@@ -76,7 +76,7 @@ def subjects(
     """
     found: list[Subject] = []
     for run in runs:
-        task = build_task(run.recipe.task, run.recipe.data, access)
+        task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
         splits = run.recipe.evaluation.splits or [task.splits()[-1]]
         chosen = split or splits[0]
         examples = list(take_evenly(task.examples(chosen), max_examples))

@@ -136,7 +136,7 @@ def _results(subjects: Sequence[Subject]) -> tuple[dict[str, dict[str, object]],
     rest: dict[str, dict[str, object]] = {}
     for subject in subjects:
         recipe = subject.run.recipe
-        task, asked = build_task(recipe.task, recipe.data), recipe.evaluation.metrics
+        task, asked = build_task(recipe.task, recipe.data, trains=False), recipe.evaluation.metrics
         names = (*(task.metrics if asked is None else asked), *task.forced, "loss", "n")
         with reading(subject.run.directory / "results.json"):
             for split, one in (subject.stored_results().get("splits") or {}).items():

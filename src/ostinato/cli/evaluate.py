@@ -83,6 +83,7 @@ def evaluate(
     from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
     from ostinato.evaluation.workers import Jobs
+    from ostinato.tasks.registry import build_task
 
     workers = Jobs(jobs, executor, address, gpus, journal)
     writes = None if predictions is None else PredictionWriter(predictions, overwrite=overwrite)
@@ -107,6 +108,8 @@ def evaluate(
         raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")
     if predictions is not None and len(splits) > 1:
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
+    # Before the first split is scored: all that are to be.
+    build_task(loaded.recipe.task, loaded.recipe.data, access, trains=False).check_files(splits)
     decoding: dict[str, Any] = {} if beam is None else {"beam": beam}
     question = {
         "splits": splits,

@@ -44,7 +44,7 @@ def export_onnx(
         raise ConfigError(_MISSING.format(error=error)) from error
     loaded, examples = load(run, checkpoint=checkpoint, device="cpu", overrides=settings or []), []
     if int8:
-        task = build_task(loaded.recipe.task, loaded.recipe.data, access)
+        task = build_task(loaded.recipe.task, loaded.recipe.data, access, trains=False)
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
         examples = list(islice(task.examples(split), max_examples))

@@ -164,7 +164,7 @@ class LoadedRun:
                 `ostinato.evaluation.evaluate`; what a model writes is then not scored by the recipe's metrics.
         """
         config, wanted = self.decoding(**decoding), self.recipe.evaluation
-        task = build_task(self.recipe.task, self.recipe.data, access)
+        task = build_task(self.recipe.task, self.recipe.data, access, trains=False)
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
         cuts = Cuts()
@@ -185,7 +185,7 @@ class LoadedRun:
                 n_steps=n_steps,
                 max_examples=wanted.max_examples if max_examples is None else max_examples,
                 name=split,
-                contrast=None if split == task.splits()[0] else task.contrast,
+                contrast=None if split == task.train_split else task.contrast,
                 predictions=write,
                 runner=runner,
                 oracle=oracle,

@@ -103,7 +103,7 @@ def run_outputs(
         ConfigError: no such split, an impossible setting, a language model. DataError: data that cannot be used.
     """
     n = run.recipe.evaluation.max_examples if max_examples is None else max_examples
-    task = build_task(run.recipe.task, run.recipe.data, access)
+    task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
     settings: dict[str, Any] = {
         "version": __version__,
         "split": split,

@@ -91,7 +91,7 @@ def tuning_metric(recipe: Recipe, access: DataAccess | None = None) -> str:
     """Return the metric that a threshold is chosen by where none is named: the recipe's first, or token accuracy."""
     own = recipe.evaluation.metrics
     if own is None:
-        own = list(build_task(recipe.task, recipe.data, access).metrics)
+        own = list(build_task(recipe.task, recipe.data, access, trains=False).metrics)
     return own[0] if own and task_config(recipe.task).has_sources else FORCED[0]
 
 

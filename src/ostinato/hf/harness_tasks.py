@@ -54,11 +54,11 @@ def write_tasks(
     if run.recipe.data.block_length is not None:
         reason = "lm-eval scores every text by itself: load the run with data.block_length=null"
         raise ConfigError([Problem("data.block_length", run.recipe.data.block_length, reason)])
-    task = build_task(run.recipe.task, run.recipe.data, access)
+    task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
     written = []
     with new_folder(folder) as target:
         for split in splits:
-            contrast = None if split == task.splits()[0] else task.contrast
+            contrast = None if split == task.train_split else task.contrast
             name = re.sub(r"\W+", "_", f"ostinato_{task.name}_{split}", flags=re.ASCII)
             documents = [json.dumps(one) for one in _documents(run, task.examples(split), split, contrast)]
             write_text(target / f"{name}.jsonl", "".join(f"{line}\n" for line in documents))

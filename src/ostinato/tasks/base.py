@@ -153,8 +153,6 @@ class Task(ABC):
         self.config = config
         self.data = data
         self._access = access
-        if config.reads_own_files:
-            check_paths(data)
         self._configure()
 
     def _configure(self) -> None:  # noqa: B027, most tasks have nothing to set
@@ -187,6 +185,20 @@ class Task(ABC):
         """Return the names of the splits, the training split first; of the user's files those that are given."""
         return given_splits(self.data) if self.config.reads_own_files else self.fixed_splits
 
+    @property
+    def train_split(self) -> str:
+        """The split to train on, whether or not it is given: a trained model is scored without it."""
+        return SPLITS[0] if self.config.reads_own_files else self.splits()[0]
+
+    def check_files(self, splits: Iterable[str] | None = None) -> None:
+        """Check that the files of the user's own are there which these splits are read from; None: all, to train on.
+
+        Raises:
+            ConfigError: with every one that is missing; for training also where there is none to train on.
+        """
+        if self.config.reads_own_files:
+            check_paths(self.data, splits)
+
     def published_sizes(self) -> dict[str, int]:
         """Return the published number of examples of every split for which one is stated.
 
@@ -198,13 +210,14 @@ class Task(ABC):
         """Return the examples of one split, always in the same order.
 
         Raises:
-            ConfigError: the task has no such split.
+            ConfigError: the task has no such split, or a file of the user's own that it is read from is not there.
             DataError: a published file cannot be downloaded, or differs from the published one.
         """
         if split not in self.splits():
             reason = self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
             raise ConfigError([Problem("split", split, reason)])
-        if split == self.splits()[0] and self.data.train is not None and not self.config.reads_own_files:
+        self.check_files([split])
+        if split == self.train_split and self.data.train is not None and not self.config.reads_own_files:
             return read_split(self.data, "train", "seq2seq" if self.config.has_sources else "language_model")
         return self._examples(split)
 

@@ -73,7 +73,7 @@ class LambadaTask(Task):
         return {split: n for split, n in _SIZES.items() if split in self.splits()}
 
     def _examples(self, split: str) -> Iterator[Example]:
-        is_training = split == self.splits()[0]
+        is_training = split == self.train_split
         are_texts = is_training or self.config.passages == "texts"
         kind = "language_model" if are_texts else "seq2seq"
         for number, example in enumerate(read_split(self.data, split, kind), 1):

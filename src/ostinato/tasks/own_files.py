@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ostinato.config.data import DataConfig, DataSetConfig
@@ -60,14 +60,19 @@ def _given(data: DataConfig, split: str) -> str | list[str] | DataSetConfig | No
     return {"train": data.train, "dev": data.dev, **test}.get(split)
 
 
-def check_paths(data: DataConfig) -> None:
+def check_paths(data: DataConfig, splits: Iterable[str] | None = None) -> None:
     """Check that the user's files are there, and data sets that are named by a path.
 
+    Args:
+        splits: that are to be read, those among them that are given are checked; None: all, as training does.
+
     Raises:
-        ConfigError: with every one that is missing; also where data.train is not given.
+        ConfigError: with every one that is missing; for training also where data.train is not given.
     """
-    problems = [] if data.train else [Problem("data.train", data.train, "name a file to train on: data.train=my.jsonl")]
-    for split in given_splits(data):
+    problems = []
+    if splits is None and not data.train:
+        problems.append(Problem("data.train", data.train, "name a file to train on: data.train=my.jsonl"))
+    for split in given_splits(data) if splits is None else splits:
         key = f"data.test.{split}" if isinstance(data.test, dict) and split in data.test else f"data.{split}"
         problems += [Problem(key, path, why) for path in paths_of(data, split) if (why := _why_no_files(path))]
         if (named := data_set_of(data, split)) is not None and (why := why_missing(named)):

@@ -96,19 +96,24 @@ def task_config(ref: TaskRef) -> TaskConfig:
     return config
 
 
-def build_task(ref: TaskRef, data: DataConfig, access: DataAccess | None = None) -> Task:
+def build_task(ref: TaskRef, data: DataConfig, access: DataAccess | None = None, *, trains: bool = True) -> Task:
     """Return a task; nothing is downloaded or read yet.
 
     Args:
         ref: its kind and settings.
         data: the user's own files, for the tasks that use them.
         access: where published files come from; None: the default cache and mirror.
+        trains: all files of the user's own must be there, one to train on among them; False: those of a split are
+            missed when it is read.
 
     Raises:
         ConfigError: every problem of the settings, or files of the user's own that are missing.
     """
     config = task_config(ref)
-    return TASKS[config.kind](config, data, access)
+    task = TASKS[config.kind](config, data, access)
+    if trains:
+        task.check_files()
+    return task
 
 
 def _check(settings: dict[str, Any]) -> tuple[TaskConfig | None, list[Problem]]:

@@ -62,7 +62,7 @@ class Prepared:
 
     def contrast(self, split: str) -> str | None:
         """Return the column of wrong targets in a split; the training split has none."""
-        return None if split == self.task.splits()[0] else self.task.contrast
+        return None if split == self.task.train_split else self.task.contrast
 
     @property
     def by(self) -> list[str]:

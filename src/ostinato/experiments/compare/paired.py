@@ -129,7 +129,7 @@ def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:
     recipe = next((system.recipe for system in systems if system.recipe is not None), None)
     if found is None and recipe is not None:
         own = recipe.evaluation.metrics
-        found = build_task(recipe.task, recipe.data, choices.access).metrics if own is None else own
+        found = build_task(recipe.task, recipe.data, choices.access, trains=False).metrics if own is None else own
     if not found:
         raise ConfigError([Problem("metrics", list(found or []), "name what to compare by, for example exact_match")])
     check_metrics(found)

@@ -74,7 +74,7 @@ class System:
         """Return what the system was to write; nothing is decoded for it."""
         if self.recipe is None or split is None:
             return read_outputs(self.path).take(choices.max_examples).references
-        task = build_task(self.recipe.task, self.recipe.data, choices.access)
+        task = build_task(self.recipe.task, self.recipe.data, choices.access, trains=False)
         n = choices.max_examples or self.recipe.evaluation.max_examples
         return [example.target for example in take_evenly(task.examples(split), n)]
 

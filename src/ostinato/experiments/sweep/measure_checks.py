@@ -188,7 +188,7 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
         found |= dict.fromkeys(("decoding_seconds", "n_generated", "n_unfinished"))
     if measure is not None and measure.n_steps is not None:
         found["n_steps"] = None
-    if task.contrast is not None and split != task.splits()[0]:
+    if task.contrast is not None and split != task.train_split:
         right: Tree = {"n": None, "accuracy": None}
         by = {column: {_ANY: right} for column in columns}
         found["ranking"] = {**right, "by": by, "macro": {column: {"accuracy": None} for column in columns}}

@@ -1,0 +1,75 @@
+"""Runs on files of the user's own, of which some are gone, or are others, by the time the run is scored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
+
+N = 12
+TINY = [
+    *("model.d_model=8", "model.encoder.n_steps=1", "model.decoder.n_steps=1"),
+    *("training.n_updates=2", "training.n_threads=1", "training.device=cpu", "decoding.max_length=3"),
+]
+
+
+def write_pairs(path: Path, n: int = N) -> Path:
+    lines = [json.dumps({"source": "a b"[i % 2 :], "target": "ab"[i % 2]}) for i in range(n)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.jsonl, dev.jsonl, test.jsonl and a run on them."""
+    folder = tmp_path_factory.mktemp("own")
+    names = ("train", "dev", "test")
+    data = [f"data.{name}={write_pairs(folder / f'{name}.jsonl')}" for name in names]
+    train(load_recipe("files/template", [*data, *TINY, "evaluation.splits=[dev,test]"]), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """The same in a folder of its own, where files may be changed."""
+    copy = Path(shutil.copytree(trained, tmp_path / "own"))
+    recipe = copy / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace(str(trained), str(copy)), encoding="utf-8")
+    return copy
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "RUN", "--split", "test", "--json"],
+        ["evaluate", "RUN", "--split", "test", "--set", "data.train=null"],
+        ["compare", "RUN", "RUN", "--split", "test"],
+        ["analyze", "RUN", "--out", "OUT", "--split", "test"],
+    ],
+    ids=lambda command: " ".join(command[:1] + command[4:]),
+)
+def test_a_run_is_scored_without_the_files_that_it_was_trained_on(run, folder: Path, command: list[str]) -> None:
+    for name in ("train", "dev"):
+        (folder / f"{name}.jsonl").unlink()
+    places = {"RUN": folder / "run", "OUT": folder / "out"}
+    outcome = run(*(places.get(word, word) for word in command))
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_file_that_is_scored_is_missed_before_another_is(run, folder: Path) -> None:
+    (folder / "test.jsonl").unlink()
+    outcome = run("evaluate", folder / "run", "--split", "dev", "--split", "test")
+    assert outcome.code == 2 and not outcome.out
+    assert f"data.test is '{folder / 'test.jsonl'}': there is no such file" in outcome.err
+    assert "data.train" not in outcome.err
+
+
+def test_training_still_needs_all_files(run, folder: Path) -> None:
+    (folder / "train.jsonl").unlink()
+    outcome = run("train", folder / "run", "--run-dir", folder / "again")
+    assert outcome.code == 2 and "data.train is" in outcome.err
