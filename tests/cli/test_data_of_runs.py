@@ -64,7 +64,8 @@ def test_a_run_is_scored_without_the_files_that_it_was_trained_on(run, folder: P
 def test_a_file_that_is_scored_is_missed_before_another_is(run, folder: Path) -> None:
     (folder / "test.jsonl").unlink()
     outcome = run("evaluate", folder / "run", "--split", "dev", "--split", "test")
-    assert outcome.code == 2 and not outcome.out
+    assert outcome.code == 2
+    assert not outcome.out
     assert f"data.test is '{folder / 'test.jsonl'}': there is no such file" in outcome.err
     assert "data.train" not in outcome.err
 
@@ -72,4 +73,32 @@ def test_a_file_that_is_scored_is_missed_before_another_is(run, folder: Path) ->
 def test_training_still_needs_all_files(run, folder: Path) -> None:
     (folder / "train.jsonl").unlink()
     outcome = run("train", folder / "run", "--run-dir", folder / "again")
-    assert outcome.code == 2 and "data.train is" in outcome.err
+    assert outcome.code == 2
+    assert "data.train is" in outcome.err
+
+
+def test_a_split_that_was_changed_after_training_is_told_once(run, folder: Path) -> None:
+    same = run("evaluate", folder / "run", "--split", "dev")
+    assert "not what it was" not in same.err
+    write_pairs(folder / "dev.jsonl", N // 2)
+    note = f"{folder / 'run'}: dev is not what it was when the run was trained: other content (6 examples, then 12;"
+    outcome = run("evaluate", folder / "run", "--split", "dev", "--max-examples", 2, "--json")
+    assert outcome.err.count(note) == 1
+    assert json.loads(outcome.out)["dev"]["data_note"].startswith(note)
+    for _ in ("decoded", "kept"):
+        compared = run("compare", folder / "run", folder / "run", "--split", "dev", "--samples", 100)
+        assert compared.code == 0
+        assert note in compared.err
+
+
+def test_other_data_that_is_named_is_meant(run, folder: Path) -> None:
+    other = write_pairs(folder / "other.jsonl", N // 2)
+    outcome = run("evaluate", folder / "run", "--split", "dev", "--set", f"data.dev={other}")
+    assert outcome.code == 0
+    assert "not what it was" not in outcome.err
+
+
+def test_a_run_that_lacks_a_note_of_its_data_is_scored(run, folder: Path) -> None:
+    (folder / "run" / "data.json").unlink()
+    write_pairs(folder / "dev.jsonl", N // 2)
+    assert run("evaluate", folder / "run", "--split", "dev").code == 0

@@ -32,7 +32,7 @@ from ostinato.cli.options import (
     StepsOption,
     run_settings,
 )
-from ostinato.cli.output import print_json, print_line
+from ostinato.cli.output import print_json, print_line, print_stderr
 from ostinato.cli.results import describe_average, print_published, print_splits
 
 
@@ -135,6 +135,8 @@ def evaluate(
             )
             for name in splits
         }
+    for note in (found["data_note"] for found in results.values() if "data_note" in found):
+        print_stderr(note)
     if json:
         members = read_members(loaded.checkpoint)
         print_json({name: found | ({"mean_of": members} if members else {}) for name, found in results.items()})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _NOT_SCORES = (
     *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
-    *("exit", "oracle"),
+    *("exit", "oracle", "data_note"),
     *("routing", "n_steps", "ranking"),
 )
 _FORCED = ("loss", "token_accuracy")

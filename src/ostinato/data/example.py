@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,21 +32,39 @@ class Example:
     continues: bool = False
 
 
-def fingerprint(examples: Iterable[Example]) -> tuple[str, int]:
-    """Return the SHA-256 and the number of the examples, in their order.
+class Fingerprint:
+    """The SHA-256 and the number of examples that pass by, in their order.
 
     One JSON line per example is hashed: ``[source, target, columns]``, ASCII only, keys sorted, no spaces. Equal rows
     in equal order give equal fingerprints, whatever file format they were read from. The stream is read once and
     never held.
     """
-    digest = hashlib.sha256()
-    n_examples = 0
-    for example in examples:
-        record = [example.source, example.target, example.columns]
-        line = json.dumps(record, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
-        digest.update(line.encode("ascii") + b"\n")
-        n_examples += 1
-    return digest.hexdigest(), n_examples
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self.n = 0
+
+    def of(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yield the examples, each when it has been counted."""
+        for example in examples:
+            record = [example.source, example.target, example.columns]
+            line = json.dumps(record, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+            self._digest.update(line.encode("ascii") + b"\n")
+            self.n += 1
+            yield example
+
+    @property
+    def sha256(self) -> str:
+        """The hash of those that have passed, in hexadecimal."""
+        return self._digest.hexdigest()
+
+
+def fingerprint(examples: Iterable[Example]) -> tuple[str, int]:
+    """Return the SHA-256 and the number of examples (`Fingerprint`), which are read once."""
+    found = Fingerprint()
+    for _ in found.of(examples):
+        pass
+    return found.sha256, found.n
 
 
 def take_evenly(items: Iterable[T], n: int | None) -> Iterable[T]:

@@ -16,6 +16,7 @@ from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.cuts import Cuts
 from ostinato.data.disk import read_json_object, reading
+from ostinato.data.example import Fingerprint
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizers import Tokenizers
@@ -23,6 +24,7 @@ from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.work import BatchRunner
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, see
 from ostinato.evaluation.averaging import average_checkpoints, parse_average
+from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, is_of, read_tuned, threshold_origin
@@ -151,8 +153,9 @@ class LoadedRun:
     ) -> dict[str, Any]:
         """Return the scores on a split of the run's task; see `ostinato.evaluation.evaluate`.
 
-        Where tokens halt, the result also says where their threshold comes from (`halting_threshold_from`). Where
-        examples are cut (`data.over_length`), a line to the log says how much of them.
+        Where tokens halt, the result also says where their threshold comes from (`halting_threshold_from`); where the
+        split is not what it was when the run was trained, that (`data_note`). What `data.over_length` cuts of the split
+        is said once, on stderr.
 
         Args:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
@@ -167,7 +170,7 @@ class LoadedRun:
         task = build_task(self.recipe.task, self.recipe.data, access, trains=False)
         if split not in task.splits():
             raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
-        cuts = Cuts()
+        cuts, read = Cuts(), Fingerprint()
         reads_labels: list[str] | None = [] if oracle is not None and self.model.config.generates else None
         with (
             PredictionWriter(predictions, overwrite=overwrite)
@@ -176,7 +179,7 @@ class LoadedRun:
         ):
             result = evaluate(
                 self.model,
-                task.examples(split),
+                read.of(task.examples(split)),
                 self.tokenizers,
                 data=self.recipe.data,
                 decoding=config,
@@ -195,6 +198,8 @@ class LoadedRun:
             say_once(note)
         if "halting_threshold" in result:
             result["halting_threshold_from"] = self.halting_threshold_from
+        if (note := change_of_data(self.directory, self.recipe, split, read)) is not None:
+            result["data_note"] = note
         return result
 
     @property

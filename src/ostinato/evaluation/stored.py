@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from ostinato.data.disk import sha256_of_all, write_json
-from ostinato.data.example import fingerprint, take_evenly
+from ostinato.data.example import Fingerprint, fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
+from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.predictions import PredictionWriter
 from ostinato.tasks.registry import build_task
@@ -37,6 +38,7 @@ class Outputs:
         sources: what the system was given; "" where the file does not say.
         file: that holds them. evaluation: the evaluation that decoded them (`ostinato.evaluation.evaluate`, with
             `device` and `n_threads`); None for a file of unknown origin. is_new: decoded by this call.
+        data_note: says that the split is not what it was when the run was trained.
     """
 
     predictions: list[str]
@@ -45,6 +47,7 @@ class Outputs:
     file: Path
     evaluation: dict[str, Any] | None = None
     is_new: bool = False
+    data_note: str | None = None
 
     def take(self, n: int | None) -> Outputs:
         """Return n of them, spread evenly, or all for None; n of them have no `evaluation`, which is of all."""
@@ -104,16 +107,18 @@ def run_outputs(
     """
     n = run.recipe.evaluation.max_examples if max_examples is None else max_examples
     task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
+    read = Fingerprint()
     settings: dict[str, Any] = {
         "version": __version__,
         "split": split,
-        "examples": fingerprint(take_evenly(task.examples(split), n)),
+        "examples": fingerprint(take_evenly(read.of(task.examples(split)), n)),
         "weights": sha256_of_all(sorted(run.checkpoint.glob("model*"))),
         "tokenizers": sha256_of_all(sorted((run.directory / "tokenizers").iterdir())),
         "data": run.recipe.data.model_dump(mode="json"),
         "decoding": run.decoding(**decoding).model_dump(mode="json"),
         "device": run.model.device.type,
     }
+    changed = change_of_data(run.directory, run.recipe, split, read)
     if thresholds := run.model.halting_thresholds():  # They may differ from the configuration's.
         settings["halting_threshold"] = thresholds
     execution = run.model.current_execution
@@ -124,7 +129,7 @@ def run_outputs(
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     note = run.directory / _FOLDER / f"{split}-{key}.json"
     if not fresh and (stored := _read_stored(note)) is not None:
-        return stored
+        return replace(stored, data_note=changed)
     note.unlink(missing_ok=True)
     file = note.with_suffix(".jsonl")
     file.unlink(missing_ok=True)  # whatever it holds by now
@@ -135,7 +140,7 @@ def run_outputs(
         )
     result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
     write_json(note, {"settings": settings, "sha256": sha256_of_all([file]), "evaluation": result})
-    return replace(read_outputs(file), evaluation=result, is_new=True)
+    return replace(read_outputs(file), evaluation=result, is_new=True, data_note=changed)
 
 
 def _read_stored(note: Path) -> Outputs | None:

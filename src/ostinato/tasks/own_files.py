@@ -60,6 +60,12 @@ def _given(data: DataConfig, split: str) -> str | list[str] | DataSetConfig | No
     return {"train": data.train, "dev": data.dev, **test}.get(split)
 
 
+def origin_of(data: DataConfig, split: str) -> tuple[object, ...]:
+    """Return what decides the examples of a split of given files: which these are, and which fields are read."""
+    fields = [name for name in type(data).model_fields if name.endswith("_field")]
+    return (_given(data, split), *(getattr(data, name) for name in fields))
+
+
 def check_paths(data: DataConfig, splits: Iterable[str] | None = None) -> None:
     """Check that the user's files are there, and data sets that are named by a path.
 

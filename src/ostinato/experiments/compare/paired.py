@@ -57,6 +57,8 @@ def compare(
         for split, of_split, own in zip(splits, outputs, system.outputs(splits, choices), strict=True):
             of_split.append(own)
             on_line(f"{system.name}{f', {split}' if split else ''}: {_origin(own)}")
+            if own.data_note is not None:
+                on_line(own.data_note)
     costs = [system.costs(choices) for system in systems]
     rows: list[dict[str, Any]] = []
     for split, wanted, written in zip(splits, references, outputs, strict=True):
