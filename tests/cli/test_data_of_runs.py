@@ -102,3 +102,16 @@ def test_a_run_that_lacks_a_note_of_its_data_is_scored(run, folder: Path) -> Non
     (folder / "run" / "data.json").unlink()
     write_pairs(folder / "dev.jsonl", N // 2)
     assert run("evaluate", folder / "run", "--split", "dev").code == 0
+
+
+def test_a_run_without_a_checkpoint_yet_is_said_to_be_unfinished(run, folder: Path) -> None:
+    (folder / "run" / "results.json").unlink()
+    shutil.rmtree(folder / "run" / "checkpoints")
+    (folder / "run" / "checkpoints").mkdir()
+    for _ in ("empty", "gone"):
+        for command in ("evaluate", "table"):
+            outcome = run(command, folder / "run")
+            assert outcome.code == 2
+            assert "the run is not finished (ostinato train ... --resume)" in outcome.err
+            assert "is not the directory of a run" not in outcome.err
+        shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)

@@ -53,6 +53,8 @@ INPUT = "input:"
 """Begins a value that stands for a file of the user's own."""
 RUN_RECIPE, RUN_VERSIONS = "recipe.yaml", "versions.json"
 """Files by which the directory of a run is recognised."""
+UNFINISHED_RUN = "the run is not finished (ostinato train ... --resume)"
+"""Why what the end of training leaves is not there."""
 
 
 def read_yaml(path: Path) -> Settings:

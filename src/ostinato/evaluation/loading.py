@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ostinato.config.decoding import DecodingConfig, with_strategy
-from ostinato.config.files import say_once
+from ostinato.config.files import UNFINISHED_RUN, say_once
 from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.cuts import Cuts
@@ -36,6 +36,7 @@ from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
 _RECIPE, _TOKENIZERS, _CHECKPOINTS, _MODEL = "recipe.yaml", "tokenizers", "checkpoints", "model.json"
+_RESULTS = "results.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +336,10 @@ def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Pa
 
 def _available(root: Path) -> str:
     names = sorted(path.parent.name for path in root.glob(f"[!.]*/{_MODEL}"))
-    return f"its checkpoints are: {', '.join(names)}" if names else "it has no checkpoints"
+    if names:
+        return f"its checkpoints are: {', '.join(names)}"
+    is_finished = (root.parent / _RESULTS).exists()
+    return "it has no checkpoints" + ("" if is_finished else f": {UNFINISHED_RUN}")
 
 
 def check_run(directory: Path) -> None:
@@ -347,6 +351,8 @@ def check_run(directory: Path) -> None:
     missing = [name for name in (_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]
     if not missing:
         return
+    if missing == [_CHECKPOINTS] and not (directory / _RESULTS).exists():
+        raise CheckpointError(f"{directory}: no {_CHECKPOINTS}: {UNFINISHED_RUN}")
     lacks = f"it lacks {', '.join(missing)}"
     if (directory / _MODEL).is_file():
         lacks += "; it is a saved model: ostinato.load_model reads it, without tokenizers. "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.budget import Assumptions, count_macs
+from ostinato.config.files import UNFINISHED_RUN
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.lines import bad_line, read_lines
@@ -62,7 +63,7 @@ def read_results(run: Path) -> dict[str, Any]:
         raise CheckpointError(f"{run}: {'no such file or run directory' if kind is None else f'is {kind}'}")
     path = run / "results.json"
     if not path.is_file():
-        raise CheckpointError(f"{run}: no results.json: the run is not finished (ostinato train ... --resume)")
+        raise CheckpointError(f"{run}: no results.json: {UNFINISHED_RUN}")
     results = read_json_object(path)
     _check_splits(results, path)
     return results
