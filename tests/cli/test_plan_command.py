@@ -363,6 +363,14 @@ def test_sequences_of_different_lengths_are_said_to_be(run) -> None:
     assert "MACs (24 tokens)" in run("plan", "lm/transformer", "lm/universal", *sizes).out
 
 
+def test_a_sweep_is_named_with_the_commands_that_read_it(run, tmp_path: Path) -> None:
+    sweep = tmp_path / "sw.yaml"
+    sweep.write_text("recipe: digits/transformer\narms: [{name: a}]\nseeds: [1]\n", encoding="utf-8")
+    outcome = run("plan", sweep)
+    assert outcome.code == 2
+    assert outcome.err == f"{sweep}: is a sweep, not a recipe: ostinato sweep {sweep}, ostinato table {sweep}\n"
+
+
 def test_a_split_that_the_task_lacks_is_refused_before_it_is_trained(run, tmp_path: Path) -> None:
     outcomes = [
         run("plan", "algorithmic/copy-universal", "evaluation.splits=[gen]"),

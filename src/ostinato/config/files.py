@@ -186,6 +186,16 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
     return found
 
 
+def refuse_sweep(path: Path, settings: Settings) -> None:
+    """Refuse the settings of a sweep where a recipe is read: they have arms, as no recipe has.
+
+    Raises:
+        ConfigError: with the commands that read a sweep.
+    """
+    if isinstance(settings.get("arms"), list):
+        raise ConfigError(f"{path}: is a sweep, not a recipe: ostinato sweep {path}, ostinato table {path}")
+
+
 def read_recipe(
     path: Path,
     find_base: FindBase,
@@ -204,13 +214,14 @@ def read_recipe(
         settle: puts settings on top of others, see `ostinato.config.load.settle`.
 
     Raises:
-        ConfigError: a file that cannot be read, or bases that form a circle.
+        ConfigError: a file that cannot be read, or is a sweep, or bases that form a circle.
     """
     here = path.resolve()
     if here in chain:
         circle = " -> ".join(p.name for p in (*chain[chain.index(here) :], here))
         raise ConfigError([Problem("base", str(path), f"a recipe cannot derive from itself ({circle})")])
     own = read_yaml(path)
+    refuse_sweep(path, own)
     if path.name == RUN_RECIPE and (path.parent / RUN_VERSIONS).is_file():
         own = settle(with_new_names(own, root), None)
     else:
