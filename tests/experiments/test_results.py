@@ -37,6 +37,7 @@ def test_a_finished_run_becomes_a_row_with_its_scores_task_and_macs(tmp_path: Pa
     resolved = load_recipe(str(tmp_path / "run" / "recipe.yaml"))
     assert row["splits"] == results["splits"]
     assert row["task"]["operation"] == "reverse"
+    assert row["directory"] == str(tmp_path / "run")
     assert row["macs"] == {"source_length": 7, "target_length": 9, "total": count_macs(resolved.model, 7, 9).total}
     write_rows([row], tmp_path / "rows.jsonl")
     assert read_rows(tmp_path / "rows.jsonl") == [json.loads(json.dumps(row))]
@@ -161,6 +162,17 @@ def test_counts_of_passes_of_other_lengths_do_not_share_a_column() -> None:
     assert table([short, short])[0][3] == "M MACs (16 to 16 tokens)"
     with pytest.raises(DataError, match="passes of 16 to 16 tokens, 128 to 128 tokens"):
         table([short, long])
+
+
+def test_runs_of_one_recipe_are_told_apart_by_their_directories() -> None:
+    def names(*given: tuple[str, str | None]) -> list[object]:
+        rows = [ROW | {"name": name, "macs": {"total": 1}} | ({"directory": d} if d else {}) for name, d in given]
+        return [line[0] for line in table(rows)[1]]
+
+    assert names(("a", "runs/1"), ("b", "runs/2")) == ["a", "b"]
+    assert names(("a", "runs/1"), ("a", "runs/2")) == ["1", "2"]
+    assert names(("a", "runs/1"), ("a", "other/1")) == ["runs/1", "other/1"]
+    assert names(("a", "runs/1"), ("a", None)) == ["1", "a"]  # rows of a file that an earlier version wrote
 
 
 def test_an_unfinished_run_is_a_named_error(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
         run: the run directory. lengths: source and target tokens of the sentence whose forward pass is counted.
 
     Returns:
-        The run's results, with `macs`: {source_length, target_length, total}, and `task` with all its settings.
+        The run's results, with `macs`: {source_length, target_length, total}, `task` with all its settings, and
+        `directory`: the run's as it was given.
 
     Raises:
         CheckpointError: the run is not finished.
@@ -86,7 +87,13 @@ def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
     recipe = load_recipe(str(run / "recipe.yaml"))
     total = count_macs(recipe.model, *pass_lengths(recipe, lengths)).total
     macs = {"source_length": lengths[0], "target_length": lengths[1], "total": total}
-    return {**results, "task": recipe.task.settings(), "macs": macs}
+    return {**results, "directory": str(run), "task": recipe.task.settings(), "macs": macs}
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return names to tell paths apart by: the last part of each, or all of it where two of them end alike."""
+    names = [path.stem if path.is_file() else path.resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def check_run_row(row: dict[str, Any], where: Path | str) -> None:
@@ -157,7 +164,8 @@ def first_row(path: Path) -> dict[str, Any] | None:
 def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
     """Return headings and one line per run and split: sizes, seconds and every score both have.
 
-    Scores in [0, 1] stay fractions; a score a split does not have is None.
+    Scores in [0, 1] stay fractions; a score a split does not have is None. A run is called what its recipe is, or,
+    where two recipes are called alike, what its directory is.
 
     Raises:
         DataError: rows whose multiply-accumulates are of passes of other lengths.
@@ -175,7 +183,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
     columns = ["run", "seed", "parameters", f"M MACs{next(iter(passes), '')}", "seconds", "split", "n", *scores]
     lines: list[list[object]] = [
         [
-            row["name"],
+            name,
             row["seed"],
             row["parameters"],
             round(row["macs"]["total"] / 1e6, 1),
@@ -184,10 +192,22 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
             found["n"],
             *(found.get(score) for score in scores),
         ]
-        for row in rows
+        for name, row in zip(_names(rows), rows, strict=True)
         for split, found in row["splits"].items()
     ]
     return columns, lines
+
+
+def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what rows are called; one of a file that an earlier version wrote has no directory."""
+    names = [row["name"] for row in rows]
+    if len(set(names)) == len(names):
+        return names
+    placed = [row.get("directory") for row in rows]
+    directories = iter(short_names([Path(place) for place in placed if isinstance(place, str)]))
+    return [
+        next(directories) if isinstance(place, str) else row["name"] for place, row in zip(placed, rows, strict=True)
+    ]
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:

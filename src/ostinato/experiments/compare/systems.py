@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from ostinato.budget import count_macs, count_parameters, stacks_with_depth
+from ostinato.config.files import YAML_SUFFIXES, read_yaml, refuse_sweep
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.example import take_evenly
@@ -16,7 +17,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs
-from ostinato.experiments.results import LENGTHS, pass_lengths, read_rows
+from ostinato.experiments.results import LENGTHS, pass_lengths, read_rows, short_names
 from ostinato.metrics.bootstrap import N_SAMPLES, SEED
 from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
@@ -150,7 +151,7 @@ def open_systems(paths: Sequence[Path]) -> list[System]:
     """Return the systems, named by the last part of their paths, or by all of it where two end alike.
 
     Raises:
-        DataError: a path that is not there, or a device.
+        DataError: a path that is not there, a device, or a recipe. ConfigError: a sweep.
     """
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
@@ -158,12 +159,14 @@ def open_systems(paths: Sequence[Path]) -> list[System]:
     for path in paths:  # files are read more than once, which no FIFO can be
         if (kind := kind_of(path)) not in (None, "a folder"):
             raise DataError(f"{path}: is {kind}, not a file or run directory")
-    names = [path.resolve().name if path.is_dir() else path.stem for path in paths]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
+        if path.is_file() and path.suffix in YAML_SUFFIXES:
+            refuse_sweep(path, read_yaml(path))
+            raise DataError(
+                f"{path}: is no run directory or file of predictions: `ostinato train` makes a recipe a run"
+            )
     return [
         System(path, name, load_recipe(path) if path.is_dir() else None)
-        for path, name in zip(paths, names, strict=True)
+        for path, name in zip(paths, short_names(paths), strict=True)
     ]
 
 
