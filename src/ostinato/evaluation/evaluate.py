@@ -24,7 +24,7 @@ The result holds
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ostinato.config.data import DataConfig
@@ -42,7 +42,7 @@ from ostinato.evaluation.passes import Passes, PassTotals
 from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.ranking import rank
 from ostinato.evaluation.readout import text_of
-from ostinato.evaluation.scores import check_metrics
+from ostinato.evaluation.scores import ForcedCounts, check_metrics
 from ostinato.evaluation.tally import Tally, with_columns
 from ostinato.models import Model
 from ostinato.nn.execution import ExitScope
@@ -62,6 +62,7 @@ def evaluate(
     name: str = "examples",
     contrast: str | None = None,
     predictions: WriteRecord | None = None,
+    each: Callable[[int, ForcedCounts], None] | None = None,
     runner: BatchRunner | None = None,
     oracle: ExitScope | None = None,
     cuts: Cuts | None = None,
@@ -80,6 +81,7 @@ def evaluate(
             examples are then in memory.
         predictions: called with a record for every output (index, source, reference, prediction, score, finished,
             columns), see `PredictionWriter`; decodes even where `metrics` is empty.
+        each: called with the index and the teacher-forced counts of every example (block).
         runner: does the passes (`ostinato.evaluation.workers`); None: this process. The numbers are the same; contrasts
             are always ranked by this process.
         oracle: "token", "sequence": every label, or every sentence, is that of the first round that has it right
@@ -110,7 +112,9 @@ def evaluate(
     read = _hold(with_columns(taken, by, data, name), held)
     rows = encode_rows(read, tokenizers, data, model.config, training=False, name=name, cuts=cuts)
     is_packed = data.block_length is not None
-    tally = Tally(metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions)
+    tally = Tally(
+        metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions, each
+    )
     passes = Passes(decoding if is_decoding else None, tuple(metrics), n_steps, oracle=chosen)
     totals = PassTotals(model, passes)
     # Beam search has `beam` rows for every sentence.

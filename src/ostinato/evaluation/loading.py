@@ -27,6 +27,7 @@ from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.evaluate import evaluate
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
+from ostinato.evaluation.scores import ForcedCounts
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, is_of, read_tuned, threshold_origin
 from ostinato.models import Encoder, Model, Writer
 from ostinato.models.checkpoint import load_model
@@ -147,6 +148,7 @@ class LoadedRun:
         max_examples: int | None = None,
         predictions: WriteRecord | Path | None = None,
         overwrite: bool = False,
+        each: Callable[[int, ForcedCounts], None] | None = None,
         access: DataAccess | None = None,
         runner: BatchRunner | None = None,
         oracle: ExitScope | None = None,
@@ -162,6 +164,7 @@ class LoadedRun:
             metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
             predictions: a new file to write every prediction to (JSON lines), or a function that is given the records.
             overwrite: predictions that are there may be replaced.
+            each: called with the index and the teacher-forced counts of every example.
             access: where data files are found. runner: does the passes (`ostinato.evaluation.workers`); None: this
                 process. decoding: as in `generate`.
             oracle: "token", "sequence": in as few rounds as there are right answers in, see
@@ -191,6 +194,7 @@ class LoadedRun:
                 name=split,
                 contrast=None if split == task.train_split else task.contrast,
                 predictions=write,
+                each=each,
                 runner=runner,
                 oracle=oracle,
                 cuts=cuts,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,53 @@ def score_sentences(logits_BTV: Tensor, labels_BT: Tensor, loss_mask_BT: Tensor)
     return [SentenceScores(nll, n_labels, n_right) for nll, n_labels, n_right in sums]
 
 
+class ForcedCounts(NamedTuple):
+    """What teacher-forced scores follow from, of one example or summed over several.
+
+    Args:
+        n: examples. n_sentences_right: those with labels, all of them right. n_words, n_bytes: of texts; 0 where one
+            is cut or has an unknown token.
+    """
+
+    n: float = 0
+    n_labels: float = 0
+    nll: float = 0.0
+    n_right: float = 0
+    n_sentences_right: float = 0
+    n_words: float = 0
+    n_bytes: float = 0
+
+    @classmethod
+    def of(cls, scores: SentenceScores, size: TextSize | None) -> ForcedCounts:
+        """Return the counts of one example; `size`: of the text that its labels are."""
+        is_right = 0 < scores.n_labels == scores.n_right
+        words, n_bytes = (0, 0) if size is None else (size.n_words, size.n_bytes)
+        return cls(1, scores.n_labels, scores.nll, scores.n_right, is_right, words, n_bytes)
+
+    def plus(self, other: ForcedCounts) -> ForcedCounts:
+        """Return the sums."""
+        return ForcedCounts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def scores(self) -> dict[str, float]:
+        """Return the scores by name, and where there are words those of whole texts, with their sizes."""
+        loss = self.nll / self.n_labels if self.n_labels else math.nan
+        found = {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "token_accuracy": self.n_right / self.n_labels if self.n_labels else math.nan,
+            "sequence_accuracy_forced": self.n_sentences_right / self.n if self.n else math.nan,
+        }
+        if self.n_words:
+            per_word = self.nll / self.n_words
+            found |= {
+                "n_words": self.n_words,
+                "n_bytes": self.n_bytes,
+                "word_perplexity": math.exp(per_word) if per_word < 700 else math.inf,
+                "bits_per_byte": self.nll / math.log(2) / self.n_bytes,
+            }
+        return found
+
+
 class Totals:
     """Totals of one group of examples; memory does not grow with their number.
 
@@ -66,19 +113,15 @@ class Totals:
     """
 
     def __init__(self, metrics: Sequence[str]) -> None:
-        self.n = self.n_labels = self._n_right = self._n_sentences_right = 0
-        self._nll = 0.0
-        self._size: TextSize | None = TextSize(0, 0)
+        self.n = 0
+        self._counts, self._has_sizes = ForcedCounts(), True
         self._metrics = [make_metric(name) for name in metrics]
 
     def add(self, scores: SentenceScores, size: TextSize | None = None) -> None:
         """Count one example's teacher-forced numbers; `size`: of the text that its labels are."""
-        self._size = None if self._size is None or size is None else self._size + size
         self.n += 1
-        self.n_labels += scores.n_labels
-        self._nll += scores.nll
-        self._n_right += scores.n_right
-        self._n_sentences_right += 0 < scores.n_labels == scores.n_right
+        self._has_sizes &= size is not None
+        self._counts = self._counts.plus(ForcedCounts.of(scores, size))
 
     def add_prediction(self, prediction: str, reference: str, source: str) -> None:
         """Count one example's output."""
@@ -87,24 +130,8 @@ class Totals:
 
     def compute(self) -> dict[str, Any]:
         """Return all numbers by name."""
-        loss = self._nll / self.n_labels if self.n_labels else math.nan
-        result: dict[str, Any] = {
-            "n": self.n,
-            "n_labels": self.n_labels,
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "token_accuracy": self._n_right / self.n_labels if self.n_labels else math.nan,
-            "sequence_accuracy_forced": self._n_sentences_right / self.n if self.n else math.nan,
-        }
-        size = self._size
-        if size is not None and size.n_words:
-            per_word = self._nll / size.n_words
-            result |= {
-                "n_words": size.n_words,
-                "n_bytes": size.n_bytes,
-                "word_perplexity": math.exp(per_word) if per_word < 700 else math.inf,
-                "bits_per_byte": self._nll / math.log(2) / size.n_bytes,
-            }
+        counts = self._counts if self._has_sizes else self._counts._replace(n_words=0, n_bytes=0)
+        result: dict[str, Any] = {"n": self.n, "n_labels": counts.n_labels, **counts.scores()}
         for metric in self._metrics:
             result.update(metric.compute())
         return result

@@ -19,10 +19,11 @@ from ostinato.data.disk import sha256_of_all, write_json
 from ostinato.data.example import Fingerprint, fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.predictions import PredictionWriter
+from ostinato.evaluation.scores import ForcedCounts
 from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
 
@@ -39,6 +40,7 @@ class Outputs:
         file: that holds them. evaluation: the evaluation that decoded them (`ostinato.evaluation.evaluate`, with
             `device` and `n_threads`); None for a file of unknown origin. is_new: decoded by this call.
         data_note: says that the split is not what it was when the run was trained.
+        counts: teacher-forced ones of every example, where they were asked for (`run_counts`).
     """
 
     predictions: list[str]
@@ -48,6 +50,7 @@ class Outputs:
     evaluation: dict[str, Any] | None = None
     is_new: bool = False
     data_note: str | None = None
+    counts: list[ForcedCounts] | None = None
 
     def take(self, n: int | None) -> Outputs:
         """Return n of them, spread evenly, or all for None; n of them have no `evaluation`, which is of all."""
@@ -141,6 +144,27 @@ def run_outputs(
     result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
     write_json(note, {"settings": settings, "sha256": sha256_of_all([file]), "evaluation": result})
     return replace(read_outputs(file), evaluation=result, is_new=True, data_note=changed)
+
+
+def run_counts(
+    run: LoadedRun, split: str, *, max_examples: int | None = None, access: DataAccess | None = None
+) -> Outputs:
+    """Return the teacher-forced counts of a run for every example of a split; nothing is decoded or stored.
+
+    Args:
+        max_examples, access: as of `run_outputs`.
+
+    Raises:
+        ConfigError: no such split; texts are packed into blocks. DataError: data that cannot be used.
+    """
+    if run.recipe.data.block_length is not None:
+        reason = "packs texts into blocks, so that there are no scores by text to draw from; `ostinato table` shows "
+        raise ConfigError([Problem("data.block_length", run.recipe.data.block_length, f"{reason}the runs' scores")])
+    found: dict[int, ForcedCounts] = {}
+    result = run.evaluate(split, metrics=[], by=[], max_examples=max_examples, access=access, each=found.__setitem__)
+    result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
+    counts = [found[index] for index in range(len(found))]
+    return Outputs([], [], [], run.directory, result, is_new=True, data_note=result.get("data_note"), counts=counts)
 
 
 def _read_stored(note: Path) -> Outputs | None:

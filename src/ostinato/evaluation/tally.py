@@ -13,7 +13,7 @@ from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.depth import DepthTotals
 from ostinato.evaluation.passes import SentenceResult
 from ostinato.evaluation.predictions import WriteRecord
-from ostinato.evaluation.scores import Totals, count_failed, macro_means
+from ostinato.evaluation.scores import ForcedCounts, Totals, count_failed, macro_means
 
 _MOST_VALUES = 1000
 """A column of more values is an identifier, and totals for each value would hold the whole split in memory."""
@@ -75,7 +75,8 @@ class Tally:
         metrics: decoded metrics by name. by: metadata columns, which all examples have (`with_columns`). name: of the
             split, for error messages.
         text_of: from an output's ids and its example to its text.
-        predictions: called with a record for every output.
+        predictions: called with a record for every output. each: called with the index and the teacher-forced counts of
+            every example.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Tally:
         name: str,
         text_of: Callable[[list[int], Example], str],
         predictions: WriteRecord | None,
+        each: Callable[[int, ForcedCounts], None] | None = None,
     ) -> None:
         self.metrics, self.name, self.text_of, self.predictions = metrics, name, text_of, predictions
+        self.each = each
         self.total = _Group(Totals(metrics))
         self.groups: dict[str, dict[str, _Group]] = {column: {} for column in by}
         self.n_generated = self.n_unfinished = 0
@@ -96,6 +99,8 @@ class Tally:
         groups = [self.total, *self._groups_of(example.columns)]
         for group in groups:
             group.add(found)
+        if self.each is not None:
+            self.each(index, ForcedCounts.of(found.scores, found.size))
         if found.output is None:
             return
         prediction = self.text_of(found.output.ids, example)

@@ -15,7 +15,7 @@ Koehn, P. (2004). Statistical significance tests for machine translation evaluat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ from ostinato.metrics.base import Metric
 N_SAMPLES, SEED, LEVEL = 1000, 12345, 0.95
 """Defaults; number and seed are sacreBLEU's."""
 _FEWEST_SAMPLES = 100
+Score = Callable[[Sequence[float]], float]
+"""From the summed counts of a set to its score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +109,42 @@ def paired_means(
     Raises:
         As `paired_bootstrap`.
     """
-    systems = [outputs for group in groups for outputs in group]
-    _check(n_samples, seed, level)
     n = len(references)
-    for number, outputs in enumerate(systems, 1):
+    for number, outputs in enumerate((outputs for group in groups for outputs in group), 1):
         if len(outputs) != n:
             raise DataError(f"system {number} has {len(outputs)} outputs for {n} references")
+    given = sources or [""] * n
+    counts = [[list(map(metric.counts, outputs, references, given)) for outputs in group] for group in groups]
+    return paired_counts(metric.score, counts, n_samples=n_samples, seed=seed, level=level)
+
+
+def paired_counts(
+    score: Score,
+    groups: Sequence[Sequence[Sequence[Sequence[float]]]],
+    *,
+    n_samples: int = N_SAMPLES,
+    seed: int = SEED,
+    level: float = LEVEL,
+) -> list[Compared]:
+    """Return what `paired_means` does, of a score that is given as counts of every example.
+
+    Args:
+        score: of a set, from the sums of its examples' counts. groups: of systems: the counts of every example, in
+            one order for all.
+
+    Raises:
+        As `paired_bootstrap`.
+    """
+    _check(n_samples, seed, level)
+    counts = [rows for group in groups for rows in group]
+    n = len(counts[0])
     if 2.0 ** (1 - n) > 1 - level:
         raise DataError(f"{n} sentences are too few to compare systems at a level of {level:.0%}")
-    given = sources or [""] * n
-    counts = [list(map(metric.counts, outputs, references, given)) for outputs in systems]
     # A metric may have more counts for later examples; the missing ones of earlier examples are 0.
     n_counts = max(len(row) for rows in counts for row in rows)
     counts_SNK = np.array([[[*row, *[0] * (n_counts - len(row))] for row in rows] for rows in counts])
-    real_S = _scores(metric, counts_SNK.sum(1))
-    drawn_BS = np.array([_scores(metric, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
+    real_S = _scores(score, counts_SNK.sum(1))
+    drawn_BS = np.array([_scores(score, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
     ends = np.cumsum([len(group) for group in groups])[:-1]
     real_G = np.array([part.mean() for part in np.split(real_S, ends)])
     drawn_BG = np.stack([part.mean(1) for part in np.split(drawn_BS, ends, axis=1)], 1)
@@ -152,8 +175,8 @@ def _resampled(counts_SNK: NDArray[Any], n_samples: int, seed: int) -> NDArray[A
     return totals_BC.reshape(n_samples, n_systems, n_counts)
 
 
-def _scores(metric: Metric, totals_SK: NDArray[Any]) -> NDArray[np.float64]:
-    return np.array([metric.score(totals) for totals in totals_SK.tolist()], dtype=np.float64)
+def _scores(score: Score, totals_SK: NDArray[Any]) -> NDArray[np.float64]:
+    return np.array([score(totals) for totals in totals_SK.tolist()], dtype=np.float64)
 
 
 def _estimates(real_S: NDArray[Any], drawn_BS: NDArray[Any], level: float) -> list[Estimate]:

@@ -1,8 +1,10 @@
 """Finished systems on the same references: scores with bootstrap intervals, differences to the first system, costs.
 
-A difference is claimed only where its interval excludes 0 (`ostinato.metrics.bootstrap`). Nothing is asked of the
-systems but that they were to write the same texts: what each of them stores, costs and was trained for is reported
-beside its scores, and whether that is a fair comparison is for the reader to see.
+Metrics of outputs are compared, or teacher-forced scores of runs (`ostinato.experiments.compare.forced`), such as the
+loss of language models of texts, which write nothing. A difference is claimed only where its interval excludes 0
+(`ostinato.metrics.bootstrap`). Nothing is asked of the systems but that they were to write the same texts: what each of
+them stores, costs and was trained for is reported beside its scores, and whether that is a fair comparison is for the
+reader to see.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from ostinato.data.disk import reading
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.scores import check_metrics
 from ostinato.evaluation.stored import Outputs
+from ostinato.experiments.compare.forced import forced_bootstrap, is_forced, why_not
 from ostinato.experiments.compare.systems import Choices, System, decoding_costs, open_systems, same_references
 from ostinato.experiments.results import first_row, read_rows
 from ostinato.metrics import make_metric
@@ -52,9 +55,10 @@ def compare(
     metrics, splits = _metrics(systems, choices), _splits(systems, choices)
     # All references first: systems that cannot be compared are refused before anything is decoded.
     references = [same_references(systems, split, choices) for split in splits]
+    kinds = {"decodes": not all(map(is_forced, metrics)), "counts": any(map(is_forced, metrics))}
     outputs: list[list[Outputs]] = [[] for _ in splits]
     for system in systems:  # system by system: a model is in memory only while its own outputs are decoded
-        for split, of_split, own in zip(splits, outputs, system.outputs(splits, choices), strict=True):
+        for split, of_split, own in zip(splits, outputs, system.outputs(splits, choices, **kinds), strict=True):
             of_split.append(own)
             on_line(f"{system.name}{f', {split}' if split else ''}: {_origin(own)}")
             if own.data_note is not None:
@@ -65,20 +69,26 @@ def compare(
         predictions = [outputs.predictions for outputs in written]
         sources = next((outputs.sources for outputs in written if all(outputs.sources)), None)
         scores: dict[str, list[dict[str, Any]]] = {}
+        drawn: dict[str, Any] = {"n_samples": choices.n_samples, "seed": choices.seed}
         for name in metrics:
-            metric = make_metric(name)
-            compared = paired_bootstrap(
-                metric, predictions, wanted, sources, n_samples=choices.n_samples, seed=choices.seed
-            )
+            metric = None if is_forced(name) else make_metric(name)
+            if metric is not None:
+                compared = paired_bootstrap(metric, predictions, wanted, sources, **drawn)
+            elif choices.metrics is None and why_not(name, written) is not None:
+                continue  # the task's own scores, of which these runs do not have all
+            else:
+                compared = forced_bootstrap(name, written, **drawn)
             scores[name] = [
                 {
                     **found.score.as_dict(),
-                    "signature": metric.signature(),
+                    "signature": None if metric is None else metric.signature(),
                     "difference": None if found is compared[0] else found.difference.as_dict(),
                     "verdict": None if found is compared[0] else found.verdict,
                 }
                 for found in compared
             ]
+        if not scores:
+            raise ConfigError([Problem("metrics", list(metrics), f"the first {why_not(metrics[0], written)}")])
         for i, system in enumerate(systems):
             rows.append(
                 {
@@ -127,14 +137,20 @@ def _rows_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:
-    found = choices.metrics
+    found: Sequence[str] | None = choices.metrics
     recipe = next((system.recipe for system in systems if system.recipe is not None), None)
     if found is None and recipe is not None:
         own = recipe.evaluation.metrics
-        found = build_task(recipe.task, recipe.data, choices.access, trains=False).metrics if own is None else own
+        task = build_task(recipe.task, recipe.data, choices.access, trains=False)
+        found = (task.metrics if own is None else own) or list(filter(is_forced, task.forced))
     if not found:
-        raise ConfigError([Problem("metrics", list(found or []), "name what to compare by, for example exact_match")])
-    check_metrics(found)
+        reason = "name what to compare by, for example exact_match, or of runs loss"
+        raise ConfigError([Problem("metrics", list(found or []), reason)])
+    check_metrics([name for name in found if not is_forced(name)])
+    for system in systems:
+        if system.recipe is None and any(map(is_forced, found)):
+            reason = f"is teacher-forced, which needs a model: {system.path} is a file of outputs"
+            raise ConfigError([Problem("metrics", next(filter(is_forced, found)), reason)])
     return found
 
 
@@ -150,6 +166,8 @@ def _splits(systems: Sequence[System], choices: Choices) -> Sequence[str | None]
 
 def _origin(outputs: Outputs) -> str:
     n = len(outputs.predictions)
+    if outputs.evaluation is not None and not n:
+        return f"{outputs.evaluation['n']:,} examples scored in {outputs.evaluation['seconds']:.1f} s"
     if outputs.evaluation is None:
         return f"{n:,} predictions read"
     tuned = outputs.evaluation.get("halting_threshold_from") == "tuned"

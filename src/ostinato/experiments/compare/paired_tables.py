@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ostinato.experiments.compare.forced import is_forced
+from ostinato.tasks.checks import mode_of
+
 Row = Mapping[str, Any]
 Table = tuple[list[str], list[list[object]]]
 
@@ -13,9 +16,9 @@ def score_table(rows: Sequence[Row]) -> Table:
     """Return one line for every split and system: scores, and their differences to the reference's, with intervals."""
     names = _metrics(rows)
     is_one_system = all(row["system"] == row["reference"] for row in rows)
-    # Scores out of 100 have two digits, shares four.
+    # Scores out of 100 have two digits, shares and teacher-forced scores four.
     highest = {name: max(row["metrics"][name]["high"] for row in rows if name in row["metrics"]) for name in names}
-    digits = {name: 2 if high > 1 else 4 for name, high in highest.items()}
+    digits = {name: 2 if high > 1 and not is_forced(name) else 4 for name, high in highest.items()}
     columns = ["split", "system", "n"]
     for name in names:
         columns += [name] if is_one_system else [name, f"{name} - reference"]
@@ -85,6 +88,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines.append(f"Decoded on: {'; '.join(places)}.")
     if any(part["settings"] != decoding[0]["settings"] for part in decoding):
         lines.append("The systems were decoded with different settings: they are in the rows (--jsonl, --json).")
+    if smaller := [name for name in _metrics(rows) if mode_of(name) == "min"]:
+        lines.append(f"Lower is better: {', '.join(smaller)}.")
     for name in _metrics(rows):
         signatures = dict.fromkeys(row["metrics"][name]["signature"] for row in rows if name in row["metrics"])
         lines += [f"{name}: {signature}" for signature in signatures if signature]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import find_checkpoint, load
-from ostinato.evaluation.stored import Outputs, read_outputs, run_outputs
+from ostinato.evaluation.stored import Outputs, read_outputs, run_counts, run_outputs
 from ostinato.experiments.results import LENGTHS, pass_lengths, read_rows, short_names
 from ostinato.metrics.bootstrap import N_SAMPLES, SEED
 from ostinato.system_errors import kind_of
@@ -37,7 +37,7 @@ class Choices:
 
     Args:
         splits: None: those of the first run's recipe. Files of predictions are of one split, and need one at most.
-        metrics: None: those of the first run's recipe, else of its task.
+        metrics: of outputs, or teacher-forced scores of runs; None: those of the first run's recipe, else of its task.
         checkpoint: of every run; None: the one that its recipe scores. max_examples: spread evenly.
         decoding: settings to use instead of the recipes'.
         n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
@@ -79,10 +79,15 @@ class System:
         n = choices.max_examples or self.recipe.evaluation.max_examples
         return [example.target for example in take_evenly(task.examples(split), n)]
 
-    def outputs(self, splits: Sequence[str | None], choices: Choices) -> Iterator[Outputs]:
+    def outputs(
+        self, splits: Sequence[str | None], choices: Choices, *, decodes: bool = True, counts: bool = False
+    ) -> Iterator[Outputs]:
         """Yield what the system wrote, split by split; the model is held only meanwhile.
 
         A run decodes with as many CPU threads as it was trained with, like its own final evaluation.
+
+        Args:
+            decodes: outputs are wanted. counts: teacher-forced counts are, which a file does not have.
         """
         run = None
         if self.recipe:
@@ -92,15 +97,13 @@ class System:
                 yield read_outputs(self.path).take(choices.max_examples)
                 continue
             with cpu_threads(run.recipe.training.n_threads):
-                found = run_outputs(
-                    run,
-                    split,
-                    max_examples=choices.max_examples,
-                    access=choices.access,
-                    fresh=choices.fresh,
-                    **(choices.decoding or {}),
-                )
-            yield found
+                read: dict[str, Any] = {"max_examples": choices.max_examples, "access": choices.access}
+                counted = run_counts(run, split, **read) if counts else None
+                if not decodes and counted is not None:
+                    yield counted
+                    continue
+                found = run_outputs(run, split, **read, fresh=choices.fresh, **(choices.decoding or {}))
+            yield found if counted is None else replace(found, counts=counted.counts)
 
     def costs(self, choices: Choices) -> dict[str, Any]:
         """Return size and training of a run; nothing is known of a file, and every value is None."""
