@@ -172,6 +172,8 @@ def of_language(reader: Reader) -> None:
     labelled = [{"source": f"jump {i} times", "target": "ab"[i % 2], "lang": ("en", "de")[i % 3 % 2]} for i in range(8)]
     for name in ("a", "b", "nli"):
         write_lines(reader.folder / f"{name}.jsonl", labelled)
+    # Enough of them to be drawn from.
+    (reader.folder / "dev.txt").write_text("The cat sat.\nThe dog ran.\n" * 3, encoding="utf-8")
     texts = ["data.train=train.txt", "data.dev=dev.txt", "training.evaluate_every=1", "training.save_every=1"]
     pairs = ["data.train=train.jsonl", "data.dev=dev.jsonl", "data.test={gen: test.jsonl}", "training.evaluate_every=5"]
     # Long enough for all of them to pass the same losses.
