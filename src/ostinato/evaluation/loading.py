@@ -199,8 +199,8 @@ class LoadedRun:
                 oracle=oracle,
                 cuts=cuts,
             )
-        for note in cuts.notes(split):
-            say_once(note)
+        for line in cuts.notes(split):
+            say_once(line)
         if "halting_threshold" in result:
             result["halting_threshold_from"] = self.halting_threshold_from
         if (note := change_of_data(self.directory, self.recipe, split, read)) is not None:

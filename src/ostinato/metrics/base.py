@@ -31,7 +31,7 @@ class Metric(ABC):
 
     def __init__(self) -> None:
         self._n = 0
-        self._totals: list[float] = [0] * len(self._counted("", "", ""))
+        self._totals: list[float] = [0] * len(self._checked_counts("", "", ""))
 
     @abstractmethod
     def counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
@@ -55,10 +55,10 @@ class Metric(ABC):
             DataError: the metric cannot count them, as one of the user's own that has a fault.
         """
         self._n += 1
-        counts = self._counted(prediction, reference, source)
+        counts = self._checked_counts(prediction, reference, source)
         self._totals = [total + count for total, count in zip_longest(self._totals, counts, fillvalue=0)]
 
-    def _counted(self, prediction: str, reference: str, source: str) -> Sequence[float]:
+    def _checked_counts(self, prediction: str, reference: str, source: str) -> Sequence[float]:
         try:
             return self.counts(prediction, reference, source)
         except OstinatoError:
