@@ -50,7 +50,8 @@ def _content(path: Path) -> str | bytes:
 
 
 def _without_times(found: Any) -> Any:
-    """Leave out times, and the hash of what they are a part of."""
+    """Leave out times (when a run began, how long it took), and the hash of what they are a part of."""
     if isinstance(found, dict):
-        return {k: _without_times(v) for k, v in found.items() if "seconds" not in k and k != "content_sha256"}
+        times = ("began", "content_sha256")
+        return {k: _without_times(v) for k, v in found.items() if "seconds" not in k and k not in times}
     return [_without_times(one) for one in found] if isinstance(found, list) else found
