@@ -55,7 +55,7 @@ def train(
         print_splits(result["splits"])
         print_published(resolved.reference, result["splits"])
         task = build_task(resolved.task, resolved.data, access)
-        known = {"train", resolved.training.selection.split, *result["splits"]}
+        known = {task.train_split, resolved.training.selection.split, *result["splits"]}
         if left := [split for split in task.splits() if split not in known]:
             command = f"ostinato evaluate {directory} --split {left[0]}"
             print_line(f"not scored (evaluation.splits): {', '.join(left)}; {command}")
