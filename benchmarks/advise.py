@@ -33,13 +33,15 @@ from ostinato.advise.candidates import BASE, Candidate, make_candidates
 from ostinato.advise.curves import Expected
 from ostinato.advise.halving import N_STAGES, Found, Halving, drift_of, expect, search
 from ostinato.advise.limits import Limits
-from ostinato.advise.runs import SweepTrainer, best_of, mode_of, range_of
+from ostinato.advise.runs import SweepTrainer, best_of, range_of
 from ostinato.advise.space import load_space
-from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer, Trial, best_by_candidate, order
+from ostinato.advise.trials import Outcome, TimeUp, Trainer, Trial, best_by_candidate, order
+from ostinato.config.training import Mode
 from ostinato.data.output_files import check_output, new_file
 from ostinato.errors import DataError
 from ostinato.experiments.results import markdown, read_rows, write_rows
 from ostinato.experiments.sweep.pool import LocalPool
+from ostinato.tasks.checks import mode_of
 from ostinato.tasks.recipes import load_recipe
 
 _SHORT = (

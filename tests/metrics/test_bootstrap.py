@@ -189,3 +189,15 @@ def test_groups_of_systems_are_compared_by_their_mean_scores_on_the_same_drawn_s
     expected = tuple(np.quantile(differences, [0.025, 0.975]))
     assert (found[1].difference.low, found[1].difference.high) == pytest.approx(expected, abs=1e-9)
     assert found[0] == paired_bootstrap(Bleu(), first, references, n_samples=100, seed=5)[0]
+
+
+def test_a_metric_that_fails_on_an_output_is_named() -> None:
+    class Broken(ExactMatch):
+        name = "mine:Broken"
+
+        def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
+            return [1 // 0 if prediction != reference else 1, 1]
+
+    references = sentences(10)
+    with pytest.raises(DataError, match=r"the metric mine:Broken failed on the output 'x'.*ZeroDivisionError"):
+        paired_bootstrap(Broken(), [references, ["x"] * 10], references)

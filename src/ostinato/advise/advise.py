@@ -23,10 +23,11 @@ from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
 from ostinato.advise.report import REPORT, is_report, write_report
 from ostinato.advise.runs import SweepTrainer, best_of, range_of
-from ostinato.advise.trials import Mode, Outcome, TimeUp, Trainer, sign_of
+from ostinato.advise.trials import Outcome, TimeUp, Trainer, sign_of
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.space import SpaceConfig
+from ostinato.config.training import Mode
 from ostinato.data.disk import make_folder, write_text
 from ostinato.data.output_files import check_output
 from ostinato.data.registry import DataAccess

@@ -22,8 +22,9 @@ from ostinato.advise.curves import Expected
 from ostinato.advise.halving import N_STAGES, Found, drift_of, expect
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import best_of, range_of
-from ostinato.advise.trials import Mode, Outcome, Trial, best_by_candidate, sign_of
+from ostinato.advise.trials import Outcome, Trial, best_by_candidate, sign_of
 from ostinato.config.space import SpaceConfig
+from ostinato.config.training import Mode
 from ostinato.experiments.inference import ALPHA, judge, seeds_needed
 
 RATE = "learning rate"

@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 
 from ostinato.advise.runs import MOST_EXAMPLES, range_of
-from ostinato.advise.trials import Mode, Outcome
+from ostinato.advise.trials import Outcome
 from ostinato.config.recipe import Recipe
+from ostinato.config.training import Mode
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError, OstinatoError
 from ostinato.tasks.base import Task

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ostinato.advise.trials import Mode, Outcome, sign_of
+from ostinato.advise.trials import Outcome, sign_of
+from ostinato.config.training import Mode
 from ostinato.experiments.inference import holm, judge
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ostinato.advise.curves import Expected, continue_curve, missed
-from ostinato.advise.trials import Mode, Outcome, Point, TimeUp, Trainer, Trial, best_by_candidate, sign_of
+from ostinato.advise.trials import Outcome, Point, TimeUp, Trainer, Trial, best_by_candidate, sign_of
+from ostinato.config.training import Mode
 
 ETA = 3
 """Of so many candidates one goes on to the next stage."""

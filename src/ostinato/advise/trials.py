@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-Mode = Literal["min", "max"]
+from ostinato.config.training import Mode
+
 Point = tuple[int, float]
 
 

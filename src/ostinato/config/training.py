@@ -70,6 +70,10 @@ class ScheduleConfig(Config):
             yield from inert(self, path, reason, but={"kind", "warmup"})
 
 
+Mode = Literal["min", "max"]
+"""Whether a smaller or a larger value is better."""
+
+
 class SelectionConfig(Config):
     """Which checkpoint is the best one, and when to stop waiting for a better."""
 
@@ -78,7 +82,7 @@ class SelectionConfig(Config):
     metric: str = "loss"
     """Teacher-forced: loss, perplexity, token_accuracy, sequence_accuracy_forced, of whole texts also word_perplexity
     and bits_per_byte. Or a metric of decoded outputs, as exact_match, bleu or a `module:Class` of one's own."""
-    mode: Literal["min", "max"] = "min"
+    mode: Mode = "min"
     """Whether a smaller or a larger value is better."""
     patience: Size | None = None
     """Evaluations without improvement before the run stops; None: never."""

@@ -31,7 +31,7 @@ class Metric(ABC):
 
     def __init__(self) -> None:
         self._n = 0
-        self._totals: list[float] = [0] * len(self._checked_counts("", "", ""))
+        self._totals: list[float] = [0] * len(self.checked_counts("", "", ""))
 
     @abstractmethod
     def counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
@@ -52,13 +52,18 @@ class Metric(ABC):
         """Count one output of the model against the true text.
 
         Raises:
-            DataError: the metric cannot count them, as one of the user's own that has a fault.
+            As `checked_counts`.
         """
         self._n += 1
-        counts = self._checked_counts(prediction, reference, source)
+        counts = self.checked_counts(prediction, reference, source)
         self._totals = [total + count for total, count in zip_longest(self._totals, counts, fillvalue=0)]
 
-    def _checked_counts(self, prediction: str, reference: str, source: str) -> Sequence[float]:
+    def checked_counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
+        """Return `counts`, whose faults are named.
+
+        Raises:
+            DataError: the metric cannot count them, as one of the user's own that has a fault.
+        """
         try:
             return self.counts(prediction, reference, source)
         except OstinatoError:

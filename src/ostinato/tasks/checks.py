@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from ostinato.config.recipe import Recipe
+from ostinato.config.training import Mode
 from ostinato.errors import Problem
 from ostinato.metrics import METRICS
 from ostinato.tasks.base import Task
@@ -17,7 +17,7 @@ OF_TEXTS = ("word_perplexity", "bits_per_byte")
 """Scores that only whole texts have, every token of which is a label and none unknown."""
 
 
-def mode_of(metric: str) -> Literal["min", "max"]:
+def mode_of(metric: str) -> Mode:
     """Return whether a smaller or a larger value of a metric is better."""
     return "min" if metric in SMALLER_IS_BETTER else "max"
 
