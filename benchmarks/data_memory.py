@@ -34,6 +34,8 @@ from typing import Any
 
 import numpy as np
 
+from ostinato.training.rundir import versions
+
 N_WORDS, BLOCK, TOKENS_PER_BATCH = 50_000, 256, 4096
 _LETTERS = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
 
@@ -179,6 +181,7 @@ def measure(folder: Path, gigabytes: float, seed: int, tokenizer: str) -> list[d
         "load": round(os.getloadavg()[0], 1),
         "machine": platform.machine(),
         "command": " ".join(["python", *sys.argv]),
+        "versions": versions(),
     }
     rows = [shared | run(name, words, environment) for name, words in steps.items()]
     model = next(row for row in rows if row["step"] == "model")

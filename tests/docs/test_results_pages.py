@@ -109,7 +109,7 @@ def test_every_page_has_one_figure_that_is_there(path: Path) -> None:
 def test_every_file_of_rows_is_shown_by_a_page_or_by_the_document_that_is_named() -> None:
     shown = [name for source in SOURCES for name in yaml.safe_load(source.read_text(encoding="utf-8"))["rows"]]
     others = yaml.safe_load((FOLDER / "other-rows.yaml").read_text(encoding="utf-8"))
-    assert sorted({*shown, *others}) == sorted(path.name for path in FOLDER.glob("*.jsonl"))
+    assert sorted({*shown, *others}) == sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.jsonl"))
     assert not {*shown} & {*others}
     for name, where in others.items():
         (document,) = re.findall(r"\((.+)\)", where)
