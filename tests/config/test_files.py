@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures import draws
-from ostinato.config.files import parse_overrides, read_yaml, resolve_references, write_yaml
+from ostinato.config.files import find_file, parse_overrides, read_yaml, resolve_references, write_yaml
 from ostinato.config.load import dump_recipe, load_recipe_config
 from ostinato.config.recipe import Recipe
 from ostinato.config.sub_layers import DenseFeedForwardConfig, SeparableConvConfig
@@ -268,3 +268,12 @@ def test_so_are_overrides(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_overrides([text])
     assert len(str(caught.value)) < 400
+
+
+def test_a_name_of_another_kind_of_file_is_recognised() -> None:
+    with pytest.raises(ConfigError, match="no sweep or file of that name; there is a recipe of that name"):
+        find_file("sweeps", "digits/transformer", "sweep")
+    with pytest.raises(ConfigError, match="no claim or file of that name; there is a sweep of that name"):
+        find_file("claims", "parity-rates", "claim")
+    with pytest.raises(ConfigError, match="did you mean parity"):
+        find_file("sweeps", "parityy", "sweep")

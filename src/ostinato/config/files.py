@@ -432,6 +432,9 @@ def _yaml_reason(error: Exception) -> str:
     return str(reason or on_one_line(error))
 
 
+_KINDS = "recipes", "sweeps", "spaces", "claims"
+
+
 def shipped_directory(kind: str) -> Path:
     """Return the folder of the files of a kind: "recipes", "sweeps", "spaces" or "claims"."""
     return Path(str(resources.files("ostinato"))) / kind
@@ -465,7 +468,9 @@ def find_file(kind: str, name_or_path: str | Path, key: str) -> Path:
 
 
 def did_you_mean(kind: str, name: str) -> str:
-    """Return "; did you mean a or b?" with those below a folder of that name, else the nearest names; "" for none."""
+    """Return a hint: what else has that name, else those below a folder of that name, else the nearest; "" for none."""
+    if others := [other.removesuffix("s") for other in _KINDS if other != kind and name in shipped_files(other)]:
+        return f"; there is a {' and a '.join(others)} of that name"
     known = list(shipped_files(kind))
     beginning = [other for other in known if other.startswith(f"{name.rstrip('/')}/")]
     near = beginning or get_close_matches(name, known, n=3)
