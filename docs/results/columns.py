@@ -58,6 +58,8 @@ class Column(Config):
     """Dotted path to the number of examples a share is of: its 95 % interval over examples is shown (Wilson 1927)."""
     minus: dict[str, Any] | None = None
     """As `where`: the rows whose number is subtracted, seed by seed. The interval is that of a sweep's differences."""
+    minus_path: str | None = None
+    """Dotted path to the number that is subtracted; None: `path`."""
     ratio_to: dict[str, Any] | None = None
     """As `where`: the timings of the same group that this one is divided by, round by round."""
 
@@ -148,7 +150,7 @@ def ends_of(column: Column, rows: Sequence[Row]) -> list[float]:
 
 def _difference(column: Column, mine: Sequence[Row], theirs: Sequence[Row]) -> str:
     """Return the mean over seeds of the differences, with the sweep's interval where there is one."""
-    by_seed = {row.get("seed"): number_at(row, column.path) for row in theirs}
+    by_seed = {row.get("seed"): number_at(row, column.minus_path or column.path) for row in theirs}
     both = [(number_at(row, column.path), by_seed.get(row.get("seed"))) for row in mine]
     pairs = [own - other for own, other in both if own is not None and other is not None]
     if not pairs:

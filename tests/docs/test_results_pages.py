@@ -136,6 +136,13 @@ def test_a_page_has_its_numbers_from_the_rows(make: ModuleType, folder: Path) ->
     )
 
 
+def test_a_difference_may_be_of_two_numbers_of_the_rows(make: ModuleType, folder: Path) -> None:
+    of_two = {**PAGE["numbers"][0], "minus_path": "dev"}
+    assert "+35 [-29, +99] points" in make.Made(written(folder, numbers=[of_two])).document()
+    of_two["minus"] = of_two["where"]
+    assert "+10 points" in make.Made(written(folder, numbers=[of_two])).document(), "of the same rows, alike in both"
+
+
 def test_lines_of_a_table_may_be_numbers_of_the_same_rows(make: ModuleType, folder: Path) -> None:
     lines = {"at a cost": "cost", "rightly": "right"}
     columns = [{"title": "all", "path": "{}", "digits": 2}, {"title": "new", "path": "{}", "where": {"arm": "new"}}]
