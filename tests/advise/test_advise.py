@@ -216,7 +216,7 @@ def test_a_latency_that_nothing_meets_is_no_advice(tmp_path: Path) -> None:
     limits = Limits(parameters=20_000, latency=LatencyLimit(1e-6))
     with (
         without_training(),
-        pytest.raises(NoAdviceError, match="none is as fast as asked: the recipe takes"),
+        pytest.raises(NoAdviceError, match=r"none is as fast as asked: .+, the fastest, takes .+ ms"),
     ):
         advise(question(tmp_path, limits=limits))
     assert not (tmp_path / "answer" / RECIPE).exists()
