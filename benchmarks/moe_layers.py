@@ -183,7 +183,7 @@ class GroupedFeedForward(nn.Module):
         dtype = autocast_dtype(x_ND.device) or x_ND.dtype
         x_MD, up_EDF, down_EFD = (x.to(dtype) for x in (x_ND[rows_M], self.up_EDF, self.down_EFD))
         y_MD = F.grouped_mm(torch.relu(F.grouped_mm(x_MD, up_EDF, offs=ends_E)), down_EFD, offs=ends_E)
-        weighted_MD = y_MD * gates_NK.flatten()[order_M, None]
+        weighted_MD = (y_MD * gates_NK.flatten()[order_M, None]).to(x_ND.dtype)
         return torch.zeros_like(x_ND).index_add(0, rows_M, weighted_MD).view_as(x_BTD)
 
 
