@@ -433,10 +433,11 @@ def _yaml_reason(error: Exception) -> str:
 
 
 _KINDS = "recipes", "sweeps", "spaces", "claims"
+"""Of files that are shipped."""
 
 
 def shipped_directory(kind: str) -> Path:
-    """Return the folder of the files of a kind: "recipes", "sweeps", "spaces" or "claims"."""
+    """Return the folder of the files of a kind."""
     return Path(str(resources.files("ostinato"))) / kind
 
 
