@@ -14,7 +14,10 @@ from ostinato.errors import ConfigError
 from ostinato.tasks.recipes import list_recipes, load_recipe
 from ostinato.tasks.registry import TASKS
 
-NO_UNIT = ("share", "pattern", "seed", "dev_seed", "number", "word_column", "tag_column", "pad", "bos", "eos", "mask")
+NO_UNIT = (
+    *("share", "pattern", "seed", "dev_seed", "number", "word_column", "tag_column"),
+    *("pad", "bos", "eos", "mask", "source_separator_id"),
+)
 """Settings that may be integers and count nothing."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from architectures import BOS, EOS, any_architecture, draws, random_model
 from contract import assert_all_equal, assert_equal, gradients
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.stack import StackConfig
 from ostinato.data.batch import Batch
 from ostinato.data.collate import LabelledRow, collate
 from ostinato.data.rows import Blocks
+from ostinato.errors import ConfigError
 from ostinato.models import build_model
 
 UNDECIDED = ("select", "length")
@@ -84,3 +86,54 @@ def test_blocks_of_one_text_each_need_no_mask() -> None:
     assert batch.target.positions_BT is None
     assert batch.target.ids_BT.tolist() == [[BOS, 4, 5], [BOS, 7, 8]]
     assert batch.labels_BT.tolist() == [[4, 5, 6], [7, 8, EOS]]
+
+
+@draws(24)
+@given(st.data())
+def test_texts_of_a_source_with_a_separator_see_nothing_of_each_other(data: st.DataObject) -> None:
+    config = data.draw(any_architecture(kind="seq2seq"))
+    separator = config.source_vocab_size - 1
+    config = config.model_copy(update={"source_separator_id": separator})
+    assume(not list(config.problems()))
+    ids = st.lists(st.integers(3, separator - 1), min_size=1, max_size=5)
+    left, right, other = data.draw(ids), data.draw(ids), data.draw(ids)
+    model = random_model(config)
+
+    def states(*sources: list[int]) -> Tensor:
+        batch = Batch.from_lists([[4]] * len(sources), sources)
+        return model.encode(batch).memory_BSD  # type: ignore[no-any-return]
+
+    both = states([*left, separator, *right])
+    with_other = states([*left, separator, *other], [*left, separator, *other, separator, *right])
+    n = len(left) + 1
+    assert_equal(with_other[:1, :n], both[:, :n], "the first text beside another one")
+    assert_equal(with_other[1:, :n], both[:, :n], "the first text beside two others")
+    exchanged = states([*other[:1] * len(left), separator, *right])
+    assert_equal(exchanged[:, n:], both[:, n:], "the second text behind another one")
+
+
+def test_without_a_separator_the_texts_of_a_source_see_each_other() -> None:
+    stack = StackConfig(n_steps=1, self_attention={"n_heads": 2}, ffn={"d_ff": 16})
+    config = Seq2SeqConfig(d_model=8, source_vocab_size=12, target_vocab_size=12, dropout=0.0, encoder=stack)
+    torch.manual_seed(0)
+    together = build_model(config).eval()
+    apart = build_model(config.model_copy(update={"source_separator_id": 11})).eval()
+    apart.load_state_dict(together.state_dict())
+    batches = [Batch.from_lists([[4]], [[5, 6, 11, *right]]) for right in ([7, 8], [9, 10])]
+    one, other = (apart.encode(batch).memory_BSD for batch in batches)
+    assert_equal(one[:, :3], other[:, :3], "the first text, encoded apart")
+    one, other = (together.encode(batch).memory_BSD for batch in batches)
+    assert not torch.allclose(one[:, :3], other[:, :3], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "reason"),
+    [
+        ({"ffn": {"kind": "separable_conv"}}, "reach across texts"),
+        ({"n_steps": 2, "halting": {"kind": "select", "capacities": [1.0, 0.5]}}, "decides by the whole source"),
+        ({"halting": {"kind": "act", "scope": "global"}}, "decides by the whole source"),
+    ],
+)
+def test_encoders_that_take_in_more_than_they_see_keep_no_texts_apart(encoder: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"source_separator is '#SEP#': .*{reason}"):
+        Seq2SeqConfig(encoder=encoder, source_separator="#SEP#")

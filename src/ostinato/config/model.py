@@ -102,10 +102,23 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     random_offsets: Literal["apart", "shared"] = "apart"
     """Where positions start at random in training. apart: the encoder draws a number for every source, the decoder one
     for its target (code of Dehghani et al. 2019). shared: one for both, so that equal places have equal positions."""
+    source_separator: str | None = None
+    """Token of the source that ends a text: the encoder's tokens see none of the other texts beside them, so that a
+    pair of sentences is encoded apart. Positions go on. None: they see the whole source."""
+    source_separator_id: Count | None = None
+    """Its id; None: from the tokenizer."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Offsets that cannot be shared."""
+        """Offsets that cannot be shared, and encoders whose tokens take in more than they see."""
         yield from super().problems(path)
+        if self.source_separator is not None or self.source_separator_id is not None:
+            separator, halting = self.source_separator or self.source_separator_id, self.encoder.halting
+            if self.encoder.ffn.kind == "separable_conv":
+                reason = f"the convolutions of {path}encoder.ffn reach across texts: remove it"
+                yield Problem(f"{path}source_separator", separator, reason)
+            if halting.kind in ("select", "length") or getattr(halting, "scope", "token") == "global":
+                reason = f"{path}encoder.halting decides by the whole source, and not text by text: remove it"
+                yield Problem(f"{path}source_separator", separator, reason)
         if self.random_offsets == "shared":
             of_source, of_target = (getattr(one.positions, "random_offset", 0) for one in self.given_stacks().values())
             if not of_source or of_source != of_target:

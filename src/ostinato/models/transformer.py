@@ -254,11 +254,16 @@ class Seq2Seq(Transformer):
         Args:
             offset_B: where positions start in training, at random; None: the encoder draws it.
         """
+        texts_BT = source.texts_BT
+        if self.config.source_separator_id is not None:
+            ends_BT = source.ids_BT == self.config.source_separator_id
+            texts_BT = ends_BT.cumsum(1) - ends_BT.long()  # a separator belongs to the text that it ends
         return self.stacks["encoder"](
             self.embed(source.ids_BT, self.source_embedding),
             keep_BT=keep_or_none(source),
             ids_BT=source.ids_BT,
             positions_BT=source.positions_BT,
+            texts_BT=texts_BT,
             offset_B=offset_B,
             n_rounds=n_steps,
             request=request,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config.files import map_texts
+from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batching import TrainingBatches
@@ -218,6 +219,15 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
         reason = f"has the special ids {other.model_dump()}, the source's {special.model_dump()}: they must be the same"
         raise ConfigError([Problem("data.target_tokenizer", str(recipe.data.target_tokenizer), reason)])
     model = recipe.model.model_copy(update={"special_ids": special})
+    if isinstance(model, Seq2SeqConfig) and model.source_separator is not None:
+        ids = tokenizers.source.encode(model.source_separator)
+        if len(ids) != 1:
+            reason = f"must be one token of the source's tokenizer, which makes {len(ids)} of it"
+            raise ConfigError([Problem("model.source_separator", model.source_separator, reason)])
+        if model.source_separator_id not in (None, ids[0]):
+            reason = f"the tokenizer gives {ids[0]}; set it to null to take that"
+            raise ConfigError([Problem("model.source_separator_id", model.source_separator_id, reason)])
+        model = model.model_copy(update={"source_separator_id": ids[0]})
     sizes = model.vocabulary_sizes(tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     given = {key: getattr(recipe.model, key) for key in sizes}
     problems = [

@@ -74,8 +74,8 @@ def run_key(
 
 def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool = False) -> dict[str, Any]:
     """Return the settings that a key is made of, by their dotted paths; `first_names`: by the oldest names they had."""
-    sizes = {f"model.{name}" for name in recipe.model.vocabulary_sizes(1, 1)}
-    left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *sizes}
+    of_vocabulary = {f"model.{name}" for name in (*recipe.model.vocabulary_sizes(1, 1), "source_separator_id")}
+    left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *of_vocabulary}
     stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)}), "", first_names))
     of_data_sets = tuple(f"{name}." for name in _FILES)
     kept = {key: value for key, value in stated.items() if not key.startswith(of_data_sets)}

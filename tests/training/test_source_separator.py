@@ -1,0 +1,44 @@
+"""Sources whose texts are encoded apart: the separator is a token of the source, found when the vocabulary is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_recipe
+
+from ostinato.config.recipe import Recipe
+from ostinato.errors import ConfigError, DataError
+from ostinato.evaluation.loading import load
+from ostinato.experiments.sweep.run_key import key_settings
+from ostinato.training import train
+
+
+def with_separator(recipe: Recipe, separator: str, id: int | None = None) -> Recipe:
+    model = recipe.model.model_copy(update={"source_separator": separator, "source_separator_id": id})
+    return recipe.model_copy(update={"model": model})
+
+
+def test_a_run_knows_the_separators_id_and_its_key_does_not(tmp_path: Path) -> None:
+    recipe = with_separator(tiny_recipe(tmp_path, n_updates=1), "a")
+    train(recipe, tmp_path / "run")
+    run = load(tmp_path / "run")
+    assert [run.recipe.model.source_separator_id] == run.tokenizers.source.encode("a")
+    assert key_settings(run.recipe)["model.source_separator"] == "a"
+    assert "model.source_separator_id" not in key_settings(run.recipe)
+    train(with_separator(tiny_recipe(tmp_path, n_updates=2), "a"), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("separator", "id", "error", "message"),
+    [
+        ("a b", None, ConfigError, "model.source_separator is 'a b': must be one token .* makes 2"),
+        ("|||", None, DataError, r"'\|\|\|'"),
+        ("a", 0, ConfigError, "model.source_separator_id is 0: the tokenizer gives"),
+    ],
+)
+def test_what_is_no_token_of_the_source_separates_nothing(
+    tmp_path: Path, separator: str, id: int | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(with_separator(tiny_recipe(tmp_path), separator, id), tmp_path / "run")
