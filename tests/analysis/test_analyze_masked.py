@@ -42,6 +42,11 @@ def test_what_applies_is_found_and_the_mask_has_a_name(subject: Subject) -> None
     assert "<mask>" in " ".join(str(row[-1]) for row in tokens.rows)
     (counts_VE,) = tokens.arrays.values()
     told = [row[tokens.columns.index("information, nats")] for row in tokens.rows]
+    share_VE = counts_VE / counts_VE.sum()
+    apart_VE = share_VE.sum(1, keepdims=True) * share_VE.sum(0)
+    is_there = share_VE > 0
+    assert tokens.rows[-1][2] == "all"
+    assert told[-1] == pytest.approx((share_VE[is_there] * np.log(share_VE[is_there] / apart_VE[is_there])).sum())
     assert min(told) >= -1e-9
     assert max(told) <= np.log((counts_VE.sum(1) > 0).sum())
     assert len(counts_VE) == subject.run.tokenizers.target.vocab_size + 1

@@ -8,7 +8,8 @@ import pytest
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
-from ostinato.tasks.baselines import baseline_scores, trivial_scores
+from ostinato.errors import ConfigError, DataError
+from ostinato.tasks.baselines import baseline_scores, baseline_scores_by, trivial_scores
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
 
@@ -115,3 +116,19 @@ def test_the_baselines_of_a_recipe_are_on_the_examples_that_it_is_scored_on(tmp_
     )
     found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
     assert found == {"majority": {"exact_match": 1.0}, "copy": {"exact_match": 0.0}}
+
+
+def test_baselines_by_a_column_are_those_of_its_values_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("source\ttarget\tn\nq\tx\t1\nq\tx\t2\nr\ty\t2\n", encoding="utf-8")
+    (tmp_path / "test.tsv").write_text("source\ttarget\tn\na\ty\t2\nb\tb\t1\nc\tx\t2\n", encoding="utf-8")
+    data = DataConfig(train=str(tmp_path / "train.tsv"), test=str(tmp_path / "test.tsv"))
+    recipe = load_recipe("files/template", [f"data.{part}={getattr(data, part)}" for part in ("train", "test")])
+    task = build_task(recipe.task, recipe.data)
+    found = baseline_scores_by(recipe, task, "test", "n")
+    of_metric = {value: {name: score["exact_match"] for name, score in of.items()} for value, of in found.items()}
+    assert of_metric == {"2": {"majority": 1 / 2, "copy": 0}, "1": {"majority": 0, "copy": 1}}
+    with pytest.raises(DataError, match="test: example 1 has no column 'm'; its columns are: n"):
+        baseline_scores_by(recipe, task, "test", "m")
+    texts = load_recipe("lm/transformer", [f"data.{part}={getattr(data, part)}" for part in ("train", "test")])
+    with pytest.raises(ConfigError, match="--by is 'n': frequencies"):
+        baseline_scores_by(texts, build_task(texts.task, texts.data), "test", "n")

@@ -114,11 +114,12 @@ def pack(
 def baselines(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
+    by: Annotated[str | None, typer.Option(help="Column of the examples: scores of its every value.")] = None,
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print scores of baselines without a model: the most frequent answer, the source, frequencies."""
-    from ostinato.tasks.baselines import baseline_scores
+    from ostinato.tasks.baselines import baseline_scores_by
     from ostinato.tasks.recipes import load_recipe
     from ostinato.tasks.registry import build_task
     from ostinato.training.prepare import with_splits
@@ -126,12 +127,18 @@ def baselines(
     resolved = load_recipe(recipe, overrides or [])
     task = build_task(resolved.task, resolved.data, access)
     splits = with_splits(resolved, task).evaluation.splits or []
-    found = {split: baseline_scores(resolved, task, split) for split in splits}
+    found = {split: baseline_scores_by(resolved, task, split, by) for split in splits}
     if json:
-        print_json(found)
+        print_json(found if by is not None else {split: scores[""] for split, scores in found.items()})
         return
-    rows = [(s, b, m, value) for s, scores in found.items() for b, by in scores.items() for m, value in by.items()]
-    print_table(["split", "baseline", "score", "value"], rows)
+    rows = [
+        (split, *([] if by is None else [value]), baseline, metric, score)
+        for split, of_split in found.items()
+        for value, scores in of_split.items()
+        for baseline, of_baseline in scores.items()
+        for metric, score in of_baseline.items()
+    ]
+    print_table(["split", *([] if by is None else [by]), "baseline", "score", "value"], rows)
 
 
 def _print_task(described: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.metrics import make_metric
 from ostinato.tasks.base import Task
 
@@ -40,10 +41,22 @@ def baseline_scores(recipe: Recipe, task: Task, split: str) -> Scores:
         ConfigError: no such split or metric.
         DataError: the data cannot be downloaded or read.
     """
+    return baseline_scores_by(recipe, task, split, None)[""]
+
+
+def baseline_scores_by(recipe: Recipe, task: Task, split: str, column: str | None) -> dict[str, Scores]:
+    """Return the same of the examples of every value of a column; see `trivial_scores_by`.
+
+    Raises:
+        ConfigError: no such split or metric, or a column of texts.
+        DataError: the data cannot be downloaded or read, or an example has no such column.
+    """
     metrics = task.metrics if recipe.evaluation.metrics is None else recipe.evaluation.metrics
     if metrics:
-        return trivial_scores(task, split, metrics, recipe.evaluation.max_examples)
-    return frequency_scores(recipe, task, split)
+        return trivial_scores_by(task, split, column, metrics, recipe.evaluation.max_examples)
+    if column is not None:
+        raise ConfigError([Problem("--by", column, "frequencies of tokens are counted over all texts: leave it out")])
+    return {"": frequency_scores(recipe, task, split)}
 
 
 def trivial_scores(
@@ -70,6 +83,18 @@ def trivial_scores(
         ConfigError: no such split or metric.
         DataError: the data cannot be downloaded or read.
     """
+    return trivial_scores_by(task, split, None, metrics, max_examples)[""]
+
+
+def trivial_scores_by(
+    task: Task, split: str, column: str | None, metrics: Sequence[str] | None = None, max_examples: int | None = None
+) -> dict[str, Scores]:
+    """Return the same of the examples of every value of a column, as the values come; None: of all, under "".
+
+    Raises:
+        ConfigError: no such split or metric.
+        DataError: the data cannot be downloaded or read, or an example has no such column.
+    """
     rows = list(take_evenly(task.examples(split), max_examples))
     names = task.metrics if metrics is None else metrics
     answer = {"text": _targets, "tags": _tags, "span": _spans, "last_word": _words}[task.answers]
@@ -77,13 +102,22 @@ def trivial_scores(
     for example in rows:
         for rule, output in task.rules(example.source or "").items():
             found.setdefault(rule, []).append(output)
-    scores: Scores = {}
-    for baseline, outputs in found.items():
-        accumulators = [make_metric(name) for name in names]
-        for example, output in zip(rows, outputs, strict=True):
-            for metric in accumulators:
-                metric.update(output, example.target, example.source or "")
-        scores[baseline] = {metric.name: float(metric.compute()[metric.name]) for metric in accumulators}
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for place, example in enumerate(rows):
+        if column is not None and column not in example.columns:
+            own = ", ".join(example.columns) or "none"
+            raise DataError(f"{split}: example {place + 1} has no column {column!r}; its columns are: {own}")
+        places["" if column is None else str(example.columns[column])].append(place)
+    scores: dict[str, Scores] = {}
+    for value, of_value in places.items():
+        scores[value] = {}
+        for baseline, outputs in found.items():
+            accumulators = [make_metric(name) for name in names]
+            for place in of_value:
+                example = rows[place]
+                for metric in accumulators:
+                    metric.update(outputs[place], example.target, example.source or "")
+            scores[value][baseline] = {metric.name: float(metric.compute()[metric.name]) for metric in accumulators}
     return scores
 
 

@@ -85,8 +85,12 @@ def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
         best = [[subject.text(stack, int(t)) for t in one] for one in top_tokens(counts_VE, _TOP)]
         told = expert_information(counts_VE).tolist()
         used = counts_VE.sum(0).tolist()
+        mean = float(np.average(told, weights=used))
         rows += [[router, stack, e, int(used[e]), told[e], "  ".join(one)] for e, one in enumerate(best)]
-        data.append({"router": router, "stack": stack, "information": told, "top_tokens": best})
+        rows.append([router, stack, "all", int(sum(used)), mean, ""])
+        data.append(
+            {"router": router, "stack": stack, "information": told, "mutual_information": mean, "top_tokens": best}
+        )
     arrays = {f"{router}.{stack}_counts_VE": counts_VE for (router, stack), counts_VE in counts.items()}
     return Finding(
         _TOKEN_COLUMNS,
@@ -104,7 +108,8 @@ EXPERT_TOKENS = Study(
     reading=(
         "Rows are the most frequent tokens, columns experts: orange (negative) where a token goes there less often "
         "than tokens do on average, purple (positive) where more often; 0 is no preference. The table names each "
-        "expert's own tokens, and says what being sent to it tells about a token: 0 where it takes all alike."
+        "expert's own tokens, and says what being sent to it tells about a token: 0 where it takes all alike; of all "
+        "experts the mean, weighted by choices, is the mutual information of tokens and experts."
     ),
     columns=_TOKEN_COLUMNS,
     needs=(ExpertTotals,),
