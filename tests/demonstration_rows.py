@@ -6,8 +6,8 @@ from typing import Any
 
 from ostinato.experiments.demonstration import LINES, Cost
 
-RULES = ("8 rounds", "48 rounds", "own rounds 0.9", "own rounds 0.9999")
-ACCURACIES = (0.3, 0.9, 0.5, 0.895)
+RULES = ("8 rounds", "48 rounds", "own rounds 0.9", "own rounds 0.9999", "own rounds of tokens 0.9")
+ACCURACIES = (0.3, 0.9, 0.5, 0.895, 0.88)
 
 
 def rows_of(seed: int, right: float = 0.5) -> list[dict[str, Any]]:

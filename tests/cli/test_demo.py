@@ -29,8 +29,9 @@ def test_the_command_prints_one_table_what_stopping_saves_and_what_to_try_next(
     text = " ".join(run("demo", "--run-dir", tmp_path).out.split())
     assert asked == [[demo.SEED]]
     assert "looped, a round a bit 1,000 50.0 (55.0 ± 7.1)" in text
-    assert "90.0 % right with 48 rounds, 2.0 M MACs and 2.00 ms a sequence" in text
-    assert "89.5 % where each stops by itself (threshold 0.9999), 4.0 M MACs and 4.00 ms" in text
+    assert "48 rounds for all: 90.0 % right, 2.0 M MACs and 2.00 ms a sequence" in text
+    assert "every sequence stops by itself (threshold 0.9999): 89.5 % right, 4.0 M MACs and 4.00 ms" in text
+    assert "every token stops by itself, no threshold is within a point of that" in text
     assert "ostinato evaluate " in text
     found = json.loads(run("demo", "--run-dir", tmp_path, "--json").out)
-    assert [len(found[part]) for part in ("here", "committed", "costs")] == [4, 8, 4]
+    assert [len(found[part]) for part in ("here", "committed", "costs")] == [4, 8, 5]

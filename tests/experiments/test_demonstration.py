@@ -65,7 +65,9 @@ def test_costs_are_measured_on_a_run_that_the_sweep_trained(tmp_path: Path) -> N
     (row,) = run_sweep(sweep, tmp_path)
     (planned,) = plan_runs(sweep, tmp_path)
     found = demo.costs(sweep, row, planned.directory)
-    assert [one.rule for one in found if one.is_own] == [f"own rounds {t}" for t in ("0.9", "0.99", "0.999", "0.9999")]
-    always = [one for one in found if not one.is_own]
+    thresholds = {stops: [one.threshold for one in found if one.stops == stops] for stops in ("sequence", "token")}
+    assert thresholds["sequence"] == ["0.9", "0.99", "0.999", "0.9999"]
+    assert thresholds["token"] == ["0.999", "0.9999", "0.99999", "0.999999"]
+    always = [one for one in found if one.stops == "none"]
     assert [one.macs for one in always] == sorted(one.macs for one in always)
     assert all(one.seconds > 0 and 0 <= one.accuracy <= 1 for one in found)

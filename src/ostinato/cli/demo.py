@@ -24,7 +24,7 @@ def demo(
 
     Running parity, trained on up to 8 bits and asked for more: one block that is repeated, the same block with fixed
     rounds, and Transformers of equal parameters and of equal multiply-accumulates: the sweep `parity` with one seed,
-    beside the committed results of three. Then what it saves that every sequence stops by itself.
+    beside the committed results of three. Then what it saves that every sequence, or every token, stops by itself.
     """
     from ostinato.experiments import demonstration
     from ostinato.experiments.sweep.files import load_sweep
@@ -73,13 +73,18 @@ def demo(
 
 def _saving(found: list[Cost]) -> str:
     """Say what stopping by itself costs, at the cheapest threshold within a point of the best number of rounds."""
-    best = max((one for one in found if not one.is_own), key=lambda one: (one.accuracy, -one.macs))
-    own = [one for one in found if one.is_own and one.accuracy >= best.accuracy - 0.01]
-    if not own:
-        return f"lengths 10 to 24 together: no threshold is within a point of {best.rule}, {100 * best.accuracy:.1f} %"
-    least = min(own, key=lambda one: one.macs)
-    return (
-        f"lengths 10 to 24 together: {100 * best.accuracy:.1f} % right with {best.rule}, {best.macs / 1e6:.1f} M MACs "
-        f"and {1e3 * best.seconds:.2f} ms a sequence; {100 * least.accuracy:.1f} % where each stops by itself "
-        f"(threshold {least.rule.rpartition(' ')[2]}), {least.macs / 1e6:.1f} M MACs and {1e3 * least.seconds:.2f} ms"
-    )
+    best = max((one for one in found if one.stops == "none"), key=lambda one: (one.accuracy, -one.macs))
+
+    def cost(one: Cost) -> str:
+        return f"{100 * one.accuracy:.1f} % right, {one.macs / 1e6:.1f} M MACs and {1e3 * one.seconds:.2f} ms a sequence"
+
+    lines = [f"lengths 10 to 24 together, {best.rule} for all: {cost(best)}"]
+    for stops in ("sequence", "token"):
+        near = [one for one in found if one.stops == stops and one.accuracy >= best.accuracy - 0.01]
+        what = f"where every {stops} stops by itself"
+        if near:
+            least = min(near, key=lambda one: one.macs)
+            lines.append(f"{what} (threshold {least.threshold}): {cost(least)}")
+        else:
+            lines.append(f"{what}, no threshold is within a point of that")
+    return "\n".join(lines)

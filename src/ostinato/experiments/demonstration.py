@@ -1,8 +1,9 @@
 """The demonstration: the sweep `parity` with one seed, beside the committed rows of three, and one figure of both.
 
 First half: how far beyond its training lengths every arm is right, the repeated block also with as many rounds as the
-input has bits, and with as many as every sequence takes until it stops by itself. Second half, on sequences of mixed
-lengths: what stopping by itself costs in multiply-accumulates and in seconds, beside always the same number of rounds.
+input has bits, and with as many as every token or every sequence takes until it stops by itself. Second half, on
+sequences of mixed lengths: what stopping by itself costs in multiply-accumulates and in seconds, beside always the same
+number of rounds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.analysis.drawing import COLOURS, common_legend, finish, new_figure, save_figure
 from ostinato.config.files import shipped_directory
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 SWEEP, SEED = "parity", 1
 LOOPED, FIXED = "looped", "fixed rounds"
 _MIXED, _MACS = "mixed, ", ", MACs"
-_OWN = "own rounds"
+_OWN, _OF_TOKENS = "own rounds", "own rounds of tokens"
 _EFFORT = Effort(rounds=3, least=2, seconds=40.0)
 
 
@@ -66,9 +67,14 @@ def _own(bits: int) -> str:
     return f"{_OWN}.{bits}"
 
 
+def _own_of_tokens(bits: int) -> str:
+    return f"{_OF_TOKENS}.{bits}"
+
+
 LINES = (
     Line(LOOPED, "a round a bit", _as_many_as_bits),
-    Line(LOOPED, "stops by itself", _own),
+    Line(LOOPED, "sequences stop by themselves", _own),
+    Line(LOOPED, "tokens stop by themselves", _own_of_tokens),
     Line(LOOPED, "12 rounds", _as_trained),
     Line(FIXED, "a round a bit", _as_many_as_bits),
     Line(FIXED, "12 rounds", _as_trained),
@@ -98,7 +104,7 @@ class Cost:
     """What a rule for the rounds costs on sequences of mixed lengths.
 
     Args:
-        rule: `N rounds` or `own rounds THRESHOLD`. accuracy: share with all tags right. macs: of a sequence, mean.
+        rule: `N rounds`, `own rounds THRESHOLD`, `own rounds of tokens THRESHOLD`. accuracy: share with all tags right. macs: of a sequence, mean.
         seconds: of a sequence, median of a few evaluations in turns.
     """
 
@@ -108,9 +114,16 @@ class Cost:
     seconds: float
 
     @property
-    def is_own(self) -> bool:
-        """Whether every sequence stops by itself."""
-        return self.rule.startswith(_OWN)
+    def stops(self) -> Literal["none", "token", "sequence"]:
+        """What stops by itself."""
+        if self.rule.startswith(_OF_TOKENS):
+            return "token"
+        return "sequence" if self.rule.startswith(_OWN) else "none"
+
+    @property
+    def threshold(self) -> str:
+        """The threshold of what stops by itself; the number of rounds, where nothing does."""
+        return self.rule.removesuffix(" rounds").rpartition(" ")[2]
 
 
 def costs(sweep: SweepConfig, row: Row, run: Path) -> list[Cost]:
@@ -170,7 +183,7 @@ def draw(here: Sequence[Row], committed: Sequence[Row], found: Sequence[Cost], p
 
 def _draw_lengths(axes: Axes, here: Sequence[Row], committed: Sequence[Row]) -> None:
     """Draw every line by length: the seed that ran here as crosses, mean and range of all seeds as a line and bars."""
-    at, looks = lengths(here), ("-", "--", ":")
+    at, looks = lengths(here), ("-", "--", "-.", ":")
     for line in LINES:
         arms = list(dict.fromkeys(one.arm for one in LINES))
         colour = COLOURS[arms.index(line.arm)]
@@ -189,16 +202,16 @@ def _draw_lengths(axes: Axes, here: Sequence[Row], committed: Sequence[Row]) -> 
 
 
 def _draw_costs(axes: Axes, found: Sequence[Cost], at: Sequence[float]) -> None:
-    for is_own, colour, name in (
-        (False, "gray", "always as many rounds"),
-        (True, COLOURS[0], "every sequence stops by itself"),
+    for stops, colour, name in (
+        ("none", "gray", "always as many rounds"),
+        ("sequence", COLOURS[0], "every sequence stops by itself"),
+        ("token", COLOURS[3], "every token stops by itself"),
     ):
         points = sorted(
-            (x, 100 * one.accuracy, one.rule) for x, one in zip(at, found, strict=True) if one.is_own is is_own
+            (x, 100 * one.accuracy, one.threshold) for x, one in zip(at, found, strict=True) if one.stops == stops
         )
         axes.plot([x for x, _, _ in points], [y for _, y, _ in points], ".-", color=colour, label=name)
-        for x, y, rule in points:
-            text = rule.removesuffix(" rounds").removeprefix(f"{_OWN} ")
+        for x, y, text in points:
             axes.annotate(text, (x, y), textcoords="offset points", xytext=(3, -9), fontsize=6.5, color=colour)
     axes.legend(fontsize=7, frameon=False, loc="lower right")
 
