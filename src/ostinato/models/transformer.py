@@ -11,7 +11,7 @@ from ostinato.config.loops import SegmentConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig, StackModelConfig
 from ostinato.config.stack import NormConfig, StackConfig
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
 from ostinato.models.output import ModelOutput
 from ostinato.models.parts import (
@@ -253,11 +253,17 @@ class Seq2Seq(Transformer):
 
         Args:
             offset_B: where positions start in training, at random; None: the encoder draws it.
+
+        Raises:
+            ConfigError: a separator of the source's texts whose id is not known.
         """
-        texts_BT = source.texts_BT
-        if self.config.source_separator_id is not None:
-            ends_BT = source.ids_BT == self.config.source_separator_id
+        texts_BT, separator, id = source.texts_BT, self.config.source_separator, self.config.source_separator_id
+        if id is not None:
+            ends_BT = source.ids_BT == id
             texts_BT = ends_BT.cumsum(1) - ends_BT.long()  # a separator belongs to the text that it ends
+        elif separator is not None:
+            reason = f"training finds it by the tokenizer; without one, say which id {separator!r} has"
+            raise ConfigError([Problem("model.source_separator_id", None, reason)])
         return self.stacks["encoder"](
             self.embed(source.ids_BT, self.source_embedding),
             keep_BT=keep_or_none(source),
