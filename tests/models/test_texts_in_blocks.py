@@ -125,7 +125,7 @@ def test_without_a_separator_the_texts_of_a_source_see_each_other() -> None:
     one, other = (together.encode(batch).memory_BSD for batch in batches)
     assert not torch.allclose(one[:, :3], other[:, :3], atol=1e-4)
     named = build_model(config.model_copy(update={"source_separator": "|||"}))
-    with pytest.raises(ConfigError, match="source_separator_id is None: .* which id '|||' has"):
+    with pytest.raises(ConfigError, match=r"source_separator_id is None: .* which id '\|\|\|' has"):
         named.encode(batches[0])
 
 

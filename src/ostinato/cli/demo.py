@@ -76,7 +76,8 @@ def _saving(found: list[Cost]) -> str:
     best = max((one for one in found if one.stops == "none"), key=lambda one: (one.accuracy, -one.macs))
 
     def cost(one: Cost) -> str:
-        return f"{100 * one.accuracy:.1f} % right, {one.macs / 1e6:.1f} M MACs and {1e3 * one.seconds:.2f} ms a sequence"
+        costs = f"{one.macs / 1e6:.1f} M MACs and {1e3 * one.seconds:.2f} ms a sequence"
+        return f"{100 * one.accuracy:.1f} % right, {costs}"
 
     lines = [f"lengths 10 to 24 together, {best.rule} for all: {cost(best)}"]
     for stops in ("sequence", "token"):

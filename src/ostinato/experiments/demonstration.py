@@ -104,7 +104,9 @@ class Cost:
     """What a rule for the rounds costs on sequences of mixed lengths.
 
     Args:
-        rule: `N rounds`, `own rounds THRESHOLD`, `own rounds of tokens THRESHOLD`. accuracy: share with all tags right. macs: of a sequence, mean.
+        rule: `N rounds`, `own rounds THRESHOLD` or `own rounds of tokens THRESHOLD`.
+        accuracy: share with all tags right.
+        macs: of a sequence, mean.
         seconds: of a sequence, median of a few evaluations in turns.
     """
 
