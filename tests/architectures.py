@@ -141,7 +141,7 @@ def any_architecture(
     tie = draw(st.sampled_from(["none", "output", "input", "all"]))
     target = draw(st.integers(5, 9))
     source = target if tie in ("input", "all") else draw(st.integers(5, 9))
-    return Seq2SeqConfig(
+    config = Seq2SeqConfig(
         source_vocab_size=source,
         target_vocab_size=target,
         tie_embeddings=tie,
@@ -149,6 +149,9 @@ def any_architecture(
         decoder=decoder,
         **common,
     )
+    # An encoder that takes in more than it sees keeps no texts apart.
+    apart = config.model_copy(update={"source_separator_id": draw(st.sampled_from([None, None, 4]))})
+    return config if list(apart.problems()) else apart
 
 
 HEADS: list[HeadConfig] = [

@@ -184,6 +184,26 @@ def test_baselines_are_those_of_the_splits_a_recipe_is_scored_on(run) -> None:
     assert ["long", "copy", "exact_match", "1"] in lines
 
 
+def test_baselines_by_a_column_have_a_line_for_every_value(run) -> None:
+    arguments = [
+        "data",
+        "baselines",
+        "algorithmic/copy-transformer",
+        "task.n_train=50",
+        "task.n_eval=20",
+        "--by",
+        "length",
+    ]
+    found = json.loads(run(*arguments, "--json").out)["long"]
+    lengths = list(found)
+    assert lengths == sorted(lengths, key=int)
+    assert len(lengths) > 1
+    assert set(found[lengths[0]]) == {"majority", "copy"}
+    lines = run(*arguments).out.splitlines()
+    assert lines[1].split() == ["split", "length", "baseline", "score", "value"]
+    assert sum(line.split()[:3] == ["long", lengths[0], "copy"] for line in lines if line.strip()) > 0
+
+
 def test_a_generated_task_needs_no_download(run) -> None:
     assert run("data", "fetch", "algorithmic").out == "algorithmic needs no download\n"
 

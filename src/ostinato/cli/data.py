@@ -114,7 +114,9 @@ def pack(
 def baselines(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    by: Annotated[str | None, typer.Option(help="Column of the examples: scores of its every value.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Scores for every value of a column of the examples.")
+    ] = None,
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -298,6 +298,8 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             problems.append(
                 Problem(".".join(path), value, "needs a value (null for none, '' in quotes for empty text)")
             )
+        elif value.lstrip().startswith("#"):
+            problems.append(Problem(".".join(path), value, "is a comment in YAML: put it in quotes of its own"))
         else:
             try:
                 found = parse_value(value)

@@ -104,21 +104,23 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     for its target (code of Dehghani et al. 2019). shared: one for both, so that equal places have equal positions."""
     source_separator: str | None = None
     """Token of the source that ends a text: the encoder's tokens see none of the other texts beside them, so that a
-    pair of sentences is encoded apart. Positions go on. None: they see the whole source."""
+    pair of sentences is encoded apart. Positions go on, and what a call lets stop whole sources (`exit_scope`) looks at
+    all texts. None: they see the whole source."""
     source_separator_id: Count | None = None
-    """Its id; None: from the tokenizer."""
+    """Its id; None: from the tokenizer. Models without recipes name it alone."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Offsets that cannot be shared, and encoders whose tokens take in more than they see."""
         yield from super().problems(path)
-        if self.source_separator is not None or self.source_separator_id is not None:
-            separator, halting = self.source_separator or self.source_separator_id, self.encoder.halting
-            if self.encoder.ffn.kind == "separable_conv":
-                reason = f"the convolutions of {path}encoder.ffn reach across texts: remove it"
-                yield Problem(f"{path}source_separator", separator, reason)
-            if halting.kind in ("select", "length") or getattr(halting, "scope", "token") == "global":
-                reason = f"{path}encoder.halting decides by the whole source, and not text by text: remove it"
-                yield Problem(f"{path}source_separator", separator, reason)
+        given = {"source_separator": self.source_separator, "source_separator_id": self.source_separator_id}
+        for key, value in given.items():
+            if value is not None:
+                yield from (Problem(f"{path}{key}", value, reason) for reason in self._why_texts_touch(path))
+                break
+        size = self.source_vocab_size
+        if self.source_separator_id is not None and size is not None and self.source_separator_id >= size:
+            reason = f"must be below the size of the source's vocabulary, {size}"
+            yield Problem(f"{path}source_separator_id", self.source_separator_id, reason)
         if self.random_offsets == "shared":
             of_source, of_target = (getattr(one.positions, "random_offset", 0) for one in self.given_stacks().values())
             if not of_source or of_source != of_target:
@@ -127,6 +129,14 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
                     f"they are {of_source} and {of_target}"
                 )
                 yield Problem(f"{path}random_offsets", "shared", reason)
+
+    def _why_texts_touch(self, path: str) -> Iterator[str]:
+        """Yield why the texts of a source would not be encoded apart."""
+        encoder = self.stacks()["encoder"]
+        if encoder.ffn.kind == "separable_conv" and encoder.ffn.share not in ("none", [None] * encoder.n_steps):
+            yield f"the convolutions of {path}encoder.ffn reach across texts: remove it"
+        if encoder.halting.kind in ("select", "length") or getattr(encoder.halting, "scope", "token") == "global":
+            yield f"{path}encoder.halting decides by the whole source, and not text by text: remove it"
 
 
 class LanguageModelConfig(_StackedConfig, SequenceModelConfig):

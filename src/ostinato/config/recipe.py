@@ -102,6 +102,10 @@ class Recipe(Config):
             given = self.model.special_ids.model_dump()
             reason = "a recipe's text is read by tokenizers whose ids are 0, 1 and 2: remove it (others: in Python)"
             yield Problem(f"{path}model.special_ids", given, reason)
+        separator_id = getattr(self.model, "source_separator_id", None)
+        if separator_id is not None and getattr(self.model, "source_separator", None) is None:
+            reason = f"follows from {path}model.source_separator: set that, or null here"
+            yield Problem(f"{path}model.source_separator_id", separator_id, reason)
         if len(keeps) == 2:
             kind = self.data.target_tokenizer.kind if self.data.target_tokenizer is not None else None
             reason = "one tokenizer keeps its ids (hf), the other does not: source and target have the same special ids"

@@ -30,6 +30,7 @@ from typing import Any
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
 from ostinato.data.batching import evaluation_batches
+from ostinato.data.columns import with_columns
 from ostinato.data.cuts import Cuts
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
@@ -43,7 +44,7 @@ from ostinato.evaluation.predictions import WriteRecord
 from ostinato.evaluation.ranking import rank
 from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import ForcedCounts, check_metrics
-from ostinato.evaluation.tally import Tally, with_columns
+from ostinato.evaluation.tally import Tally
 from ostinato.models import Model
 from ostinato.nn.execution import ExitScope
 

@@ -13,13 +13,15 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from ostinato.config.data import DataConfig
 from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
+from ostinato.data.columns import numeric_order, with_columns
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
-from ostinato.errors import ConfigError, DataError, Problem
-from ostinato.metrics import make_metric
+from ostinato.errors import ConfigError, Problem
+from ostinato.metrics import Metric, make_metric
 from ostinato.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -89,36 +91,32 @@ def trivial_scores(
 def trivial_scores_by(
     task: Task, split: str, column: str | None, metrics: Sequence[str] | None = None, max_examples: int | None = None
 ) -> dict[str, Scores]:
-    """Return the same of the examples of every value of a column, as the values come; None: of all, under "".
+    """Return the same of the examples of every value of a column, numbers by size; None: of all, under "".
 
     Raises:
         ConfigError: no such split or metric.
-        DataError: the data cannot be downloaded or read, or an example has no such column.
+        DataError: the data cannot be downloaded or read, or an example has no such column, or it is no category.
     """
-    rows = list(take_evenly(task.examples(split), max_examples))
+    by = [] if column is None else [column]
+    rows = list(with_columns(take_evenly(task.examples(split), max_examples), by, DataConfig(), split))
     names = task.metrics if metrics is None else metrics
     answer = {"text": _targets, "tags": _tags, "span": _spans, "last_word": _words}[task.answers]
     found = answer(task.examples(task.splits()[0]), rows)
     for example in rows:
         for rule, output in task.rules(example.source or "").items():
             found.setdefault(rule, []).append(output)
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for place, example in enumerate(rows):
-        if column is not None and column not in example.columns:
-            own = ", ".join(example.columns) or "none"
-            raise DataError(f"{split}: example {place + 1} has no column {column!r}; its columns are: {own}")
-        places["" if column is None else str(example.columns[column])].append(place)
-    scores: dict[str, Scores] = {}
-    for value, of_value in places.items():
-        scores[value] = {}
-        for baseline, outputs in found.items():
-            accumulators = [make_metric(name) for name in names]
-            for place in of_value:
-                example = rows[place]
-                for metric in accumulators:
-                    metric.update(outputs[place], example.target, example.source or "")
-            scores[value][baseline] = {metric.name: float(metric.compute()[metric.name]) for metric in accumulators}
-    return scores
+    scores: defaultdict[str, Scores] = defaultdict(dict)
+    for baseline, outputs in found.items():
+        by_value: dict[str, list[Metric]] = {}
+        for example, output in zip(rows, outputs, strict=True):
+            value = "" if column is None else str(example.columns[column])
+            if value not in by_value:
+                by_value[value] = [make_metric(name) for name in names]
+            for metric in by_value[value]:
+                metric.update(output, example.target, example.source or "")
+        for value in sorted(by_value, key=numeric_order):
+            scores[value][baseline] = {one.name: float(one.compute()[one.name]) for one in by_value[value]}
+    return dict(scores)
 
 
 def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:

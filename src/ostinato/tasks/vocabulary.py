@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.config.common import SequenceModelConfig
-from ostinato.config.model import EncoderConfig, ModelConfig
+from ostinato.config.model import EncoderConfig, ModelConfig, Seq2SeqConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.registry import DataAccess
@@ -83,6 +83,9 @@ def size_model(
         sizes = {key: given[key] or size for key, size in model.vocabulary_sizes(*found).items()}
     rows = sizes["target_vocab_size" if "target_vocab_size" in sizes else "vocab_size"]
     assert rows is not None  # just set
+    if isinstance(model, Seq2SeqConfig) and model.source_separator is not None:
+        # Training asks the tokenizer for its id; for what a model costs any will do.
+        sizes["source_separator_id"] = model.source_separator_id or 0
     return SizedModel(model.model_copy(update=sizes), sizes.get("source_vocab_size"), rows, origin)
 
 

@@ -11,8 +11,9 @@ from ostinato.config.files import map_texts
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.special_ids import SpecialIds
-from ostinato.data.batching import TrainingBatches
+from ostinato.data.batching import StoredRows, TrainingBatches
 from ostinato.data.collate import AnyRow
+from ostinato.data.columns import with_columns
 from ostinato.data.cuts import Cuts
 from ostinato.data.disk import new_folder
 from ostinato.data.example import take_evenly
@@ -24,7 +25,6 @@ from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.ranking import candidate_rows
 from ostinato.evaluation.scores import check_metrics
-from ostinato.evaluation.tally import with_columns
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import (
     FORCED_METRICS,
@@ -39,6 +39,9 @@ from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.changes import Changes
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 from ostinato.training.training_data import training_data
+
+_LOOKED_AT = 1000
+"""Sources of training that a separator is looked for in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ def prepare(
     rows = data.rows(recipe, tokenizers, on_progress, cuts)
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
+    _check_separator(recipe, batches.rows)
     prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=[*map(str, others), *cuts.notes(train_split)])
     # Earlier versions gave scores of texts also where tokens are unknown: an unfinished run may be selected by one.
     by_texts = recipe.training.selection.metric in OF_TEXTS and run.results() is None
@@ -144,6 +148,19 @@ def prepare(
             tokenizers.save(folder)
         run.describe(recipe, described)
     return prepared
+
+
+def _check_separator(recipe: Recipe, rows: list[AnyRow] | StoredRows) -> None:
+    """Refuse a separator that no source has: a tokenizer may join it with the space before it."""
+    if not isinstance(recipe.model, Seq2SeqConfig) or recipe.model.source_separator is None:
+        return
+    first = (rows[number] for number in range(min(len(rows), _LOOKED_AT)))
+    if not any(recipe.model.source_separator_id in (getattr(row, "source_ids", None) or ()) for row in first):
+        reason = (
+            f"is a token of none of the first {_LOOKED_AT:,} sources of training; a tokenizer of subwords may take it "
+            'together with the space before it: try " |||"'
+        )
+        raise ConfigError([Problem("model.source_separator", recipe.model.source_separator, reason)])
 
 
 def _check_metrics(prepared: Prepared) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.config.recipe import Recipe
+from ostinato.data.columns import with_columns
 from ostinato.data.example import Example
 from ostinato.data.mixture import data_set_of
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError
-from ostinato.evaluation.tally import with_columns
 from ostinato.tasks.registry import build_task
 from ostinato.tasks.start import load_tokenizers
 from ostinato.training.checks import pattern_problems

@@ -80,14 +80,14 @@ def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
     totals: ExpertTotals = subject.collected[ExpertTotals]
     counts = {key: counts_VE for key, counts_VE in totals.tokens.items() if counts_VE.sum() > 0}
     rows: list[list[object]] = []
-    data = []
+    data, together = [], []
     for (router, stack), counts_VE in counts.items():
         best = [[subject.text(stack, int(t)) for t in one] for one in top_tokens(counts_VE, _TOP)]
         told = expert_information(counts_VE).tolist()
         used = counts_VE.sum(0).tolist()
         mean = float(np.average(told, weights=used))
+        together.append(f"{router} of the {stack} {mean:.3g}")
         rows += [[router, stack, e, int(used[e]), told[e], "  ".join(one)] for e, one in enumerate(best)]
-        rows.append([router, stack, "all", int(sum(used)), mean, ""])
         data.append(
             {"router": router, "stack": stack, "information": told, "mutual_information": mean, "top_tokens": best}
         )
@@ -98,7 +98,8 @@ def _expert_tokens(subject: Subject, on_progress: OnProgress) -> Finding:
         {"routers": data},
         lambda narrow: _draw_pmi(subject, counts, narrow),
         arrays,
-        "Counted over all steps of a stack that share the router.",
+        "Counted over all steps of a stack that share the router. The mean over experts, weighted by choices, is the "
+        f"mutual information of tokens and experts, in nats: {'; '.join(together)}.",
     )
 
 
@@ -108,8 +109,7 @@ EXPERT_TOKENS = Study(
     reading=(
         "Rows are the most frequent tokens, columns experts: orange (negative) where a token goes there less often "
         "than tokens do on average, purple (positive) where more often; 0 is no preference. The table names each "
-        "expert's own tokens, and says what being sent to it tells about a token: 0 where it takes all alike; of all "
-        "experts the mean, weighted by choices, is the mutual information of tokens and experts."
+        "expert's own tokens, and says what being sent to it tells about a token: 0 where it takes all alike."
     ),
     columns=_TOKEN_COLUMNS,
     needs=(ExpertTotals,),
