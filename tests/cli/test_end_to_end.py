@@ -140,7 +140,7 @@ def test_the_threshold_of_halting_is_changed_after_training(run, folder: Path, t
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--split", "gen"], "split is 'gen': must be one of train, dev, test, long"),
+        (["--split", "gen"], "split is 'gen': the task algorithmic has the splits train, dev, test, long"),
         (["--checkpoint", "update-9"], "update-9 is no checkpoint of"),
         (["--metric", "blue"], "must be one of exact_match"),
         (["--predictions", "p.jsonl"], "there are 2 splits: choose one with --split"),

@@ -100,7 +100,7 @@ def test_comparing_runs_says_that_a_tuned_threshold_was_used(run, folder: Path) 
         (["--thresholds", "0.5,high"], "'0.5,high' is no list of numbers: 0.9,0.5"),
         (["--thresholds", "0.5,2"], "thresholds is 2.0: must lie in [0, 1]"),
         (["--max-drop", "-1"], "max_drop is -1.0: must be at least 0"),
-        (["--split", "gen"], "split is 'gen': must be one of train, dev, test"),
+        (["--split", "gen"], "split is 'gen': the task algorithmic has the splits train, dev, test"),
         (["--metric", "loss"], "metric is 'loss': must be one of token_accuracy"),
     ],
 )

@@ -192,7 +192,7 @@ def test_every_routed_sub_layer_says_at_every_step_what_it_chose(data: st.DataOb
                 if not isinstance(sub, RoutedConfig) or not sub.has_router:
                     continue
                 routers = [("", choosing_heads(sub))]
-                if isinstance(sub, HeadExpertAttentionConfig) and step.keys is None:
+                if isinstance(sub, HeadExpertAttentionConfig) and step.makes_keys:
                     routers.append((".values", sub.n_key_heads))
                 for ending, n in routers:
                     router = f"{use.kind}.{use.weights}{ending}"

@@ -173,7 +173,7 @@ class LoadedRun:
         config, wanted = self.decoding(**decoding), self.recipe.evaluation
         task = build_task(self.recipe.task, self.recipe.data, access, trains=False)
         if split not in task.splits():
-            raise ConfigError([Problem("split", split, f"must be one of {', '.join(task.splits())}")])
+            raise ConfigError([Problem("split", split, task.why_no_split(split))])
         cuts, read = Cuts(), Fingerprint()
         reads_labels: list[str] | None = [] if oracle is not None and self.model.config.generates else None
         with (

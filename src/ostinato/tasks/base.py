@@ -214,8 +214,7 @@ class Task(ABC):
             DataError: a published file cannot be downloaded, or differs from the published one.
         """
         if split not in self.splits():
-            reason = self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
-            raise ConfigError([Problem("split", split, reason)])
+            raise ConfigError([Problem("split", split, self.why_no_split(split))])
         self.check_files([split])
         if split == self.train_split and self.data.train is not None and not self.config.reads_own_files:
             return read_split(self.data, "train", "seq2seq" if self.config.has_sources else "language_model")
@@ -234,6 +233,10 @@ class Task(ABC):
             return f"data.{split} names no file" if split in SPLITS else None
         name, reason = self.missing
         return reason if split == name else None
+
+    def why_no_split(self, split: str) -> str:
+        """Return what would give a split that does not exist, or else which ones there are."""
+        return self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
 
     def rules(self, source: str) -> dict[str, str]:
         """Return what rules without a model answer to a source, by their names, for `ostinato data baselines`."""

@@ -57,7 +57,7 @@ def measure_problems(measure: Measure, recipe: Recipe) -> Iterator[Problem]:
         return
     where = f"measures.{measure.name}"
     if measure.split is not None and measure.split not in task.splits():
-        reason = task.why_missing(measure.split) or f"the task {task.name} has the splits {', '.join(task.splits())}"
+        reason = task.why_no_split(measure.split)
         yield Problem(f"{where}.split", measure.split, reason)
     elif isinstance(measure, EvaluateMeasure):
         yield from _evaluation_problems(measure, recipe, task)
