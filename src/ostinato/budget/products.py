@@ -14,7 +14,6 @@ for every token that its attention looks at. The tokens it is made for:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -212,7 +211,7 @@ def token_macs(of_stack: Iterable[Product], depth: int, deepest: int) -> dict[tu
     Args:
         depth: rounds the token takes part in. deepest: rounds that run, because some token takes part in them.
     """
-    sums: dict[tuple[str, str], Counter[str]] = {}
+    sums: dict[tuple[str, str], dict[str, int]] = {}
     reused: set[Reused] = set()
     for product in of_stack:
         if product.round >= deepest:
@@ -222,8 +221,11 @@ def token_macs(of_stack: Iterable[Product], depth: int, deepest: int) -> dict[tu
             if product.reused is None or product.reused in reused:
                 continue
             reused.add(product.reused)
-        total = sums.setdefault((product.part, product.side), Counter())
-        total.update({"macs": product.macs, product.seen: product.per_key})
+        key = product.part, product.side
+        if key not in sums:
+            sums[key] = {"macs": 0, "source": 0, "target": 0}
+        sums[key]["macs"] += product.macs
+        sums[key][product.seen] += product.per_key
     return {key: TokenMacs(total["macs"], total["source"], total["target"]) for key, total in sums.items()}
 
 

@@ -19,15 +19,21 @@ from ostinato.analysis.drawing import COLOURS, common_legend, finish, new_figure
 from ostinato.config.files import shipped_directory
 from ostinato.config.measures import EvaluateMeasure
 from ostinato.config.sweep import SweepConfig
+from ostinato.data.batching import evaluation_batches
 from ostinato.data.lines import read_lines
+from ostinato.data.rows import encode_rows
 from ostinato.data.sources import parse_object
-from ostinato.evaluation.loading import LoadedRun, load
+from ostinato.decoding.search import inference
+from ostinato.evaluation.loading import load
 from ostinato.evaluation.timing import Effort, Stopwatch, interleave
+from ostinato.tasks.registry import build_task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ostinato.data.batch import Batch
     from ostinato.experiments.sweep.summary import Row
+    from ostinato.models.build import Model
 
 SWEEP, SEED = "parity", 1
 LOOPED, FIXED = "looped", "fixed rounds"
@@ -107,7 +113,7 @@ class Cost:
         rule: `N rounds`, `own rounds THRESHOLD` or `own rounds of tokens THRESHOLD`.
         accuracy: share with all tags right.
         macs: of a sequence, mean.
-        seconds: of a sequence, median of a few evaluations in turns.
+        seconds: of a sequence, median of a few passes in turns.
     """
 
     rule: str
@@ -139,27 +145,31 @@ def costs(sweep: SweepConfig, row: Row, run: Path) -> list[Cost]:
         for measure in sweep.measures_of(row["arm"])
         if isinstance(measure, EvaluateMeasure) and measure.name.startswith(_MIXED) and not measure.name.endswith(_MACS)
     }
-    overrides = next(iter(rules.values())).overrides()
-    loaded = load(run, checkpoint="last", overrides=overrides, halting_threshold="trained")
-    counts = [partial(_evaluate, loaded, measure) for measure in rules.values()]
-    laps = interleave(dict(zip(rules, counts, strict=True)), _EFFORT, Stopwatch(loaded.model.device))
-    n = counts[0]()
+    first = next(iter(rules.values()))
+    loaded = load(run, checkpoint="last", overrides=first.overrides(), halting_threshold="trained")
+    examples = build_task(loaded.recipe.task, loaded.recipe.data, trains=False).examples(first.split)
+    data, model = loaded.recipe.data, loaded.model
+    encoded = list(encode_rows(examples, loaded.tokenizers, data, model.config, training=False, name=first.split))
+    batches = list(evaluation_batches(encoded, data.eval_tokens_per_batch))
+    passes = {rule: partial(_pass, model, batches, measure) for rule, measure in rules.items()}
+    with inference(model):
+        laps = interleave(passes, _EFFORT, Stopwatch(model.device))
     return [
         Cost(
             rule,
             row["values"][f"{_MIXED}{rule}"],
             row["values"][f"{_MIXED}{rule}{_MACS}"],
-            median(lap.seconds for lap in laps[rule]) / n,
+            median(lap.seconds for lap in laps[rule]) / len(encoded),
         )
         for rule in rules
     ]
 
 
-def _evaluate(run: LoadedRun, measure: EvaluateMeasure) -> int:
-    """Evaluate a run as a measure says; return the number of sequences."""
-    rule = measure.model_dump(include={"exit", "exit_scope", "halting_threshold"})
-    with run.model.execution(**rule):
-        return int(run.evaluate(measure.split, metrics=[], by=[], n_steps=measure.n_steps)["n"])
+def _pass(model: Model, batches: Sequence[Batch], measure: EvaluateMeasure) -> None:
+    """Run a model over all batches as a measure says."""
+    with model.execution(**measure.model_dump(include={"exit", "exit_scope", "halting_threshold"})):
+        for batch in batches:
+            model(batch, n_steps=measure.n_steps)
 
 
 def draw(here: Sequence[Row], committed: Sequence[Row], found: Sequence[Cost], path: Path) -> tuple[Path, Path]:
