@@ -16,7 +16,7 @@ from ostinato.tasks.registry import TASKS
 
 def test_names_and_keys_that_begin_so_are_completed() -> None:
     assert completion.recipe_names("parity/") == ["parity/deep", "parity/fixed", "parity/looped", "parity/transformer"]
-    assert completion.sweep_names("parity-") == ["parity-exits", "parity-rates"]
+    assert completion.sweep_names("parity-") == ["parity-exits", "parity-input", "parity-rates"]
     assert completion.claim_names("x-moe/coll") == ["x-moe/collapse"]
     assert completion.setting_keys("training.n_u") == ["training.n_updates=", "training.n_updates=2000"]
     kinds = [f"task.kind={kind}" for kind in TASKS]
