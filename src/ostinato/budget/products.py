@@ -114,13 +114,15 @@ def products(
 
     Args:
         exits: stacks whose tokens stop by a criterion in place of their rule, whose gates are not asked; True: after
-            every round but the last all tokens go through what follows the loop, up to the output, for a prediction.
+            every round but the last the tokens that ran it (all of them, where steps follow the loop, which read each
+            other) go through what follows, up to the output, for a prediction.
 
     Raises:
         ConfigError: a vocabulary size that is neither set nor passed, or `n_steps` for stacks that cannot change it.
     """
     found: dict[str, list[Product]] = {name: [] for name in config.readers()}
     exits, after = exits or {}, {name: list[Product]() for name in found}
+    reads_on = {segment.stack for segment in planned_segments(config, n_steps) if segment.is_after_loop}
     for planned, own in use_products(config, n_steps):
         side = config.side_of(planned.stack)
         found[planned.stack] += own
@@ -154,7 +156,7 @@ def products(
     for name, plan in plans(config, n_steps).items():
         if exits.get(name):
             found[name] += [
-                replace(product, part=f"{name}.{EXITS}", round=r, of_every_token=True, reused=None)
+                replace(product, part=f"{name}.{EXITS}", round=r, of_every_token=name in reads_on, reused=None)
                 for r in range(plan.n_rounds - 1)
                 for product in after[name]
             ]

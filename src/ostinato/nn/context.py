@@ -64,6 +64,7 @@ class Pass:
         keys: keys and values by head of all columns, by the step that made them for others, too.
         halted_keys: places, keys and values `[L, 2 H K]` of the groups of `Round.halted`, by what made them.
         predict: from states that leave a round to logits, given for rules that stop by what is predicted.
+        predicts_alone: no step behind the loop reads other tokens: `predict` takes the states of some, `[N, D]`, too.
         captures, routings, rounds: what is returned beside the states.
     """
 
@@ -85,6 +86,7 @@ class Pass:
     keys: dict[int, Keys] = field(default_factory=dict)
     halted_keys: dict[KeysOf, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     predict: Callable[[Tensor], Tensor] | None = None
+    predicts_alone: bool = False
     captures: dict[CaptureKey, Tensor] = field(default_factory=dict)
     routings: list[Routing] = field(default_factory=list)
     rounds: list[Tensor] = field(default_factory=list)

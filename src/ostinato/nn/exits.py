@@ -16,7 +16,8 @@ so that Huginn's ||h - h'|| / ||h|| < 0.03 is a threshold of 0.97, and its five 
 threshold 1 no token stops early, and none does in training with a gate. All but the gate need no training: a model may
 be trained without, and stop early afterwards.
 
-Predictions are those of the whole rest of the stack. Where steps with attention follow the loop, a token's prediction
+Predictions are those of the whole rest of the stack. Where that is no step, they are made of the tokens that still run
+alone; where they were read of all tokens, nothing would change but the cost. Where steps with attention follow the loop, a token's prediction
 after round t is made beside the other tokens' states after round t, in cached decoding beside those that earlier tokens
 stopped with: there a token may stop after another round than in a pass over the whole sentence (so it is with Huginn).
 
@@ -82,6 +83,7 @@ class ExitPass(HaltingPass):
         super().__init__(states_ND, rows, run)
         self._rule, self._n_rounds = rule, n_rounds
         self._predict: Callable[[Tensor], Tensor] | None = run.predict
+        self._predicts_alone = run.predicts_alone
         learns = rule.unit is not None and rule.unit.training
         self._threshold = math.inf if learns or rule.threshold >= 1.0 else rule.threshold
         self._next_N = self._keep_N
@@ -169,8 +171,11 @@ class ExitPass(HaltingPass):
     def _of_predictions(self, states_ND: Tensor, left_ND: Tensor) -> Tensor:
         """Compare the distributions that are predicted after this round and after the one before."""
         assert self._predict is not None  # a stack has given it
-        logits_BTV = self._predict(self.output(where_active(self.active_N, left_ND, states_ND)))
-        now_NV = torch.log_softmax(self.rows.take(logits_BTV), -1)
+        if self._predicts_alone:
+            logits_NV = self._predict(left_ND)
+        else:
+            logits_NV = self.rows.take(self._predict(self.output(where_active(self.active_N, left_ND, states_ND))))
+        now_NV = torch.log_softmax(logits_NV, -1)
         before_NV, self._before_NV = self._before_NV, now_NV
         highest, criterion = math.log(now_NV.shape[-1]), self._rule.criterion
         if criterion == "margin":

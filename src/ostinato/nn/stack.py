@@ -222,7 +222,11 @@ class Stack:
             states_BTD, _ = self._run(segment, states_BTD, run, signal)
         if isinstance(program[loop].rule, Exit) and self.readout is not None:
             readout = self.readout
-            run = replace(run, predict=lambda left_BTD: readout(self._after(left_BTD, program[loop:], run, signal)))
+            run = replace(
+                run,
+                predict=lambda left_BTD: readout(self._after(left_BTD, program[loop:], run, signal)),
+                predicts_alone=len(program) == loop + 1,
+            )
         advance = partial(self._advance, program[loop], states_BTD, run, signal) if "rounds" in run.request else None
         states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
         # A cost is for training; the steps of decoding would pay for it, token by token.
@@ -242,8 +246,8 @@ class Stack:
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, *of_rounds)
 
     def _after(
-        self, left_BTE: Float[Tensor, "B T E"], program: Program, run: Pass, signal: Any
-    ) -> Float[Tensor, "B T D"]:
+        self, left_BTE: Float[Tensor, "*B E"], program: Program, run: Pass, signal: Any
+    ) -> Float[Tensor, "*B D"]:
         """Return what the stack would give if these states were the last to leave its loop; nothing is kept of it.
 
         Args:
