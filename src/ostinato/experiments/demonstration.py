@@ -188,7 +188,9 @@ def draw(here: Sequence[Row], committed: Sequence[Row], found: Sequence[Cost], p
         _draw_costs(axes, found, [getattr(one, name) / unit for one in found])
     finish(by_macs, "million multiply-accumulates a sequence", "all tags right, %", "Lengths 10 to 24 together: cost")
     finish(by_time, "milliseconds a sequence, on this machine", "", "The same in measured time")
-    figure.suptitle("Running parity, trained on 1 to 8 bits: a repeated block with more rounds than in training, and Transformers")
+    figure.suptitle(
+        "Running parity, trained on 1 to 8 bits: a repeated block with more rounds than in training, and Transformers"
+    )
     common_legend(figure, [far])
     return save_figure(figure, path, overwrite=True)
 
