@@ -195,7 +195,8 @@ def cut(arguments: list[str]) -> list[str]:
     words = [re.sub(r"^training\.n_updates=\d+$", f"training.n_updates={_UPDATES}", word) for word in arguments]
     words = [str(UPSTREAM) if word == "/media/usb/data" else word for word in words]
     if words[0] == "train" and not words[1].startswith("runs/"):
-        words[2:2] = tiny(words[1])
+        has_own_task = any(word.startswith("task={") for word in words)  # whose settings are others
+        words[2:2] = [word for word in tiny(words[1]) if not (has_own_task and word.startswith("task."))]
     if any(word.startswith("training.keep_best=") for word in words):
         words[2:2] = ["training.evaluate_every=1", "training.save_every=1"]
         words = [re.sub(r"^training\.n_updates=\d+$", "training.n_updates=6", word) for word in words]
