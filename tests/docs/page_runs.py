@@ -195,8 +195,9 @@ def cut(arguments: list[str]) -> list[str]:
     words = [re.sub(r"^training\.n_updates=\d+$", f"training.n_updates={_UPDATES}", word) for word in arguments]
     words = [str(UPSTREAM) if word == "/media/usb/data" else word for word in words]
     if words[0] == "train" and not words[1].startswith("runs/"):
-        has_own_task = any(word.startswith("task={") for word in words)  # whose settings are others
-        words[2:2] = [word for word in tiny(words[1]) if not (has_own_task and word.startswith("task."))]
+        # Of a group that the page gives, {kind: ...}, the settings are others.
+        given = tuple(f"{group}." for group, _, value in (word.partition("=") for word in words) if value[:1] == "{")
+        words[2:2] = [word for word in tiny(words[1]) if not word.startswith(given)]
     if any(word.startswith("training.keep_best=") for word in words):
         words[2:2] = ["training.evaluate_every=1", "training.save_every=1"]
         words = [re.sub(r"^training\.n_updates=\d+$", "training.n_updates=6", word) for word in words]
