@@ -40,7 +40,7 @@ SHARED = {
     "ffn": {"d_ff": 16, "share": "sequence", "n_unique": 2, "activation": "gelu"},
     "positions": {"kind": "coordinates"},
     "relative": {"kind": "window", "window": 2},
-    "norm": {"kind": "rms", "placement": "pre"},
+    "norm": {"kind": "rms", "placement": "pre", "final": True},
 }
 TRAINING = {
     "n_updates": 4,
@@ -56,6 +56,7 @@ def experts() -> Settings:
     model: Settings = {"kind": "seq2seq", "encoder": dict(STACK), "decoder": STACK | CROSS}
     add_experts(model)
     add_halting(model)
+    model["encoder"]["self_attention"]["n_kv_heads"] = 1  # all that its one head allows
     return model
 
 
@@ -138,6 +139,8 @@ VALUES: dict[str, list[Any]] = {
     "training.halting.warmup": [4],
     "mean_span": [2.0],
     "data.masking.rate": [0.9],
+    "n_kv_heads": [1],
+    "scale": [0.3],
 }
 """Values where those that are drawn by type would not show: names of things, limits that nothing meets."""
 
