@@ -45,7 +45,8 @@ _ABOUT = """Every question with its answer; behind it a page with figure, table,
 commands. The numbers are computed from the JSON lines in this folder by `python docs/results/make.py`; a test runs it
 with `--check`. ± is the standard deviation over seeds, brackets are intervals. Absolute times are of two shared x86
 cores, one thread a run, with other work beside it: they say what order of time to expect, no more. What the papers
-claim, with verdicts, is in [claims.md](claims.md)."""
+claim, with verdicts, is in [claims.md](claims.md), a list that is longer than a page. Where a page has no published
+numbers, none are known to us that measure the same; a few answers take two sentences."""
 
 
 class Published(Config):

@@ -85,7 +85,7 @@ LINES = (
     Line(FIXED, "a round a bit", _as_many_as_bits),
     Line(FIXED, "12 rounds", _as_trained),
     Line("Transformer, equal parameters", "", _as_trained),
-    Line("Transformer, equal MACs", "", _as_trained),
+    Line("Transformer, equal MACs", "those of 12 rounds", _as_trained),
 )
 
 
@@ -189,7 +189,7 @@ def draw(here: Sequence[Row], committed: Sequence[Row], found: Sequence[Cost], p
     finish(by_macs, "million multiply-accumulates a sequence", "all tags right, %", "Lengths 10 to 24 together: cost")
     finish(by_time, "milliseconds a sequence, on this machine", "", "The same in measured time")
     figure.suptitle(
-        "Running parity, trained on 1 to 8 bits: a repeated block with more rounds than in training, and Transformers"
+        "Is the number of ones so far odd? Trained on 1 to 8 bits: a block repeated more often, and Transformers"
     )
     common_legend(figure, [far])
     return save_figure(figure, path, overwrite=True)
@@ -216,15 +216,16 @@ def _draw_lengths(axes: Axes, here: Sequence[Row], committed: Sequence[Row]) -> 
 
 
 def _draw_costs(axes: Axes, found: Sequence[Cost], at: Sequence[float]) -> None:
-    for stops, colour, name in (
-        ("none", "gray", "always as many rounds"),
-        ("sequence", COLOURS[0], "every sequence stops by itself"),
-        ("token", COLOURS[3], "every token stops by itself"),
+    # Lines and colours as in the other half: see `LINES`.
+    for stops, look, colour, name in (
+        ("none", "-", "gray", "always as many rounds"),
+        ("sequence", "--", COLOURS[0], "every sequence stops by itself"),
+        ("token", "-.", COLOURS[0], "every token stops by itself"),
     ):
         points = sorted(
             (x, 100 * one.accuracy, one.threshold) for x, one in zip(at, found, strict=True) if one.stops == stops
         )
-        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], ".-", color=colour, label=name)
+        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker=".", ls=look, color=colour, label=name)
         for x, y, text in points:
             axes.annotate(text, (x, y), textcoords="offset points", xytext=(3, -9), fontsize=6.5, color=colour)
     axes.legend(fontsize=7, frameon=False, loc="lower right")
