@@ -23,6 +23,7 @@ from ostinato.config.files import write_yaml
 from ostinato.experiments.sweep import cluster_executor
 from ostinato.experiments.sweep.choose import ExecutorChoice
 from ostinato.experiments.sweep.files import load_sweep
+from ostinato.experiments.sweep.rows import results_folder
 from ostinato.experiments.sweep.schedule import run_sweep
 from ostinato.experiments.sweep.watch import Event
 
@@ -150,5 +151,6 @@ def test_a_job_of_submitit_that_is_killed_is_started_again(
     executor = ExecutorChoice("slurm", workers=1, slurm=("cluster=local",)).make(store)
     run_sweep(sweep, store, executor=executor, watcher=watcher)
     assert watcher.killed
-    assert (store / RESULTS).read_bytes() == (tmp_path / "plain" / RESULTS).read_bytes()
+    found, alone = (results_folder(sweep, one) / "results.jsonl" for one in (store, tmp_path / "plain"))
+    assert found.read_bytes() == alone.read_bytes()
     assert any("started again" in event.text for event in watcher.events)
