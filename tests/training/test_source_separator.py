@@ -72,4 +72,6 @@ def test_a_comment_in_place_of_a_separator_is_an_error() -> None:
 def test_what_a_model_costs_is_counted_before_the_separators_id_is_known() -> None:
     recipe = load_recipe("algorithmic/copy-universal", ["model.source_separator='3'"])
     sized = size_model(recipe, source=14, target=14).model
-    build_model(sized).encode(Batch.from_lists([[4]], [[5, 6, 7]]))
+    cache = build_model(sized).encode(Batch.from_lists([[4]], [[5, 6, 7]]))
+    assert cache.memory_BSD is not None
+    assert cache.memory_BSD.shape == (1, 4, sized.d_model)

@@ -112,11 +112,9 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Offsets that cannot be shared, and encoders whose tokens take in more than they see."""
         yield from super().problems(path)
-        given = {"source_separator": self.source_separator, "source_separator_id": self.source_separator_id}
-        for key, value in given.items():
-            if value is not None:
-                yield from (Problem(f"{path}{key}", value, reason) for reason in self._why_texts_touch(path))
-                break
+        key = "source_separator_id" if self.source_separator is None else "source_separator"
+        if (separator := getattr(self, key)) is not None:
+            yield from (Problem(f"{path}{key}", separator, reason) for reason in self._why_texts_touch(path))
         size = self.source_vocab_size
         if self.source_separator_id is not None and size is not None and self.source_separator_id >= size:
             reason = f"must be below the size of the source's vocabulary, {size}"

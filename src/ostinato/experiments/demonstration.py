@@ -69,18 +69,10 @@ def _as_many_as_bits(bits: int) -> str:
     return _as_trained(12) if bits == 12 else f"{bits} rounds.{bits}"
 
 
-def _own(bits: int) -> str:
-    return f"{_OWN}.{bits}"
-
-
-def _own_of_tokens(bits: int) -> str:
-    return f"{_OF_TOKENS}.{bits}"
-
-
 LINES = (
     Line(LOOPED, "a round a bit", _as_many_as_bits),
-    Line(LOOPED, "sequences stop by themselves", _own),
-    Line(LOOPED, "tokens stop by themselves", _own_of_tokens),
+    Line(LOOPED, "sequences stop by themselves", f"{_OWN}.{{}}".format),
+    Line(LOOPED, "tokens stop by themselves", f"{_OF_TOKENS}.{{}}".format),
     Line(LOOPED, "12 rounds", _as_trained),
     Line(FIXED, "a round a bit", _as_many_as_bits),
     Line(FIXED, "12 rounds", _as_trained),

@@ -68,8 +68,7 @@ def split_problems(recipe: Recipe, task: Task) -> Iterator[Problem]:
     named += [("evaluation.splits", split) for split in recipe.evaluation.splits or []]
     for key, split in named:
         if split not in task.splits():
-            reason = task.why_no_split(split)
-            yield Problem(key, split, reason)
+            yield Problem(key, split, task.why_no_split(split))
 
 
 def metric_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:

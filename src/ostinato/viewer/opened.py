@@ -61,8 +61,6 @@ class OpenRun:
         """
         if self._task is None:
             raise DataError(self._why_none)
-        if split not in self._task.splits():
-            raise ConfigError([Problem("split", split, self._task.why_no_split(split))])
         if split not in self._examples:
             self._examples[split] = list(islice(self._task.examples(split), self.limits.known))
         return self._examples[split]
