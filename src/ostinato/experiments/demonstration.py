@@ -142,7 +142,7 @@ def costs(sweep: SweepConfig, row: Row, run: Path) -> list[Cost]:
     examples = build_task(loaded.recipe.task, loaded.recipe.data, trains=False).examples(first.split)
     data, model = loaded.recipe.data, loaded.model
     encoded = list(encode_rows(examples, loaded.tokenizers, data, model.config, training=False, name=first.split))
-    batches = list(evaluation_batches(encoded, data.eval_tokens_per_batch))
+    batches = [batch.to(model.device) for batch in evaluation_batches(encoded, data.eval_tokens_per_batch)]
     passes = {rule: partial(_pass, model, batches, measure) for rule, measure in rules.items()}
     with inference(model):
         laps = interleave(passes, _EFFORT, Stopwatch(model.device))

@@ -16,8 +16,8 @@ so that Huginn's ||h - h'|| / ||h|| < 0.03 is a threshold of 0.97, and its five 
 threshold 1 no token stops early, and none does in training with a gate. All but the gate need no training: a model may
 be trained without, and stop early afterwards.
 
-Predictions are those of the whole rest of the stack, where that is no step of the tokens that still run alone. Where
-steps with attention follow the loop, a token's prediction after round t is made beside the other tokens' states after
+Predictions are those of the whole rest of the stack. Where no step follows the loop, only the tokens that still run are
+predicted for. Where steps with attention follow it, a token's prediction after round t is made beside the other tokens' states after
 round t, in cached decoding beside those that earlier tokens stopped with: there a token may stop after another round
 than in a pass over the whole sentence (so it is with Huginn).
 
