@@ -17,9 +17,9 @@ threshold 1 no token stops early, and none does in training with a gate. All but
 be trained without, and stop early afterwards.
 
 Predictions are those of the whole rest of the stack. Where no step follows the loop, only the tokens that still run are
-predicted for. Where steps with attention follow it, a token's prediction after round t is made beside the other tokens' states after
-round t, in cached decoding beside those that earlier tokens stopped with: there a token may stop after another round
-than in a pass over the whole sentence (so it is with Huginn).
+predicted for. Where steps with attention follow it, a token's prediction after round t is made beside the other tokens'
+states after round t, in cached decoding beside those that earlier tokens stopped with: there a token may stop after
+another round than in a pass over the whole sentence (so it is with Huginn).
 
 A token that has stopped is frozen, as halted tokens are. With `freezes` false all rounds go on and only the output is
 chosen (as in the public code of Ouro): the plain twin, which saves nothing.
