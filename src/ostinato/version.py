@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 PACKAGE = Path(__file__).parent
 LEARNING = (
     *("plan.py", "config", "kernels", "nn", "data", "metrics", "models", "tasks"),
