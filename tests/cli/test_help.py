@@ -118,3 +118,11 @@ def test_an_empty_path_is_not_the_folder_in_which_one_is(run, words: list[str]) 
     outcome = run(*words)
     assert outcome.code == 2
     assert "is empty: name a file or folder" in " ".join(outcome.err.split())
+
+
+def test_what_commands_import_is_not_searched_for_garbage_again_and_again() -> None:
+    # `doctor` imports torch. By the limits of Python itself there are three full collections.
+    check = "import atexit, gc, ostinato.cli\natexit.register(lambda: print('full', gc.get_stats()[2]['collections']))\n"
+    done = python("-c", f"{check}ostinato.cli.main(['doctor'])")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.rpartition("full ")[2]) == 0, done.stdout
