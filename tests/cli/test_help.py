@@ -26,7 +26,7 @@ for arguments in {calls}:
         main(arguments)
     except SystemExit as end:
         assert end.code in (0, None), (arguments, end.code)
-heavy = {{"torch", "numpy", "omegaconf", "tokenizers"}} & set(sys.modules)
+heavy = {{"torch", "numpy", "pydantic", "omegaconf", "tokenizers"}} & set(sys.modules)
 assert not heavy, heavy
 """
 
@@ -122,7 +122,7 @@ def test_an_empty_path_is_not_the_folder_in_which_one_is(run, words: list[str]) 
 
 def test_what_commands_import_is_not_searched_for_garbage_again_and_again() -> None:
     # `doctor` imports torch. By the limits of Python itself there are three full collections.
-    check = "import atexit, gc, ostinato.cli\natexit.register(lambda: print('full', gc.get_stats()[2]['collections']))\n"
-    done = python("-c", f"{check}ostinato.cli.main(['doctor'])")
+    at_exit = "atexit.register(lambda: print('full', gc.get_stats()[2]['collections']))"
+    done = python("-c", f"import atexit, gc, ostinato.cli; {at_exit}; ostinato.cli.main(['doctor'])")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.rpartition("full ")[2]) == 0, done.stdout

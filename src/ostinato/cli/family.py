@@ -18,7 +18,6 @@ from ostinato.cli.options import (
     words_of,
 )
 from ostinato.cli.output import number, print_json, print_line, print_wide
-from ostinato.config.base import MOST
 
 if TYPE_CHECKING:
     from ostinato.budget.family import Family
@@ -99,6 +98,8 @@ def _longest(recipe: Recipe) -> int:
 
 def parse_depths(text: str) -> list[int]:
     """Return the depths in a text such as `1..3,6`: 1, 2, 3, 6."""
+    from ostinato.config.base import MOST
+
     depths: dict[int, None] = {}
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")
