@@ -63,8 +63,11 @@ together train-step train_step "$out/train-step-1-with-parts.jsonl" "$out/train-
 together decode decode "$out/decode-1.jsonl" "$out/decode-2.jsonl"
 together startup startup "$out/startup-1.jsonl" "$out/startup-2.jsonl" "$out/startup-3.jsonl"
 together moe-ffn moe_ffn "$out/moe-ffn-1.jsonl" "$out/moe-ffn-2.jsonl" "$out/moe-ffn-3.jsonl"
-cp "$out/moe-ffn-2.jsonl" docs/results/moe-ffn-run-2.jsonl
-cp "$out/moe-ffn-3.jsonl" docs/results/moe-ffn-run-3.jsonl
+# Its page has a run a file, some layers ran in the first one only; the verdicts are of all three.
+verdict='"kind": "verdict"'
+{ grep -v "$verdict" "$out/moe-ffn-1.jsonl"; grep "$verdict" "$out/moe-ffn.jsonl"; } > docs/results/moe-ffn.jsonl
+grep -v "$verdict" "$out/moe-ffn-2.jsonl" > docs/results/moe-ffn-run-2.jsonl
+grep -v "$verdict" "$out/moe-ffn-3.jsonl" > docs/results/moe-ffn-run-3.jsonl
 if test -n "$HALTING_TRACE"; then
     together halting halting "$out/halting-1.jsonl" "$out/halting-2.jsonl" "$out/halting-3.jsonl"
 fi
@@ -72,8 +75,12 @@ for name in train-step-compiled momha decoding-speed halting-nobody halting-segm
     cp "$out/$name.jsonl" docs/results/
 done
 cp "$out/update-time-small.jsonl" docs/results/update-time-vs-depth-small.jsonl
+cp "$out/update-time-small.png" docs/results/update-time-vs-depth-small.png
 cp "$out/update-time-41m.jsonl" docs/results/update-time-vs-depth-41m.jsonl
 cp "$out/loops.jsonl" docs/results/train-step-loops.jsonl
 cp "$out/loops-fresh.jsonl" docs/results/train-step-loops-fresh.jsonl
+if test -n "$OLD"; then
+    cp "$out/against-segments.jsonl" docs/results/
+fi
 python benchmarks/speed_document.py
 python docs/results/make.py
