@@ -26,7 +26,7 @@ for arguments in {calls}:
         main(arguments)
     except SystemExit as end:
         assert end.code in (0, None), (arguments, end.code)
-heavy = {{"torch", "numpy", "pydantic", "omegaconf", "tokenizers"}} & set(sys.modules)
+heavy = {{"torch", "numpy", "omegaconf", "tokenizers"}} & set(sys.modules)
 assert not heavy, heavy
 """
 
@@ -118,6 +118,12 @@ def test_an_empty_path_is_not_the_folder_in_which_one_is(run, words: list[str]) 
     outcome = run(*words)
     assert outcome.code == 2
     assert "is empty: name a file or folder" in " ".join(outcome.err.split())
+
+
+def test_the_overview_is_written_without_settings() -> None:
+    # The library of the command line imports pydantic for the help of a single command.
+    done = python("-c", f"{_EVERY_HELP.format(calls=[['--help']])}assert 'pydantic' not in sys.modules")
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_commands_import_is_not_searched_for_garbage_again_and_again() -> None:
