@@ -448,3 +448,12 @@ def test_bytes_of_a_process_are_listed_by_the_number_of_processes(run) -> None:
     [with_mean] = json.loads(run("plan", "depth/small", "training.ema_decay=0.9", *sizes, "--ranks", "1", "--json").out)
     assert with_mean["ranks"][0]["optimizer"] == whole["optimizer"] + whole["parameters"]
     assert run("plan", "depth/small", "--ranks", "0").code == 2
+
+
+def test_a_setting_may_be_longer_than_the_name_of_a_file(run) -> None:
+    done = run("plan", "scan/universal", f"name={'a' * 300}")
+    assert done.code == 0, done.err
+    refused = run("plan", "scan/universal", f"seed={'a' * 300}")
+    assert refused.code == 2
+    assert "seed" in refused.err
+    assert "too long" not in refused.err

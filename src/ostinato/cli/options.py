@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -307,5 +308,6 @@ def words_of(context: typer.Context, names: Iterable[str]) -> list[str]:
 
 def split_settings(words: list[str]) -> tuple[list[str], list[str]]:
     """Split words into names and settings (key=value); the name of a file or folder may hold a "=", too."""
-    settings = [word for word in words if "=" in word and not Path(word).exists()]
+    # Of a word longer than the name of a file may be, `Path.exists` raises what the system says.
+    settings = [word for word in words if "=" in word and not os.path.lexists(word)]
     return [word for word in words if word not in settings], settings
