@@ -145,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 done; 1 a run that could not go on (a full disk, no memory), or lines that could not be read while the
     others were; 2 wrong use, settings or data; 130 interrupted (Ctrl-C, SIGTERM).
     """
-    # Imports make a million objects that stay. By default the collector of garbage goes through all of them after every
-    # 70,000 new ones, as long as they grow by a quarter: a fifth of the time to the first update.
+    # Imports make objects that stay. By default the collector of garbage goes through all of them after every 70,000
+    # new ones, as long as they grow by a quarter: a large part of the time to the first update.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.
