@@ -121,7 +121,8 @@ def experts(device: torch.device, *, tiny: bool) -> Parts:
     for n_experts in (8, 64):
         work = moe_layers.make_work(moe_layers.Cell(n_experts, 2, **sizes), device=device)
         makers = (moe_layers.dense, moe_layers.ours, moe_layers.grouped_mm)
-        yield f"experts {n_experts}:2", (_lowered(make(work), device) for make in makers)
+        found = [make(work, is_compiled=is_compiled) for is_compiled in (False, True) for make in makers]
+        yield f"experts {n_experts}:2", (_lowered(one, device) for one in found)
 
 
 def decoding(device: torch.device, *, tiny: bool) -> Parts:

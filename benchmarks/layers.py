@@ -56,13 +56,17 @@ def layer(
     *,
     run: Callable[[Tensor], Tensor] | None = None,
     note: str = "",
+    is_compiled: bool = False,
 ) -> Contestant:
     """Return a module as a contestant.
 
     Args:
         x: the inputs, a leaf. run: from inputs to outputs; None: the module itself.
+        is_compiled: by torch.compile, as one graph; the name says so.
     """
     run = run or module
+    if is_compiled:
+        name, run = f"{name}, compiled", torch.compile(run, fullgraph=True, dynamic=False)
     parameters = tuple(module.parameters())
     leaf = x.detach().requires_grad_()
     grad = torch.ones_like(x)

@@ -92,18 +92,20 @@ def make_work(cell: Cell, seed: int = 1, device: torch.device | None = None) -> 
     return Work(cell, x_ND.view(*cell.batch, -1).to(device), router_ED.to(device), experts_NK)
 
 
-def dense(work: Work, activation: Activation = "relu") -> Contestant:
+def dense(work: Work, activation: Activation = "relu", *, is_compiled: bool = False) -> Contestant:
     """Our dense feed-forward whose work a token equals that of k experts."""
     name, width = ("dense", work.cell.width) if activation == "relu" else (f"dense {activation}", _gated(work.cell))
     settings = DenseFeedForwardConfig(d_ff=width, activation=activation, bias=False)
-    return layer(name, "dense", _built(settings, work), work.x_BTD)
+    return layer(name, "dense", _built(settings, work), work.x_BTD, is_compiled=is_compiled)
 
 
 def _gated(cell: Cell) -> int:
     return 2 * cell.width // 3
 
 
-def ours(work: Work, backend: BackendChoice = "auto", activation: Activation = "relu") -> Contestant:
+def ours(
+    work: Work, backend: BackendChoice = "auto", activation: Activation = "relu", *, is_compiled: bool = False
+) -> Contestant:
     """Our mixture: router, sorting, gathering and combining included."""
     cell = work.cell
     module = our_module(work, activation)
@@ -115,7 +117,7 @@ def ours(work: Work, backend: BackendChoice = "auto", activation: Activation = "
         x_ND = x_BTD.flatten(0, 1)
         return module(x_ND, module.route(x_ND, backend=backend)).view_as(x_BTD)
 
-    return layer(name, "ours", module, work.x_BTD, run=run, note=str(cell.d_ff))
+    return layer(name, "ours", module, work.x_BTD, run=run, note=str(cell.d_ff), is_compiled=is_compiled)
 
 
 def ours_in_new_memory(work: Work) -> Contestant:
@@ -154,10 +156,11 @@ def _set(parameter: nn.Parameter, value: Tensor) -> None:
         parameter.copy_(value)
 
 
-def grouped_mm(work: Work) -> Contestant:
+def grouped_mm(work: Work, *, is_compiled: bool = False) -> Contestant:
     """The plainest sparse layer torch offers: sort, grouped product, ReLU, grouped product, index_add."""
     note = "sorts, torch.nn.functional.grouped_mm"
-    return layer("torch grouped_mm", "reference", GroupedFeedForward(work), work.x_BTD, note=note)
+    module = GroupedFeedForward(work)
+    return layer("torch grouped_mm", "reference", module, work.x_BTD, note=note, is_compiled=is_compiled)
 
 
 class GroupedFeedForward(nn.Module):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from copy import copy
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +56,7 @@ class Chooser(HaltingRule):
     def __init__(self, routers: Routers, z: float) -> None:
         self.routers, self.z = routers, z
 
-    def whole(self) -> Self:
+    def whole(self) -> HaltingRule:
         """Return the rule that leaves nobody out: what rounds add is still weighed by the routers."""
         found = copy(self)
         found.leaves_out = False

@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Self
 
 import torch
 
@@ -42,7 +41,7 @@ class HaltingRule(ABC):
     freezes: bool = True
     chooses_tokens: bool = False
 
-    def at(self, threshold: float) -> Self:
+    def at(self, threshold: float) -> HaltingRule:
         """Return the same rule, with the same unit, at another threshold; itself where it has none."""
         if math.isinf(self.threshold):
             return self
