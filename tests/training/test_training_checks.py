@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from tiny_runs import records, tiny_recipe, weights
+from torch.torch_version import TorchVersion
 
 from ostinato.config.training import ExpertBackend
 from ostinato.errors import CheckpointError, ConfigError, Problem
@@ -58,6 +59,17 @@ def test_models_with_experts_are_compiled_in_bfloat16_only(tmp_path: Path, monke
 
 
 @pytest.mark.sampled
+def test_rounds_with_maps_of_their_own_are_compiled_by_torch_2_12_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda run, **how: run)
+    recipe = load_recipe("looped/relaxed-recursive-toy", ["training.compile=true"])
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.0"))
+    check_training(recipe, torch.device("cpu"))
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu130"))
+    with pytest.raises(ConfigError, match="delta_rank") as error:
+        check_training(recipe, torch.device("cpu"))
+    assert [problem.key for problem in error.value.problems] == ["training.compile"]
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [

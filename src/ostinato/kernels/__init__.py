@@ -13,6 +13,7 @@ from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
     autocast_dtype,
     float64,
+    is_exporting,
     mean_where,
     moved,
     on_device,
@@ -81,6 +82,7 @@ __all__ = [
     "float64",
     "gather",
     "hidden_score",
+    "is_exporting",
     "keep_freed_memory",
     "mean_where",
     "moved",

@@ -18,6 +18,8 @@ from torch import Tensor
 from ostinato.errors import ConfigError, Problem
 
 _WITHOUT_FLOAT64 = ("mps",)
+# Not asked of torch: a pass that torch 2.11 compiles may not ask.
+_WITHOUT_AUTOCAST = ("meta",)
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -26,6 +28,14 @@ def runs_ahead(device: torch.device) -> bool:
     What is being compiled runs ahead on any device: there are no numbers yet.
     """
     return device.type != "cpu" or torch.compiler.is_compiling()
+
+
+def is_exporting() -> bool:
+    """Return whether a pass is being traced as a graph for all data (torch.export).
+
+    `torch.compiler.is_exporting` says so of every pass that torch 2.11 compiles; this is what it reads.
+    """
+    return torch.compiler._is_exporting_flag
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:
@@ -60,7 +70,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     Devices that have no autocast (`meta`) never have one on.
     """
     kind = device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind in _WITHOUT_AUTOCAST or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
 

@@ -19,6 +19,7 @@ from ostinato.config.training import BalanceConfig, DepthCostConfig, RoundLossCo
 from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding.search import inference, left_padded, real_ids, search
 from ostinato.errors import ConfigError, DataError, Problem, see
+from ostinato.kernels import is_exporting
 from ostinato.models.embeddings import Embeddings
 from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss_of_rounds, requested
 from ostinato.models.output import ModelOutput
@@ -383,7 +384,7 @@ def _tokens(ids: Tensor, keep: Tensor | None, name: str) -> Tokens:
 
 def keep_or_none(tokens: Tokens) -> Tensor | None:
     """Return the keep mask, or None where nothing is padding: attention is faster without a mask."""
-    if torch.compiler.is_exporting():  # a graph holds for all masks
+    if is_exporting():  # a graph holds for all masks
         return tokens.keep_BT
     is_full = bool(tokens.keep_BT.all()) if tokens.is_full is None else tokens.is_full
     return None if is_full else tokens.keep_BT

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws, attend_dropped, attend_some, hidden_score, without_autocast
+from ostinato.kernels import Draws, attend_dropped, attend_some, hidden_score, is_exporting, without_autocast
 from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32, some_outputs
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -33,7 +33,8 @@ class Visibility:
         offset: columns before the first query (cached ones).
         prefix_BS: True for keys of the prefix, which see each other in both directions; None where there is no
             prefix, or where it is cached already: what comes after a prefix sees it anyway.
-        columns_BA: the columns of the queries, where they are not all of them in order.
+        columns_BA: the columns of the queries, where they are not all of them in order; of those sentences only that
+            have a query (Q in the shape checks), while the others are of all until `of_sentences` takes their part.
         near_BAS: True for keys within a query's reach; None where all are.
         texts_BS: number of the text that every column belongs to, where several texts stand in a row: a query sees keys
             of its own text only. Given only where the queries are all the keys; None: a row is one text.
@@ -44,8 +45,8 @@ class Visibility:
     keep_BS: Bool[Tensor, "B M"] | None = None
     offset: int = 0
     prefix_BS: Bool[Tensor, "B S"] | None = None
-    columns_BA: Int[Tensor, "B A"] | None = None
-    near_BAS: Bool[Tensor, "#B A S"] | None = None
+    columns_BA: Int[Tensor, "Q A"] | None = None
+    near_BAS: Bool[Tensor, "#Q A S"] | None = None
     texts_BS: Int[Tensor, "B S"] | None = None
     n_sets: int = 1
 
@@ -213,7 +214,7 @@ class MultiHead(Dropping):
             draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
         """
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
-        if torch.compiler.is_exporting():  # fused kernels are no part of a graph, and lay out their result as they like
+        if is_exporting():  # fused kernels are no part of a graph, and lay out their result as they like
             x_BHQK = self.weights(q_BHQK, k_BHSK, visibility, bias) @ self._for_all_heads(v_BHSK)
             return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1

@@ -154,7 +154,7 @@ class Execution:
     def repeats_with_gradient(self, index: int | Tensor, n_rounds: int) -> float:
         """Return how often round `index` (0-based) of so many changes a state with a gradient, at its end."""
         given = self.gradient_repeats
-        return math.inf if given is None else given[max(int(index) - n_rounds, -len(given))]
+        return math.inf if given is None else float(given[max(int(index) - n_rounds, -len(given))])
 
     def rounds_of(self, stack: str) -> int | RoundsByLength | RoundsBySentence | None:
         """Return the rounds of a stack; None: the plan's."""

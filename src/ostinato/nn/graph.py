@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ostinato.kernels import is_exporting
 from ostinato.nn.cache import Cache, ColumnWindow
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.halting import HaltingPass
@@ -43,7 +44,7 @@ def repeat_while(
     Args:
         of_known_sizes: tensors some of whose sizes the two functions know, whether they read them or not.
     """
-    if not torch.compiler.is_exporting():
+    if not is_exporting():
         while goes_on(*carried):
             carried = body(*carried)
         return carried

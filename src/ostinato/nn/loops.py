@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ostinato.kernels import is_exporting
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.layers import Linear, at_least_float32
 from ostinato.nn.shapes import Float, Int, Tensor
@@ -186,7 +187,7 @@ class NoiseState(nn.Module):
         if self.training:
             return self.std * _cut_normal(entry_BTD)
         # Tables of so many positions each: a longer sentence adds tables, and changes none.
-        if torch.compiler.is_exporting():
+        if is_exporting():
             highest = POSITIONS_OF_A_GRAPH - 1
         else:
             highest = int(positions.max()) if positions.numel() else 0

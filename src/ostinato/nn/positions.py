@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import DataError
-from ostinato.kernels import float64
+from ostinato.kernels import float64, is_exporting
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
@@ -162,7 +162,7 @@ class Learned(PositionSignal):
             DataError: a position that has no vector.
         """
         n_positions = self._table.num_embeddings - self._offset
-        if torch.compiler.is_exporting():  # whoever runs the graph finds a row that is not there
+        if is_exporting():  # whoever runs the graph finds a row that is not there
             length = 0
         else:
             length = highest_position(positions, n_columns) + 1
@@ -193,7 +193,7 @@ class Coordinates(Sinusoidal):
     def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return P[i] + P[t]."""
         assert prepared is not None
-        if isinstance(index, Tensor) or torch.compiler.is_exporting():
+        if isinstance(index, Tensor) or is_exporting():
             number = torch.as_tensor(index, device=prepared.device) + 1
             return prepared + _sinusoids(number, self.d_model, self.in_halves)
         return prepared + _table(_room(index + 2), self.d_model, prepared.device)[index + 1]

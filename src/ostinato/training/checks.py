@@ -106,6 +106,8 @@ def _why_not_compilable(model: TokenModel, device: torch.device, is_lowered: boo
         )
     if not model.stacks:
         return "recurrent models cannot be compiled: their sentences are packed by length"
+    if torch.__version__ < "2.12" and any(len(stack.banks.delta) for stack in model.stacks.values()):
+        return "torch 2.11 cannot compile rounds that add maps of their own (delta_rank): torch 2.12 or later can"
     try:
         torch.compile(lambda x: 2 * x)(torch.ones(2, device=device))
     except Exception as error:  # The compiler may be missing, or fail with an error of any type.

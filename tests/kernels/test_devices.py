@@ -1,0 +1,36 @@
+"""What is asked of torch about devices and tracing, in ways that all of its versions answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ostinato.kernels import autocast_dtype, is_exporting
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu", "meta"])
+def test_devices_without_autocast_are_those_that_torch_knows(kind: str) -> None:
+    device = torch.device(kind)
+    assert autocast_dtype(device) is None
+    if torch.amp.is_autocast_available(kind):
+        torch.is_autocast_enabled(kind)  # what the answer was read from
+    else:
+        with pytest.raises(RuntimeError):
+            torch.is_autocast_enabled(kind)
+
+
+class Tells(torch.nn.Module):
+    """Returns 1 where it is exported, 0 elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x) if is_exporting() else torch.zeros_like(x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_pass_that_is_compiled_is_none_that_is_exported(strict: bool) -> None:
+    x = torch.randn(2)
+    assert Tells()(x).tolist() == [0, 0]
+    assert torch.compile(Tells(), backend="eager", fullgraph=True)(x).tolist() == [0, 0]
+    assert torch.export.export(Tells(), (x,), strict=strict).module()(x).tolist() == [1, 1]
+    assert Tells()(x).tolist() == [0, 0]
