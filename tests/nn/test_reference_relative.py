@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ostinato.data.batch import Batch, Tokens
 from ostinato.interop import HalfSplit
+from ostinato.models import build_model
+from ostinato.nn.execution import Execution
 from ostinato.nn.relative import Alibi, Buckets, LinearScaling, Llama3Scaling, RelativeWindow, Rotary
+from ostinato.tasks.recipes import load_recipe
 from reference.equations import alibi_slope, bucket, llama3_frequency, rotate, window_entry
 
 T, S, H, K = 5, 7, 2, 4
@@ -75,11 +79,11 @@ def test_rotations_are_the_papers_and_scores_know_distances_only(is_interleaved:
     torch.manual_seed(0)
     module = Rotary(K, base=100.0, n_turned=n_turned, is_interleaved=is_interleaved)
     x_BHTK = torch.randn(1, 1, T, K).double()
-    turned = module.rotate(x_BHTK, torch.arange(T)[None])
+    turned = module.rotate(x_BHTK, module.turns(torch.arange(T)[None], x_BHTK.dtype))
     for t in range(T):
         expected = rotate(x_BHTK[0, 0, t], t, _frequencies(100.0, n_turned), is_interleaved=is_interleaved)
         torch.testing.assert_close(turned[0, 0, t], expected)
-    shifted = module.rotate(x_BHTK, torch.arange(T)[None] + 1000)
+    shifted = module.rotate(x_BHTK, module.turns(torch.arange(T)[None] + 1000, x_BHTK.dtype))
     torch.testing.assert_close(turned[0, 0] @ turned[0, 0].T, shifted[0, 0] @ shifted[0, 0].T)
     torch.testing.assert_close(turned.norm(dim=-1), x_BHTK.norm(dim=-1))
 
@@ -88,16 +92,19 @@ def test_rotations_keep_their_precision_far_into_a_text() -> None:
     x_BHTK = torch.ones(1, 1, 1, K)
     far = torch.tensor([[1_000_003]])
     expected = rotate(x_BHTK[0, 0, 0].double(), 1_000_003, _frequencies(10_000.0))
-    torch.testing.assert_close(Rotary(K, 10_000.0).rotate(x_BHTK, far)[0, 0, 0].double(), expected, rtol=0, atol=1e-6)
+    module = Rotary(K, 10_000.0)
+    turned = module.rotate(x_BHTK, module.turns(far, x_BHTK.dtype))
+    torch.testing.assert_close(turned[0, 0, 0].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_rows_in_another_order_turn_interleaved_pairs_into_halves() -> None:
     q, k = torch.randn(2, 1, 1, T, K, dtype=torch.float64)
     scores = []
     for is_interleaved in (True, False):
-        turn = Rotary(K, 50.0, is_interleaved=is_interleaved).rotate
+        rotary = Rotary(K, 50.0, is_interleaved=is_interleaved)
+        turns = rotary.turns(torch.arange(T)[None], torch.float64)
         rows = [x if is_interleaved else HalfSplit(K).to_ours(x[0, 0].T).T[None, None] for x in (q, k)]
-        turned = [turn(x, torch.arange(T)[None]) for x in rows]
+        turned = [rotary.rotate(x, turns) for x in rows]
         scores.append(turned[0] @ turned[1].transpose(-1, -2))
     torch.testing.assert_close(*scores)
 
@@ -125,3 +132,17 @@ def test_penalties_grow_with_the_distance_by_the_slopes_of_the_heads() -> None:
         for h in range(n_heads):
             expected = -alibi_slope(h, n_heads) * distances[:, :].abs().double()
             torch.testing.assert_close(bias[:, h], expected)
+
+
+@pytest.mark.parametrize("execution", [Execution(), Execution(recompute=True)])
+def test_positions_are_turned_into_angles_once_a_pass_for_all_steps(
+    monkeypatch: pytest.MonkeyPatch, execution: Execution
+) -> None:
+    config = load_recipe("dense/llama-toy", ["model.decoder.n_steps=3"]).model
+    model = build_model(config.model_copy(update=config.vocabulary_sizes(20, 20))).train()
+    asked, turns = [], Rotary.turns
+    monkeypatch.setattr(Rotary, "turns", lambda self, *given: asked.append(given) or turns(self, *given))
+    ids = torch.randint(4, 20, (2, 5))
+    tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
+    model(Batch(tokens, ids, tokens.keep_BT), execution=execution).logits_BTV.sum().backward()
+    assert len(asked) == 1

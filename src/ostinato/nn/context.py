@@ -11,6 +11,7 @@ import torch
 from ostinato.nn.attention import Visibility
 from ostinato.nn.cache import Cache
 from ostinato.nn.execution import Execution
+from ostinato.nn.relative import Turns
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Int, Tensor
 from ostinato.nn.types import CaptureKey, Routing
@@ -60,6 +61,7 @@ class Pass:
         offset_B: where positions start in training, see `Stack`.
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
+        turns: rotations of the new columns, by table and type.
         values: rows of the tables of values `[B, T, H_kv K]` of all new columns, by table.
         keys: keys and values by head of all columns, by the step that made them for others, too.
         halted_keys: places, keys and values `[L, 2 H K]` of the groups of `Round.halted`, by what made them.
@@ -82,6 +84,7 @@ class Pass:
     offset_B: Int[Tensor, "B"] | None = None
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, Tensor | None] = field(default_factory=dict)
+    turns: dict[tuple[str, torch.dtype], Turns] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)
     halted_keys: dict[KeysOf, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)

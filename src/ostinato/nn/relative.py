@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -17,13 +18,20 @@ from ostinato.kernels import float64
 from ostinato.nn.shapes import Float, Int, Tensor
 
 
+class Turns(NamedTuple):
+    """Cosines and sines of the angles by which the pairs of dimensions are turned at every position."""
+
+    cos_BHTP: Float[Tensor, "#B 1 T P"]
+    sin_BHTP: Float[Tensor, "#B 1 T P"]
+
+
 class RelativePositions(nn.Module):
     """A relation between positions; this base knows none.
 
     `needs_bias` says whether `bias` returns something; `depends_on_queries` whether it must be computed anew at every
-    step. `rotate` acts on queries and on new keys before they are cached, where `rotates` says so. In `bias`,
-    `is_causal` says that no query of the stack ever sees a later key; a prefix language model's do. `reach` is how many
-    positions away a key may be to be seen (sliding window attention); None: any number.
+    step. `rotate` acts on queries and on new keys before they are cached, where `rotates` says so, by the `turns` of
+    their positions. In `bias`, `is_causal` says that no query of the stack ever sees a later key; a prefix language
+    model's do. `reach` is how many positions away a key may be to be seen (sliding window attention); None: any number.
     """
 
     needs_bias = False
@@ -31,7 +39,11 @@ class RelativePositions(nn.Module):
     rotates = False
     reach: int | None = None
 
-    def rotate(self, x_BHTK: Float[Tensor, "B H T K"], positions_BT: Int[Tensor, "#B T"]) -> Float[Tensor, "B H T K"]:
+    def turns(self, positions_BT: Int[Tensor, "#B T"], dtype: torch.dtype) -> Turns:
+        """Return the turns of positions, for queries and keys of a type."""
+        raise NotImplementedError(f"{type(self).__name__} does not rotate")
+
+    def rotate(self, x_BHTK: Float[Tensor, "B H T K"], turns: Turns) -> Float[Tensor, "B H T K"]:
         """Return queries or keys as they enter the product."""
         return x_BHTK
 
@@ -192,16 +204,19 @@ class Rotary(RelativePositions):
         self.d_head = d_head
         self.n_turned = d_head if n_turned is None else n_turned
 
-    def rotate(self, x_BHTK: Float[Tensor, "B H T K"], positions_BT: Int[Tensor, "#B T"]) -> Float[Tensor, "B H T K"]:
-        """Turn queries or keys."""
-        R, half = self.n_turned, self.n_turned // 2
-        exact = float64(x_BHTK.device)
-        pairs = torch.arange(half, device=x_BHTK.device, dtype=exact)
-        frequencies = self.base ** (-2.0 * pairs / R)
+    def turns(self, positions_BT: Int[Tensor, "#B T"], dtype: torch.dtype) -> Turns:
+        """Return cosines and sines of the angles of positions."""
+        exact = float64(positions_BT.device)
+        pairs = torch.arange(self.n_turned // 2, device=positions_BT.device, dtype=exact)
+        frequencies = self.base ** (-2.0 * pairs / self.n_turned)
         if self.scaling is not None:
             frequencies = self.scaling(frequencies)
         angles = positions_BT[:, None, :, None].to(exact) * frequencies
-        cos, sin = angles.cos().to(x_BHTK.dtype), angles.sin().to(x_BHTK.dtype)
+        return Turns(angles.cos().to(dtype), angles.sin().to(dtype))
+
+    def rotate(self, x_BHTK: Float[Tensor, "B H T K"], turns: Turns) -> Float[Tensor, "B H T K"]:
+        """Turn queries or keys."""
+        (cos, sin), R, half = turns, self.n_turned, self.n_turned // 2
         if self.is_interleaved:
             first, second = x_BHTK[..., 0:R:2], x_BHTK[..., 1:R:2]
             pairs_BHTP2 = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)

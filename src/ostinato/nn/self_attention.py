@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ostinato.kernels import autocast_dtype
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.context import HaltedRows, Keys, KeysOf, Pass, Round
 from ostinato.nn.experts import Decision
-from ostinato.nn.relative import RelativePositions, bias_of_queries, repeat_for_choices
+from ostinato.nn.relative import RelativePositions, Turns, bias_of_queries, repeat_for_choices
 from ostinato.nn.rows import lay_rows, take_rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 from ostinato.nn.sub_layer import SubLayer, capture_weights, router_name
@@ -116,7 +117,7 @@ class SelfAttention(SubLayer):
             visibility = visibility.of_sentences(rows.of_sentences)
         q, n, bias = attention.query_heads(rows.queries(q_NI)), attention.n_choices, None
         if attention.q_norm is not None or (relation is not None and relation.rotates):
-            q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n))
+            q = self._entering(attention, q, attention.q_norm, repeat_for_choices(here.positions_BA, n), run)
         if relation is not None:
             if relation.depends_on_queries:
                 distance_BAS = rows.of_sentences(run.key_positions)[:, None, :] - here.positions_BA[:, :, None]
@@ -226,7 +227,7 @@ class SelfAttention(SubLayer):
         k, v = kv_2BHTK.unbind(0)
         relation, rotated = self.relation, k
         if attention.k_norm is not None or (relation is not None and relation.rotates):
-            rotated = self._entering(attention, k, attention.k_norm, run.positions)
+            rotated = self._entering(attention, k, attention.k_norm, run.positions, run)
         keys = Keys(rotated, v, here.visibility.keep_BS)
         if run.cache is not None:
             n_kept, round_index = run.execution.cached_rounds, len(self.rounds) - 1
@@ -243,13 +244,26 @@ class SelfAttention(SubLayer):
             run.keys.setdefault(self.step, keys)
         return keys
 
-    def _entering(self, attention: Any, x_BHTK: Tensor, norm: nn.Module | None, positions_BT: Tensor) -> Tensor:
+    def _entering(
+        self, attention: Any, x_BHTK: Tensor, norm: nn.Module | None, positions_BT: Tensor, run: Pass
+    ) -> Tensor:
         """Return queries or keys as they enter the product, normed and turned by their positions."""
         relation = self.relation
         turn = None
         if relation is not None and relation.rotates:
-            turn = partial(relation.rotate, positions_BT=positions_BT)
+            turn = partial(relation.rotate, turns=self._turns(relation, positions_BT, x_BHTK.dtype, run))
         return attention.normed_and_turned(x_BHTK, norm, turn)  # type: ignore[no-any-return]
+
+    def _turns(self, relation: RelativePositions, positions_BT: Tensor, dtype: torch.dtype, run: Pass) -> Turns:
+        """Return the turns of positions; those of all new columns are computed once a pass for all sub-layers with the
+        same table."""
+        if positions_BT is not run.positions:  # rows that were gathered, or several choices of a token
+            return relation.turns(positions_BT, dtype)
+        assert self.use.position is not None  # not user input: it has a relation
+        key = self.use.position, dtype
+        if key not in run.turns:
+            run.turns[key] = relation.turns(positions_BT, dtype)
+        return run.turns[key]
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """Cache the new columns of a round in which no row takes part."""
@@ -262,12 +276,15 @@ class SelfAttention(SubLayer):
         self.remember(attention, self.of_columns(kv_NJ, new, run, here), run, here)
 
     def prepare(self, run: Pass) -> None:
-        """Make a bias that depends on positions only, and take the rows of a table of values."""
+        """Make a bias and turns that depend on positions only, and take the rows of a table of values."""
         if self.use.values is not None and self.makes_keys:
             self._rows_of_tokens(self.use.values, run)
         relation = self.relation
         if relation is not None and relation.needs_bias and not relation.depends_on_queries:
             self._static_bias(relation, run)
+        if relation is not None and relation.rotates:
+            dtype = autocast_dtype(run.positions.device) or next(self.module.parameters()).dtype
+            self._turns(relation, run.positions, dtype, run)
 
     def _static_bias(self, relation: RelativePositions, run: Pass) -> Tensor | None:
         """Return the bias of all new columns, computed once a pass for all sub-layers with the same table."""
