@@ -130,12 +130,12 @@ class ForcedPass(SentencesPass):
     def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, depths_N: Tensor) -> None:
         super().__init__(states_ND, rows, run, *depths_N.new_zeros(2, rows.n_sentences))
         self._end_N = depths_N if self._keep_N is None else torch.where(self._keep_N, depths_N, 0)
-        self._known = self._end_N.tolist()
+        self._ends_R = torch.bincount(self._end_N.cpu()).tolist()  # how many tokens end after 0, 1, ... rounds
 
     def active(self, index: int, states_ND: Tensor) -> Tensor | None:
         """Those who have rounds to go."""
-        n = sum(depth > index for depth in self._known)
-        self._set_active(None if n == len(self._known) else self._end_N > index, n)
+        n = sum(self._ends_R[index + 1 :])
+        self._set_active(None if n == self._end_N.shape[0] else self._end_N > index, n)
         return self.active_N
 
     def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
@@ -144,7 +144,3 @@ class ForcedPass(SentencesPass):
         if active_N is None:
             return None, None
         return active_N.to(states_ND.dtype), lambda later_ND: where_active(active_N, later_ND, states_ND)
-
-    def _keep_rows(self, kept_M: Tensor) -> None:
-        super()._keep_rows(kept_M)
-        self._known = self._end_N.tolist()

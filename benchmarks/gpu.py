@@ -6,9 +6,9 @@
     update       forward, backward, clipping and AdamW in bfloat16: the matrix products alone, ours, ours compiled,
                  Hugging Face's Bart, Marian and T5, torch.nn, x-transformers; and the most memory each holds
     experts      a feed-forward of experts, forward and backward in bfloat16: dense of equal active work, ours, torch's
-                 grouped_mm used plainly; 8 experts and 64, two a token
-    decoding     a Llama of equal sizes, tokens forced: ours, plain and recorded as CUDA graphs, Hugging Face's
-                 generate, vLLM
+                 grouped_mm used plainly, all three also compiled; 8 experts and 64, two a token
+    decoding     a Llama of equal sizes with weights in bfloat16, tokens forced: ours, plain and recorded as CUDA
+                 graphs, Hugging Face's generate, vLLM
     halting      a loop of twelve rounds, half of the tokens halted at half depth: ours, nobody halted, and ideal
 
 Contestants take turns in one process (`ostinato.evaluation.timing`); those that are not installed, or fail, are named.
@@ -135,7 +135,8 @@ def decoding(device: torch.device, *, tiny: bool) -> Parts:
     settings += [f"model.decoder.self_attention.{key}={value}" for key, value in attention.items()]
     config = load_recipe("dense/llama-toy", settings).model
     assert isinstance(config, LanguageModelConfig)
-    model = build_model(config.model_copy(update=config.vocabulary_sizes(vocabulary, vocabulary))).to(device)
+    model = build_model(config.model_copy(update=config.vocabulary_sizes(vocabulary, vocabulary)))
+    model.to(device, torch.bfloat16)  # as Hugging Face's and vLLM's: under autocast every token would cast all weights
 
     for n in batches:
         prompt_BT = torch.randint(4, vocabulary, (n, 2 if tiny else 16), device=device)
@@ -155,7 +156,7 @@ def _writers(
 
     static = greedy.model_copy(update={"static_cache": True})
     for own, config in (("ours", greedy), ("ours, recorded", static)):
-        yield Contestant(own, "ours", {"decode": lowered(partial(ours, config), device)})
+        yield Contestant(own, "ours", {"decode": partial(ours, config)})
     for name, package, build in (("HF Llama", "transformers", hugging_face), ("vLLM", "vllm", vllm)):
         if importlib.util.find_spec(package) is None:
             yield Absent(name, f"{package} is not installed")
@@ -205,7 +206,7 @@ def vllm(sizes: tuple[int, ...], prompt_BT: torch.Tensor, n_tokens: int, device:
 def halted(device: torch.device, *, tiny: bool) -> Parts:
     """A loop in which half of the tokens halt at half depth."""
     sizes: Row = {"d_model": 16, "d_head": 8, "n_rounds": 4, "length": 4, "n_encoded": 2, "n_updated": 2}
-    cell = halting.Cell(pattern="half", **(sizes if tiny else {"d_model": 1024, "n_encoded": 128, "n_updated": 64}))
+    cell = halting.Cell(pattern="half", **(sizes if tiny else {"d_model": 1024, "n_encoded": 1024, "n_updated": 512}))
     for phase in (halting.ENCODING, halting.UPDATE):
 
         def contestants(phase: str = phase) -> Iterator[Contestant | Absent]:
@@ -263,13 +264,13 @@ def judged(rows: Sequence[Row]) -> Row | None:
         seconds["best peer"] = min(peers)
     if "nobody halted" in seconds:  # half of the tokens run half of the rounds
         seconds["ideal"] = 0.75 * seconds["nobody halted"]
-    if goal is None or goal[1] not in seconds:
+    if goal is None:
         return None
     who, whose, most = goal
-    own = [seconds[name] for name in seconds if name.startswith(who)]
-    if not own:
+    own, other = ([seconds[name] for name in seconds if name.startswith(one)] for one in (who, whose))
+    if not own or not other:
         return None
-    ratio = min(own) / seconds[whose]
+    ratio = min(own) / min(other)
     return {"section": title, "kind": "goal", "ratio": ratio, "to": whose, "at_most": most, "holds": ratio <= most}
 
 

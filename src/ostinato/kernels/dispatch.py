@@ -75,7 +75,11 @@ class Dispatch:
     def by_slots(self) -> Tensor:
         """Return the places `[M]` in the order of their slots."""
         if not self._places:
-            self._places.append(torch.argsort(self.slots_M))
+            if self.is_complete:  # slots are a permutation, and this is its inverse: no need to sort
+                numbers_M = torch.arange(self.slots_M.shape[0], device=self.slots_M.device)
+                self._places.append(torch.empty_like(self.slots_M).scatter_(0, self.slots_M, numbers_M))
+            else:
+                self._places.append(torch.argsort(self.slots_M))
         return self._places[0]
 
     def n_kept(self) -> int:
