@@ -88,7 +88,7 @@ class PositionSignal:
         self.random_offset = random_offset
 
     def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
+        self, positions: Int[Tensor, "#B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds.
 
@@ -127,7 +127,7 @@ class Sinusoidal(PositionSignal):
         self.in_halves = in_halves
 
     def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
+        self, positions: Int[Tensor, "#B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return P[i]."""
         highest = highest_position(positions, n_columns) + self.first_position
@@ -154,7 +154,7 @@ class Learned(PositionSignal):
         self._table, self._offset, self._stack = table, offset, stack
 
     def prepare(
-        self, positions: Int[Tensor, "B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
+        self, positions: Int[Tensor, "#B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
     ) -> Tensor | None:
         """Return W[i + offset].
 
