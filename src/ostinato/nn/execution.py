@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -103,7 +103,7 @@ class Execution:
     exit: str | None = None
     exit_scope: ExitScope = "token"
     rounds: Mapping[str, int | RoundsByLength | RoundsBySentence] = field(default_factory=dict)
-    paths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    paths: Mapping[str, Sequence[float]] = field(default_factory=dict)
     gradient_rounds: int | None = None
     gradient_repeats: tuple[int, ...] | None = None
     left_out: float = 1.0
