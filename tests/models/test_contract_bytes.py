@@ -191,12 +191,13 @@ def test_a_kernel_of_one_column_needs_no_other_layout(kernels: tuple[int, int], 
 def test_recomputed_steps_keep_the_states_between_them_and_one_step_at_a_time(name: str) -> None:
     config = _model(name)
     parts = count_bytes(config, 40, 30, batch_size=4, checkpoint_activations=True).by_part["activations"]
-    # Keys and values of the memory belong to the pass and not to autograd, so that its hooks do not see them.
+    # Keys and values of the memory, and turns, belong to the pass and not to autograd, whose hooks do not see them.
     sets = {use.weights for use in config.plans()["decoder"].uses() if use.kind == "cross_attention"}
     cross = config.decoder.cross_attention
     keys_values = 4 * 2 * 4 * 40 * cross.n_heads * cross.head_width(32)
     seen = kept_by_autograd(config, _batch(config, 4, 40, 30), recompute=True)
-    assert sum(parts.values()) - parts["recomputed"] - len(sets) * keys_values == pytest.approx(seen, rel=0.005)
+    held = len(sets) * keys_values + 4 * sum(_turns(config, *side) for side in (("encoder", 40), ("decoder", 30)))
+    assert sum(parts.values()) - parts["recomputed"] - held == pytest.approx(seen, rel=0.005)
     # What is recomputed is what one more step would have kept.
     plain = count_bytes(config, 40, 30, batch_size=4).activations
     more = {
@@ -218,9 +219,21 @@ def test_loops_keep_as_much_beside_their_steps_where_they_are_recomputed(name: s
     assert sum(parts.values()) - parts["recomputed"] - _held_by_the_pass(config) == pytest.approx(seen, rel=0.005)
 
 
+def _turns(config: Seq2SeqConfig, name: str, length: int) -> int:
+    """Return the cosines and sines of rotary positions that all steps of a stack share."""
+    stack = config.stacks()[name]
+    if stack.relative.kind != "rotary":
+        return 0
+    return (
+        length
+        * stack.self_attention.head_width(config.d_model)
+        * len({use.position for use in config.plans()[name].uses()} - {None})
+    )
+
+
 def _held_by_the_pass(config: Seq2SeqConfig) -> int:
     """Return the bytes of what a pass over 4 sentences of 40 and 30 tokens holds for its steps, and not autograd, whose
-    hooks do not see it: keys and values of the memory, sums of states under stick-breaking, tables."""
+    hooks do not see it: keys and values of the memory, sums of states under stick-breaking, tables, turns."""
     sets = {use.weights for use in config.plans()["decoder"].uses() if use.kind == "cross_attention"}
     numbers = len(sets) * 2 * 4 * 40 * 32
     for name, length in (("encoder", 40), ("decoder", 30)):
@@ -231,6 +244,7 @@ def _held_by_the_pass(config: Seq2SeqConfig) -> int:
         numbers += len(tables) * 4 * length * 32
         if stack.relative.kind == "alibi":
             numbers += 2 * length**2
+        numbers += _turns(config, name, length)
     return 4 * numbers
 
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ostinato.budget.attention_activations import turns_bytes
 from ostinato.budget.by_round import time_bytes
 from ostinato.budget.loops import PlannedSegment, planned_segments
 from ostinato.budget.recurrent import recurrent_bytes
@@ -65,7 +66,7 @@ from ostinato.budget.sub_layer_activations import (
 )
 from ostinato.budget.training_pass import FLOAT, ID, TrainingPass, reads_expected_states
 from ostinato.config.halting import ActConfig, ExitConfig, SelectConfig, StickBreakingConfig, TokenChoiceConfig
-from ostinato.config.positions import AlibiConfig, BucketsConfig
+from ostinato.config.positions import AlibiConfig, BucketsConfig, RotaryConfig
 from ostinato.config.sub_layers import AttentionConfig
 
 
@@ -203,6 +204,8 @@ def _table_bytes(run: TrainingPass, planned: PlannedUse) -> int:
     match planned.relative:
         case BucketsConfig():
             return ID * squared
+        case RotaryConfig() as rotary:
+            return turns_bytes(run, planned, rotary)
         case AlibiConfig(reach=None) if isinstance(planned.sub, AttentionConfig) and not run.is_mixed:
             # A stack that hides keys makes a mask of it at every step, and so do several queries a token.
             is_shared = not run.mask(planned.stack) and n_choices(planned.sub) == 1 and not planned.sub.dropout

@@ -22,6 +22,13 @@ class _Numbers(NamedTuple):
     n: int
 
 
+def turns_bytes(run: TrainingPass, planned: PlannedUse, rotary: RotaryConfig) -> int:
+    """Return the bytes of cosines and sines of all columns, the same for all sentences."""
+    assert isinstance(planned.sub, AttentionConfig)  # what relates positions
+    n_turned = rotary.n_turned(planned.sub.head_width(run.config.d_model)) or 0
+    return run.width * run.lengths[planned.stack] * n_turned
+
+
 class AttentionBytes:
     """Counts what one use of attention saves. Numbers are those of all heads: of one query for every token, and with
     experts of one for every expert that a token gets."""
@@ -105,8 +112,8 @@ class AttentionBytes:
         if isinstance(relative, RotaryConfig):
             turned = 0 if self.planned.borrows_keys else self.keys
             q, k = _Numbers("turned q", self.queries), _Numbers("turned k", turned)
-            n_turned = relative.n_turned(self.attention.head_width(self.run.config.d_model)) or 0
-            self.kept["angles"] = self.run.width * (self.n + 1) * self.length * n_turned
+            # One query a token turns by the angles that all steps share, see `activations`.
+            self.kept["angles"] = turns_bytes(self.run, self.planned, relative) * self.n if self.n > 1 else 0
         if not is_normed_first:
             q, k = self._normed(q, k)
         if value_gate_size(self.planned) and v.name == "packed":  # keys are copied to their values
@@ -177,7 +184,7 @@ class AttentionBytes:
         run, is_many = self.run, self.n > 1 or self.n_sets > 1
         reach = None if self.relative is None else self.relative.reach
         if isinstance(self.relative, AlibiConfig):
-            # In a stack that hides no keys all steps with the same table save one tensor, see `shared_bytes`.
+            # In a stack that hides no keys all steps with the same table save one tensor, see `activations`.
             is_own = self._mask or is_many or run.is_mixed
             places = self._places or self.n * self.n_sets * self.length**2
             self.kept["mask"] = run.width * self.attention.n_heads * places if is_own else 0
