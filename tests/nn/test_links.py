@@ -216,7 +216,7 @@ def test_norms_and_attention_of_ones_own_are_called() -> None:
         def attend(self, *given: Any, **named: Any) -> Tensor:
             return super().attend(*given, **named) + 1
 
-    plain, own = (kind(8, 2, 4, bias="none", dropout=0.0).eval() for kind in (Attention, Shifted))
+    plain, own = (kind(8, 2, 4, bias=False, dropout=0.0).eval() for kind in (Attention, Shifted))
     assert attention_link(plain, nn.LayerNorm(8).eval(), is_before=True, makes_keys=True) is not None
     assert attention_link(plain, Doubled(8).eval(), is_before=True, makes_keys=True) is None
     assert attention_link(own, nn.LayerNorm(8).eval(), is_before=True, makes_keys=True) is None

@@ -57,6 +57,14 @@ class Runnable(Protocol):
         ...
 
 
+class RunnableBeside(Runnable, Protocol):
+    """A sub-layer that may run beside others, or what surrounds one."""
+
+    def __call__(self, states_ND: Tensor, run: Pass, here: Round, sum_ND: Tensor | None = None) -> Tensor:
+        """See `SubLayer`."""
+        ...
+
+
 class SubLayer(ABC):
     """One use of a parameter set at one step, made once. It refers to its modules and owns no parameters.
 
@@ -178,7 +186,7 @@ class Parallel:
     (Wang and Komatsuzaki 2021, GPT-J; Black et al. 2022, GPT-NeoX-20B, section 2.1.)
     """
 
-    def __init__(self, sub_layers: Sequence[SubLayer]) -> None:
+    def __init__(self, sub_layers: Sequence[RunnableBeside]) -> None:
         self.sub_layers = sub_layers
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Float[Tensor, "N D"]:
