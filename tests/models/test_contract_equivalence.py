@@ -383,3 +383,10 @@ def test_stacks_with_one_bank_of_attention_must_agree_on_its_window(bank: str) -
     assert config(2, 2).decoder.relative == config(2, 2).encoder.relative
     with pytest.raises(ConfigError, match=rf"decoder\.relative\.window is 3: .*bank '{bank}'.*is 2"):
         config(2, 3)
+
+
+def test_texts_of_a_source_that_a_separator_ends_do_not_see_each_other() -> None:
+    config = Seq2SeqConfig.model_validate({"d_model": 8, "source_vocab_size": 6, "target_vocab_size": 6})
+    model = random_model(config.model_copy(update={"source_separator_id": 4}))
+    batch = [Sentence([4, 2], [1], None), Sentence([3, 5, 4, 2, 4], [1, 3], None)]
+    check_twin(model, batch, right_padded(batch))

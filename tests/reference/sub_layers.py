@@ -66,6 +66,9 @@ class SubLayers:
     ) -> None:
         self._model, self._name, self._is_causal, self._n_prefix = model, name, is_causal, n_prefix
         self._ids = ids
+        separator = getattr(model.config, "source_separator_id", None) if name == "encoder" else None
+        # By column how many texts have ended before it: a separator belongs to the text that it ends.
+        self._texts = [sum(one == separator for one in ids[:t]) for t in range(len(ids))]
         self._read_by_others: dict[int, tuple[list[Column], Use]] = {}
         self._made_by: list[Use] = []
         self._made: dict[object, Any] = {}
@@ -194,6 +197,8 @@ class SubLayers:
         T = len(others) // (len(self._at.keys) or 1) if is_self else len(others)
         shown = {s: x for s, x in enumerate(others) if x is not None}
         visible = [s for s in shown if not (is_self and self._is_causal) or s % T < self._n_seen(t)]
+        if is_self:
+            visible = [s for s in visible if self._texts[s % T] == self._texts[t]]
         if is_self and (reach := self._config.relative_of(use).reach) is not None:
             visible = [s for s in visible if abs(s % T - t) <= reach]
         return {s: shown[s] for s in visible}, T
