@@ -62,14 +62,6 @@ def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=0.0, atol=2e-4 * scale, msg=lambda text, step=step: f"{step}: {text}")
 
 
-OTHER_ROUNDING = 8.0
-"""Times that kernels may be as far from float64 as plain code in float32 is, which rounds in another order."""
-
-
-def apart(some: list[Tensor], others: list[Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
-
-
 def counted(gate: type, method: Callable[..., Any], found: Counter[str]) -> Callable[..., Any]:
     def call(*given: Any, **named: Any) -> Any:
         found[gate.__name__] += 1
@@ -129,11 +121,9 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
                 found = logits_of_steps(model, batch, n_beams, keep, pads)
             try:
                 assert_near(found, expected)
-            except AssertionError:
-                # A model may make much of little: then plain code in float32 is far from the true numbers, too.
+            except AssertionError:  # plain code rounds, too, and may be the one that is further from the true numbers
                 exact = [logits_RV.float() for logits_RV in logits_of_steps(model.double(), batch, n_beams, keep, pads)]
-                if apart(found, exact) > OTHER_ROUNDING * apart(expected, exact):
-                    assert_near(found, exact)
+                assert_near(found, exact)
         seen.update({name: 1 for name, n in calls.items() if n})
         seen["none"] += not calls
 

@@ -58,7 +58,6 @@ def test_models_with_experts_are_compiled_in_bfloat16_only(tmp_path: Path, monke
     check_training(tiny_recipe(tmp_path, compile=True, experts=True, precision="bfloat16"), torch.device("cpu"))
 
 
-@pytest.mark.sampled
 def test_rounds_with_maps_of_their_own_are_compiled_by_torch_2_12_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda run, **how: run)
     recipe = load_recipe("looped/relaxed-recursive-toy", ["training.compile=true"])
@@ -70,6 +69,7 @@ def test_rounds_with_maps_of_their_own_are_compiled_by_torch_2_12_and_later(monk
     assert [problem.key for problem in error.value.problems] == ["training.compile"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [

@@ -112,7 +112,7 @@ class AttentionBytes:
         if isinstance(relative, RotaryConfig):
             turned = 0 if self.planned.borrows_keys else self.keys
             q, k = _Numbers("turned q", self.queries), _Numbers("turned k", turned)
-            # One query a token turns by the angles that all steps share, see `activations`.
+            # One query a token turns by the angles that all steps share: `activations._table_bytes`.
             self.kept["angles"] = turns_bytes(self.run, self.planned, relative) * self.n if self.n > 1 else 0
         if not is_normed_first:
             q, k = self._normed(q, k)
@@ -184,7 +184,7 @@ class AttentionBytes:
         run, is_many = self.run, self.n > 1 or self.n_sets > 1
         reach = None if self.relative is None else self.relative.reach
         if isinstance(self.relative, AlibiConfig):
-            # In a stack that hides no keys all steps with the same table save one tensor, see `activations`.
+            # In a stack that hides no keys all steps with the same table save one tensor: `activations._table_bytes`.
             is_own = self._mask or is_many or run.is_mixed
             places = self._places or self.n * self.n_sets * self.length**2
             self.kept["mask"] = run.width * self.attention.n_heads * places if is_own else 0
