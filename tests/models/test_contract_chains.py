@@ -62,6 +62,14 @@ def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=0.0, atol=2e-4 * scale, msg=lambda text, step=step: f"{step}: {text}")
 
 
+def is_near(found: list[Tensor], expected: list[Tensor]) -> bool:
+    try:
+        assert_near(found, expected)
+    except AssertionError:
+        return False
+    return True
+
+
 def counted(gate: type, method: Callable[..., Any], found: Counter[str]) -> Callable[..., Any]:
     def call(*given: Any, **named: Any) -> Any:
         found[gate.__name__] += 1
@@ -119,10 +127,13 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
             calls.clear()
             with packing():
                 found = logits_of_steps(model, batch, n_beams, keep, pads)
-            try:
-                assert_near(found, expected)
-            except AssertionError:  # plain code rounds, too, and may be the one that is further from the true numbers
+            # Plain code rounds, too: what is as near to the true numbers as it should be to plain code will do, and
+            # where plain code is further from them than that, float32 cannot tell what the model says.
+            if not is_near(found, expected):
                 exact = [logits_RV.float() for logits_RV in logits_of_steps(model.double(), batch, n_beams, keep, pads)]
+                if not is_near(expected, exact):
+                    seen["unknown"] += 1
+                    return
                 assert_near(found, exact)
         seen.update({name: 1 for name, n in calls.items() if n})
         seen["none"] += not calls
@@ -143,6 +154,7 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     least = 10 if os.environ.get("OSTINATO_ALL_DRAWS") else 2
     for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none"):
         assert seen[name] >= least, seen
+    assert seen["unknown"] <= 5, seen
 
 
 @pytest.mark.parametrize("where", ["self_attention", "ffn", "norm", "everywhere"])
