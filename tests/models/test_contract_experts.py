@@ -283,7 +283,8 @@ def test_recomputed_steps_have_the_same_routings_and_gradients_of_their_losses(d
     for was, now in zip(found[False][0], found[True][0], strict=True):
         assert (was.router, was.stack, was.step) == (now.router, now.stack, now.step)
         assert torch.equal(was.experts_NK, now.experts_NK)
-        assert torch.equal(was.gates_NK, now.gates_NK)
+        # A step that is run again makes keys of halted rows anew, in products of other sizes: last bits may differ.
+        torch.testing.assert_close(now.gates_NK, was.gates_NK, rtol=0.0, atol=1e-12)
     assert_all_equal(found[True][1], found[False][1])
     assert_all_equal(found[True][2], found[False][2])
 
