@@ -48,7 +48,7 @@ from ostinato.config.model import (
 )
 from ostinato.config.positions import ByStepConfig, NoRelativeConfig, NoSignalConfig, RelativeConfig
 from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig, ValueEmbeddingsConfig
-from ostinato.config.sub_layers import SeparableConvConfig, SubLayerConfig
+from ostinato.config.sub_layers import GATED, SeparableConvConfig, SubLayerConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.models import Model, build_model
 from ostinato.plan import PLACES, Kind, Placement
@@ -220,6 +220,10 @@ class _Stacks:
         if not norm.has_final:
             segments = [s.model_copy(update={"end_norm": "own"}) if s.end_norm == "final" else s for s in segments]
         ffn = self._sub("ffn", n_steps, steps_per_round, shared, relative)
+        grows = getattr(ffn, "activation", None) in (*GATED, "relu2")  # with the square of what it reads
+        if norm.placement == "scores" and grows and any(segment.states for segment in segments):
+            # Nothing keeps those squares small, and there may be dozens: no float64 would hold them.
+            norm = norm.model_copy(update={"placement": "pre", "final": norm.has_final})
         of_loop = (s.repeats for s in segments if s.repeats and not s.fixed)
         n_rounds = next(of_loop, n_steps // steps_per_round)
         can_select = not isinstance(ffn, SeparableConvConfig)
