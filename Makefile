@@ -52,7 +52,7 @@ test-all: check
 test-gpu: $(VENV)/dev
 	@if test "$(DEVICE)" = cuda && ! $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \
 	then echo "no GPU here: nothing was tested (make test-gpu DEVICE=cpu shows that the tests run)"; \
-	else OSTINATO_DEVICE=$(DEVICE) $(BIN)/python -m pytest -W default -m "device or gpu" tests/gpu tests/models tests/kernels $(PYTEST); fi
+	else OSTINATO_DEVICE=$(DEVICE) $(BIN)/python -m pytest -W default -n 8 -m "device or gpu" tests/gpu tests/models tests/kernels $(PYTEST); fi
 
 docs: $(VENV)/dev
 	$(INSTALL) -e ".[docs]"

@@ -2,7 +2,7 @@
 
 A pack is a folder of
 
-    pack.json            written last: what the pack is of, its data sets, and every file with its size and SHA-256
+    pack.json            written last: what the pack is of, its data sets, and of every file its name, texts and tokens
     tokenizers/          that made the ids
     000012.json          one for every unit of work that is done, which names the unit's files
     000012-0.target.ids      ids of the unit's texts one after the other, an end symbol after each: uint16 or uint32
