@@ -199,3 +199,14 @@ def test_a_process_that_fails_ends_the_others_with_an_error(together: tuple[Path
     assert "TrainingError: the other processes of this run cannot be reached" in said
     assert (folder / "failed" / "recipe.yaml").exists()
     assert not (folder / "failed" / "results.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+def test_a_process_that_leaves_the_others_has_no_threads_for_them(tmp_path: Path) -> None:
+    ended = launched.launch(WORKER.with_name("leaving_worker.py"), str(tmp_path))
+    assert [code for code, _ in ended] == [0, 0], ended
+    for rank in (0, 1):
+        before, after = json.loads((tmp_path / f"threads-{rank}.json").read_text(encoding="utf-8"))
+        assert any("gloo" in name for name in before)
+        assert not [name for name in after if "gloo" in name]

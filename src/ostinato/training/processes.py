@@ -308,7 +308,18 @@ def _init_process_group() -> None:
     has_own_gpus = dist.is_nccl_available() and n_local <= torch.cuda.device_count()
     with communicating():
         dist.init_process_group("cpu:gloo,cuda:nccl" if has_own_gpus else "gloo")
-    atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
+    atexit.register(leave)
+
+
+def leave() -> None:
+    """Leave the process group and end its threads.
+
+    They end with the last reference to a group, of which FSDP keeps one until the interpreter ends. A thread that
+    wants the interpreter's lock by then ends the process: "terminate called without an active exception".
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _control_group.cache_clear()
 
 
 @cache

@@ -75,6 +75,17 @@ def living(session: int) -> list[int]:
     return found
 
 
+def progress(store: Path) -> int:
+    """Return how many records and results the runs of a store have."""
+    records = [path.read_bytes().count(b"\n") for path in store.glob("*/metrics.jsonl")]
+    return sum(records) + len(list(store.glob("*/results.json")))
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a child has ended; it can still be waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def wait_for_end(session: int) -> float:
     """Return the seconds until the last process of a session has ended."""
     began = time.monotonic()
@@ -90,14 +101,16 @@ def main() -> None:
     start = {"fork": fork_session, "command": command_session}[how]
     generator = random.Random(seed)
     file = write_file(folder, n_updates, n_seeds)
-    began = time.monotonic()
     assert os.waitstatus_to_exitcode(os.waitpid(start(file, folder / "undisturbed"), 0)[1]) == 0
-    seconds = time.monotonic() - began
+    whole = progress(folder / "undisturbed")
     kills: list[dict[str, Any]] = []
-    for _ in range(n_kills):
+    for number in range(n_kills):
         pid = start(file, folder / "killed")
-        # Imports take a while, in which there is little to disturb.
-        time.sleep(generator.uniform(0.1 if how == "fork" else 0.25, 0.9) * seconds)
+        # By what has been done, so that a session ends neither before its kill nor always in its imports.
+        wanted = (number + generator.random()) / (n_kills + 1) * whole
+        while progress(folder / "killed") < wanted and not has_ended(pid):
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0, 0.3))
         os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         # Started again while workers of the killed one may still be there.
@@ -106,7 +119,7 @@ def main() -> None:
     pid = start(file, folder / "killed")
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     outlived = [wait_for_end(kill["session"]) for kill in kills]
-    print(json.dumps({"seconds": seconds, "kills": kills, "code": code, "outlived": outlived}))
+    print(json.dumps({"kills": kills, "code": code, "outlived": outlived}))
 
 
 if __name__ == "__main__":
