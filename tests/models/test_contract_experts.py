@@ -272,6 +272,7 @@ def test_recomputed_steps_have_the_same_routings_and_gradients_of_their_losses(d
     config = data.draw(any_routed())
     batch = right_padded(data.draw(sentences(config)))
     model = random_model(config).train()
+    halts = any(stack.halting.kind != "none" for stack in config.stacks().values())
     found = {}
     for enabled in (False, True):
         run_as(model, recompute=enabled)
@@ -284,7 +285,7 @@ def test_recomputed_steps_have_the_same_routings_and_gradients_of_their_losses(d
         assert (was.router, was.stack, was.step) == (now.router, now.stack, now.step)
         assert torch.equal(was.experts_NK, now.experts_NK)
         # A step that is run again makes keys of halted rows anew, in products of other sizes: last bits may differ.
-        torch.testing.assert_close(now.gates_NK, was.gates_NK, rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(now.gates_NK, was.gates_NK, rtol=0.0, atol=1e-12 if halts else 0.0)
     assert_all_equal(found[True][1], found[False][1])
     assert_all_equal(found[True][2], found[False][2])
 

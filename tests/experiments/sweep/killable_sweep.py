@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,11 @@ def living(session: int) -> list[int]:
 
 def progress(store: Path) -> int:
     """Return how many records and results the runs of a store have."""
-    records = [path.read_bytes().count(b"\n") for path in store.glob("*/metrics.jsonl")]
-    return sum(records) + len(list(store.glob("*/results.json")))
+    n = len(list(store.glob("*/results.json")))
+    for path in store.glob("*/metrics.jsonl"):
+        with suppress(FileNotFoundError):  # a folder that is just being given its name
+            n += path.read_bytes().count(b"\n")
+    return n
 
 
 def has_ended(pid: int) -> bool:
