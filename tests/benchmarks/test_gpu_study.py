@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
+ROOT = Path(__file__).parents[2]
 Script = Callable[[str], ModuleType]
 
 
@@ -62,6 +65,17 @@ def test_without_a_gpu_it_says_so_in_one_line(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     script("gpu").main([])
     [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("no GPU here")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_without_a_gpu_its_tests_say_so_in_one_line() -> None:
+    # -o: the environment that runs this is taken as it is, nothing is installed.
+    make = ["make", "--no-print-directory", "-o", f"{sys.prefix}/dev", f"VENV={sys.prefix}", "DEVICE=cuda", "test-gpu"]
+    no_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    found = subprocess.run(make, cwd=ROOT, env=no_gpu, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    [line] = found.stdout.splitlines()
     assert line.startswith("no GPU here")
 
 
