@@ -22,7 +22,7 @@ def launch(script: Path, *arguments: str, n: int = 2) -> list[tuple[int, str]]:
     # The processes import what this one can.
     paths = os.pathsep.join(path for path in sys.path if path)
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": paths}
-    shared["PYTHONFAULTHANDLER"] = "1"  # where a process was that ends by a signal
+    shared["PYTHONFAULTHANDLER"] = "1"  # a process that is ended by a signal says where it was
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), *arguments],
