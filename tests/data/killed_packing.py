@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.data.packs import make, source, unit
-from ostinato.data.packs.source import PackSource
+from ostinato.data.packs.files import FileSource
 from ostinato.data.symbols import SymbolTokenizer
 from ostinato.data.tokenizers import Tokenizers
 
@@ -120,8 +120,8 @@ def pack(folder: Path, cache: Path, at: int, trace: Path | None = None, *, loses
         unit._HELD_TOKENS = 10
         killer = Killer(at, loses)
         killer.install()
-        files = PackSource((("a", folder / "a.txt"), ("b", folder / "b.txt")), (("text", "data.text_field"),))
-        make.make_pack(files, Tokenizers(WORDS, WORDS), n_processes=1)
+        given = FileSource((("a", folder / "a.txt"), ("b", folder / "b.txt")), (("text", "data.text_field"),))
+        make.make_pack(given, Tokenizers(WORDS, WORDS), n_processes=1)
         if trace is not None:
             trace.write_text("\n".join(killer.trace), encoding="utf-8")
         code = 0

@@ -8,9 +8,9 @@ from ostinato.config.data import DataConfig
 from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.data.cuts import Cuts
 from ostinato.data.example import Example
+from ostinato.data.packs.files import FileSource
 from ostinato.data.packs.make import make_pack
 from ostinato.data.packs.rows import packed_rows
-from ostinato.data.packs.source import PackSource
 from ostinato.data.rows import encode_rows
 from ostinato.data.sources import fields_of
 from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
@@ -49,7 +49,7 @@ def test_nothing_is_said_where_nothing_is_cut() -> None:
 def test_a_pack_counts_what_rows_in_memory_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
-    source = PackSource((("a", tmp_path / "a.txt"),), fields_of(CUT, "language_model"))
+    source = FileSource((("a", tmp_path / "a.txt"),), fields_of(CUT, "language_model"))
     pack = make_pack(source, JOINT, n_processes=1)
     for data, n in ((CUT, 1), (CUT.model_copy(update={"over_length": "drop"}), 0)):
         cuts = Cuts()

@@ -40,13 +40,13 @@ def test_a_packing_killed_at_any_operation_on_a_file_ends_with_the_same_bytes(tm
 PACKING = """
 import sys
 from pathlib import Path
-from ostinato.data.packs import make, source
+from ostinato.data.packs import files, make, source
 from ostinato.data.symbols import SymbolTokenizer
 from ostinato.data.tokenizers import Tokenizers
 source.UNIT_BYTES = make.UNIT_BYTES = 400_000
 words = SymbolTokenizer("words", list("abcdefgh"))
-files = source.PackSource((("a", Path(sys.argv[1])),), (("text", "data.text_field"),))
-print(make.make_pack(files, Tokenizers(words, words), n_processes=2).folder)
+given = files.FileSource((("a", Path(sys.argv[1])),), (("text", "data.text_field"),))
+print(make.make_pack(given, Tokenizers(words, words), n_processes=2).folder)
 """
 
 

@@ -32,10 +32,11 @@ from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import Row
 from ostinato.data.example import Example
 from ostinato.data.packs import make, shards, source, unit
+from ostinato.data.packs.files import FileSource
 from ostinato.data.packs.make import Progress, make_pack
 from ostinato.data.packs.rows import packed_rows
 from ostinato.data.packs.shards import Pack
-from ostinato.data.packs.source import PackSource, all_examples, sample, units_of
+from ostinato.data.packs.source import all_examples, sample
 from ostinato.data.paths import find_files
 from ostinato.data.rows import encode_rows
 from ostinato.data.sources import fields_of
@@ -74,8 +75,8 @@ def write_json_lines(path: Path, records: list[dict[str, Any]]) -> Path:
     return write_lines(path, [json.dumps(record) for record in records])
 
 
-def source_of(*paths: Path, kind: str = "language_model", **how: Any) -> PackSource:
-    return PackSource(tuple((path.stem, path) for path in paths), fields_of(DataConfig(), kind), **how)
+def source_of(*paths: Path, kind: str = "language_model", **how: Any) -> FileSource:
+    return FileSource(tuple((path.stem, path) for path in paths), fields_of(DataConfig(), kind), **how)
 
 
 def assert_equal_batches(found: Batch, expected: Batch) -> None:
@@ -254,7 +255,7 @@ def test_processes_and_a_second_run_change_no_byte(
     files = source_of(write_lines(tmp_path / "a.txt", texts), write_lines(tmp_path / "b.txt", texts[:100]))
     told: list[Progress] = []
     one = make_pack(files, JOINT, n_processes=1, on_progress=told.append)
-    assert len(told) == len(units_of(files)) > 5
+    assert len(told) == len(files.units()) > 5
     assert [one.done for one in told] == sorted(one.done for one in told)
     assert told[-1].done == told[-1].total == files.n_bytes
     assert str(told[-1]) == "tokenised 100 % of 0 MB, 0:00 left"
@@ -263,7 +264,7 @@ def test_processes_and_a_second_run_change_no_byte(
     several = make_pack(files, JOINT, n_processes=2)
     assert tree(several.folder) == before
     assert several.sha256 == one.sha256
-    monkeypatch.setattr(make, "units_of", None)  # nothing is cut, and nothing tokenised
+    monkeypatch.setattr(FileSource, "units", None)  # nothing is cut, and nothing tokenised
     assert make_pack(files, JOINT).folder == several.folder
 
 
@@ -335,7 +336,7 @@ def test_a_file_that_has_just_been_written_is_not_remembered(tmp_path: Path, mon
     assert file_hashes.file_hash(path) == "read again"
 
 
-def bad_inputs(tmp_path: Path) -> Iterator[tuple[PackSource, str]]:
+def bad_inputs(tmp_path: Path) -> Iterator[tuple[FileSource, str]]:
     lines = ["a b"] * 50
     path = write_lines(tmp_path / "a.txt", [*lines, "a x"])
     yield source_of(path), f"{path}, line 51: 'x' is not among the 8 words of the vocabulary"
@@ -409,7 +410,7 @@ def test_tokenizers_learn_from_an_even_share_of_every_unit(tmp_path: Path, monke
     everything = list(all_examples(files))
     assert list(sample(files)) == everything
     few = list(sample(files, 300))
-    n_units = len(units_of(files))
+    n_units = len(files.units())
     assert n_units > 4
     assert n_units <= len(few) <= 2 * 300 // 5
     assert {example.target[0] for example in few} == {"a", "b"}
@@ -430,7 +431,7 @@ def test_whole_files_tables_and_origins_are_packed(tmp_path: Path, monkeypatch: 
     table = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": texts, "n": list(range(40))}), table, row_group_size=10)
     files = source_of(table)
-    assert len(units_of(files)) == 4
+    assert len(files.units()) == 4
     found = packed_rows(make_pack(files, JOINT, n_processes=2), DataConfig(), CAUSAL, JOINT, name="t")
     expected = encode_rows([Example(None, t) for t in texts], JOINT, DataConfig(), CAUSAL, training=True, name="t")
     assert [found[i] for i in range(len(found))] == list(expected)
@@ -474,7 +475,7 @@ def test_texts_of_every_form_are_packed_as_those_held_in_memory(tmp_path: Path, 
 def test_whole_files_of_any_kinds_are_packed_together(tmp_path: Path) -> None:
     for name in ("a.txt", "b.jsonl"):
         (tmp_path / name).write_text("a b", encoding="utf-8")
-    files = PackSource(tuple((path.stem, path) for path in sorted(tmp_path.glob("*.*"))), [], is_whole=True)
+    files = FileSource(tuple((path.stem, path) for path in sorted(tmp_path.glob("*.*"))), [], is_whole=True)
     assert make_pack(files, JOINT, n_processes=1).n_texts == 2
 
 

@@ -62,7 +62,7 @@ def test_rows_are_examples_and_other_columns_metadata(tmp_path: Path) -> None:
 def test_a_part_of_a_file_has_the_numbers_of_its_rows(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     fields = fields_of(DATA, "language_model")
-    found = list(read_part(Part(path, groups=range(1, 3)), fields, wanted=["n"]))
+    found = list(read_part(Part(path, groups=(1, 3)), fields, wanted=["n"]))
     assert found == [(n + 1, Example(None, f"text {n}", {"n": n})) for n in range(3, 7)]
     assert list(read_part(Part(path), fields, wanted=[])) == [(n + 1, Example(None, f"text {n}")) for n in range(7)]
 
@@ -170,7 +170,7 @@ def test_a_value_of_a_table_that_python_cannot_hold_is_named_by_its_row(
         message = error_of(path)
         assert message.startswith(f"{path}, row 3: column {name!r}")
         assert reason in message
-    part = Part(tmp_path / "a.parquet", groups=range(1, 2))
+    part = Part(tmp_path / "a.parquet", groups=(1, 2))
     with pytest.raises(DataError, match="row 3: column"):
         list(read_part(part, fields_of(DATA, "language_model")))
 

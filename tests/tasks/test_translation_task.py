@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from ostinato.config.data import DataConfig
+from ostinato.config.data import DataConfig, DataSetConfig
 from ostinato.config.recipe import TaskRef
+from ostinato.data.packs.make import content_hash, make_pack
+from ostinato.data.packs.source import all_examples
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.tasks.registry import build_task, task_problems
 
@@ -77,6 +81,64 @@ def test_the_language_to_translate_to_is_written_before_the_source(tmp_path):
     assert task.by == ("to",)
     with pytest.raises(DataError, match=r"train: example 1 has no column 'lang' \(task.target_tag\)"):
         list(build_task(TaskRef.model_validate(settings | {"target_tag": "lang"}), data).examples("train"))
+
+
+@pytest.mark.parametrize(
+    ("form", "settings"),
+    [
+        ("lines", {"target_tag": "to"}),
+        ("lines", {"normalise": "romanian", "swap_sides": True}),
+        ("two files", {"normalise": "romanian", "swap_sides": True}),
+        ("data set", {"target_tag": "to", "normalise": "romanian"}),
+    ],
+)
+def test_a_pack_has_the_pairs_of_the_task(tmp_path, monkeypatch, form, settings):
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    rows = [{"source": f"a{n} \u015e", "target": f"\u015f b{n}", "to": "ro"} for n in range(9)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    train: object = str(path)
+    if form == "two files":
+        train = [str(tmp_path / "a.en"), str(tmp_path / "a.ro")]
+        for name, side in zip(train, ("source", "target"), strict=True):
+            Path(name).write_text("".join(f"{row[side]}\n" for row in rows), encoding="utf-8")
+    elif form == "data set":
+        pytest.importorskip("datasets", reason="needs the extra hf")
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+        train = DataSetConfig(hf=str(path), split="train")
+    task = build_task(
+        TaskRef.model_validate({"kind": "translation", "corpus": "files", **settings}), DataConfig(train=train)
+    )
+    files, examples = task.pack_source("train"), list(task.examples("train"))
+    assert [(one.source, one.target) for one in all_examples(files)] == [(one.source, one.target) for one in examples]
+    tokenizers = Tokenizers.train(task.data, examples)
+    pack = make_pack(files, tokenizers, n_processes=1)
+    for side in ("source", "target"):
+        tokenizer, stream = getattr(tokenizers, side), pack.stream("", side)
+        ids = [n for one in examples for n in [*tokenizer.encode(getattr(one, side)), tokenizer.special_ids.eos]]
+        assert stream.take(0, stream.n_tokens) == ids
+    plain = build_task(TaskRef.model_validate({"kind": "translation", "corpus": "files"}), DataConfig(train=train))
+    assert content_hash(plain.pack_source("train")) != content_hash(files)
+
+
+def test_a_pair_without_a_tag_is_named_by_its_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"source": "a", "target": "b", "to": "c"}\n{"source": "a", "target": "b"}\n', encoding="utf-8")
+    settings = {"kind": "translation", "corpus": "files", "target_tag": "to"}
+    task = build_task(TaskRef.model_validate(settings), DataConfig(train=str(path)))
+    with pytest.raises(DataError, match=rf"{path}, line 2: has no column 'to' \(task.target_tag\)"):
+        list(all_examples(task.pack_source("train")))
+
+
+def test_text_of_ones_own_in_the_place_of_a_published_training_split_has_a_pack(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"source": "a", "target": "b"}\n', encoding="utf-8")
+    published = TaskRef.model_validate({"kind": "translation"})
+    task = build_task(published, DataConfig(train=str(path)))
+    assert [one.source for one in all_examples(task.pack_source("train"))] == ["a"]
+    assert task.pack_source("dev") is None
+    assert build_task(published, DataConfig()).pack_source("train") is None
 
 
 @pytest.mark.parametrize(

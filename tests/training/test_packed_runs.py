@@ -24,8 +24,8 @@ from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.data.batching import StoredRows
 from ostinato.data.packs import make, source
+from ostinato.data.packs.files import FileSource
 from ostinato.data.packs.make import OnProgress, Progress
-from ostinato.data.packs.source import PackSource
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks import packing
@@ -100,6 +100,58 @@ def test_a_run_is_that_of_rows_in_memory(tmp_path: Path, how: dict[str, Any]) ->
     assert {Path(file["path"]).name for file in described["files"]} == {"a.txt", "b.txt", "dev.txt"}
     assert results["always"]["data_sha256"]["dev"] == results["never"]["data_sha256"]["dev"]
     assert results["always"]["data_sha256"]["train"] != results["never"]["data_sha256"]["train"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_on_a_data_set_is_that_of_rows_in_memory_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    pytest.importorskip("datasets", reason="needs the extra hf")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    write_texts(tmp_path)
+    given = {"hf": str(tmp_path / "texts"), "split": "train", "streaming": streaming}
+    how = BLOCKS | {"train": given, "tokens_per_batch": 128}
+    train(recipe_of(tmp_path, data=how | {"packed": "never"}), tmp_path / "never")
+    assert not (tmp_path / "cache").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "AUTO_BYTES", 0)
+        recipe = recipe_of(tmp_path, data=how | {"packed": "auto"})
+        with pytest.raises(_Stopped):
+            train(recipe, tmp_path / "packed", reporter=_StopAfter(3))
+    train(recipe, tmp_path / "packed", resume=True)
+    assert weights(tmp_path / "packed") == weights(tmp_path / "never")
+    described = json.loads((tmp_path / "packed" / "data.json").read_text(encoding="utf-8"))["splits"]["train"]
+    assert (described["n"], described["packed"]) == (102, True)
+    (tmp_path / "texts" / "a.txt").write_text("another text\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="the examples of 'train' are not those the run was started with"):
+        train(recipe_of(tmp_path, data=how | {"packed": "auto"}, n_updates=7), tmp_path / "packed", resume=True)
+
+
+def test_what_is_streamed_from_a_hub_counts_as_large_and_a_bucket_has_no_pack(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    for name, is_packed in (("owner/texts", True), ("hf://datasets/owner/texts", True), ("hf://buckets/a/b", False)):
+        given = {"hf": name, "split": "train", "streaming": True}
+        recipe = recipe_of(tmp_path, data={"train": given, "packed": "auto"})
+        assert (packing.pack_source(recipe, build_task(recipe.task, recipe.data)) is not None) == is_packed
+
+
+def test_parallel_text_is_trained_on_from_a_pack(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.txt" for name in ("sources", "targets")]
+    for path in paths:
+        path.write_text("".join(f"{path.stem} {n % 3}\n" for n in range(9)), encoding="utf-8")
+    plain = tmp_path / "lines.jsonl"
+    plain.write_text("".join(f'{{"source": "sources {n % 3}", "target": "targets {n % 3}"}}\n' for n in range(9)))
+    for name, given in (("files", [str(path) for path in paths]), ("lines", str(plain))):
+        recipe = recipe_of(tmp_path, data={"train": given, "dev": str(plain)}, n_updates=2)
+        recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"model_kind": "seq2seq"})})
+        train(recipe, tmp_path / name)
+        described = json.loads((tmp_path / name / "data.json").read_text(encoding="utf-8"))["splits"]["train"]
+        assert (described["n"], described["packed"]) == (9, True)
+    assert weights(tmp_path / "files") == weights(tmp_path / "lines")
+    for wrong in ([str(paths[0])], [*map(str, paths), str(paths[0])]):
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": wrong})})
+        with pytest.raises(DataError, match="plain text has no targets: give JSON lines"):
+            train(recipe, tmp_path / "wrong")
 
 
 class _Stopped(Exception):
@@ -222,7 +274,7 @@ def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
     files = {"train": str(letters.data.train), "dev": str(letters.data.dev), "packed": "always"}
     for task, model, reason in (
         ({"kind": "files"}, head, "this one has a head for classification"),
-        ({"kind": "classification"}, head, "is for the task files"),
+        ({"kind": "classification"}, head, "is for training splits that are files or a data set"),
     ):
         with pytest.raises(ConfigError, match=reason):
             train(check_recipe({"task": task, "data": files, "model": model}), tmp_path / "other")
@@ -255,7 +307,7 @@ def test_runs_that_begin_at_the_same_time_train_the_tokenizers_of_a_pack_once(
     trained: list[int] = []
     own = packing._train
 
-    def counted(source: PackSource, data: DataConfig, on_progress: OnProgress | None) -> Tokenizers:
+    def counted(source: FileSource, data: DataConfig, on_progress: OnProgress | None) -> Tokenizers:
         trained.append(1)
         return own(source, data, on_progress)
 
@@ -300,6 +352,6 @@ def test_compressed_files_count_as_what_they_hold(tmp_path: Path) -> None:
     lines = "".join(f"a line of text, number {n}\n" for n in range(1000)).encode()
     (tmp_path / "plain.txt").write_bytes(lines)
     (tmp_path / "small.txt.gz").write_bytes(gzip.compress(lines))
-    plain, small = (PackSource(((path.name, path),), []) for path in sorted(tmp_path.iterdir()))
+    plain, small = (FileSource(((path.name, path),), []) for path in sorted(tmp_path.iterdir()))
     assert plain.n_bytes_of_text == plain.n_bytes == len(lines)
     assert small.n_bytes_of_text == 4 * small.n_bytes

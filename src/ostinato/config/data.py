@@ -168,7 +168,8 @@ class DataConfig(Config):
     of one data set only."""
     packed: Literal["auto", "always", "never"] = "auto"
     """Whether data.train is tokenised once into files that are mapped into memory (`ostinato data pack`). auto: where
-    its files have more than 64 MiB and task.kind is files. never: its rows are held in memory."""
+    it has more than 64 MiB, or is streamed from a hub, and models read texts or pairs. never: its rows are held in
+    memory."""
     masking: MaskingConfig = MaskingConfig()
     """For model.head.kind=masked."""
     over_length: Literal["error", "drop", "truncate"] = "error"

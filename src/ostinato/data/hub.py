@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.config.files import say_once
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.sources import checked_text, missing
+from ostinato.data.sources import Fields, checked_text, fields_of, missing
 from ostinato.errors import DataError, on_one_line, see
 
 if TYPE_CHECKING:
@@ -50,12 +50,38 @@ def read_data_set(given: DataSetConfig, data: DataConfig, model_kind: str = "seq
     Raises:
         DataError: it cannot be loaded, has no such split or column, or a row cannot be read; in one line.
     """
-    wanted = ("text_field",) if model_kind == "language_model" else ("source_field", "target_field")
-    fields = [(getattr(data, setting), f"data.{setting}") for setting in wanted]
-    where, number = f"{given.hf}, split {given.split}", 0
-    rows = _loaded(given)
-    for number, record in enumerate(_records(rows, given.columns, where), 1):
-        texts, names = [], [name for name, _ in fields]
+    is_empty = True
+    for _, example in read_rows(load(given), given, fields_of(data, model_kind)):
+        is_empty = False
+        yield example
+    if is_empty:
+        raise DataError(f"{title(given)}: no examples")
+
+
+def title(given: DataSetConfig) -> str:
+    """Return what a data set is called in errors."""
+    return f"{given.hf}, split {given.split}"
+
+
+def read_rows(
+    rows: Iterable[Any],
+    given: DataSetConfig,
+    fields: Fields,
+    *,
+    where: str | None = None,
+    n_before: int = 0,
+    wanted: Sequence[str] | None = None,
+) -> Iterator[tuple[int, Example]]:
+    """Yield the examples of rows of a data set, each with the number of its row.
+
+    Args:
+        rows: of what `load` returned. where: what the numbers count in. n_before: rows before the first.
+        wanted: other columns that are needed; None: all.
+    """
+    where, names = where or title(given), [name for name, _ in fields]
+    needed = None if wanted is None else {*names, *wanted}
+    for number, record in enumerate(_records(rows, given.columns, where, needed, n_before), n_before + 1):
+        texts = []
         for name, setting in fields:
             if name not in record:
                 raise bad_line(where, number, missing("column", name, setting, list(record)), "row")
@@ -66,9 +92,7 @@ def read_data_set(given: DataSetConfig, data: DataConfig, model_kind: str = "seq
                 value = json.dumps(value)
             texts.append(checked_text(value, repr(name), where, number, "row"))
         columns = {key: value for key, value in record.items() if key not in names}
-        yield Example(None if len(texts) == 1 else texts[0], texts[-1], columns)
-    if not number:
-        raise DataError(f"{where}: no examples")
+        yield number, Example(None if len(texts) == 1 else texts[0], texts[-1], columns)
 
 
 def why_missing(given: DataSetConfig) -> str | None:
@@ -80,15 +104,57 @@ def why_missing(given: DataSetConfig) -> str | None:
     return f"there is no such file or folder (looked in {path.absolute().parent})"
 
 
+def local_files(given: DataSetConfig) -> list[Path]:
+    """Return the files of a data set that is a path; none of one with a name."""
+    path = Path(given.hf)
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+
+
 def state_of(given: DataSetConfig) -> list[Any]:
     """Return what tells whether a local data set has changed: files, sizes and times of change; of others nothing."""
-    path = Path(given.hf)
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in local_files(given)]
 
 
-def _loaded(given: DataSetConfig) -> Any:
-    """Return one split of a data set, in memory map or as a stream."""
+def revision_of(given: DataSetConfig) -> str:
+    """Return the commit of a hub's data set, which the hub is asked for unless it is given.
+
+    Raises:
+        DataError: the hub does not answer, or knows no such data set.
+    """
+    if given.revision is not None and re.fullmatch("[0-9a-f]{40}", given.revision):
+        return given.revision
+    return str(_repository(given).sha)
+
+
+def repository_bytes(given: DataSetConfig) -> int:
+    """Return how many bytes all files of a hub's data set have.
+
+    Raises:
+        DataError: as `revision_of`.
+    """
+    return sum(file.size or 0 for file in _repository(given, with_sizes=True).siblings or [])
+
+
+def _repository(given: DataSetConfig, *, with_sizes: bool = False) -> Any:
+    try:
+        import datasets
+        from huggingface_hub import HfApi
+
+        hub = HfApi(datasets.config.HF_ENDPOINT)
+        return hub.dataset_info(
+            given.hf.removeprefix("hf://datasets/"), revision=given.revision, files_metadata=with_sizes
+        )
+    except Exception as error:  # of the network, of the hub: there is no common base
+        reason = on_one_line(error)[:300]
+        raise DataError(f"{given.hf}: the hub does not say which commit it has: {reason}") from error
+
+
+def load(given: DataSetConfig) -> Any:
+    """Return the rows of one split of a data set, mapped into memory, or as a stream.
+
+    Raises:
+        DataError: it cannot be loaded, or has no such split.
+    """
     path = Path(given.hf)
     if why := why_missing(given):
         raise DataError(f"{given.hf}: {why}")
@@ -131,15 +197,22 @@ def _parts(splits: Mapping[str, Any], wanted: str) -> Any:
     return concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
-def _records(rows: Iterable[Any], columns: Mapping[str, str] | None, where: str) -> Iterator[dict[str, object]]:
+def _records(
+    rows: Any, columns: Mapping[str, str] | None, where: str, needed: set[str] | None, n_before: int
+) -> Iterator[dict[str, object]]:
     """Yield every row under the names that columns have here, class labels as their names."""
     features = getattr(rows, "features", None) or {}
+    # Where something is missing all columns are read, so that the error names them.
     if columns is not None:
         for theirs in columns.values():
             if features and theirs.partition(".")[0] not in features:
                 raise DataError(f"{where}: no column {theirs!r} (columns): it has {', '.join(features)}")
-        rows = rows.select_columns(sorted({name.partition(".")[0] for name in columns.values()}))  # type: ignore[attr-defined]
-    for number, row in enumerate(rows, 1):
+        if needed is not None and needed <= columns.keys():
+            columns = {ours: theirs for ours, theirs in columns.items() if ours in needed}
+        rows = rows.select_columns(sorted({name.partition(".")[0] for name in columns.values()}))
+    elif needed is not None and needed <= features.keys():
+        rows = rows.select_columns(sorted(needed))
+    for number, row in enumerate(_read(rows, where), n_before + 1):
         named = {name: _named(value, features.get(name)) for name, value in row.items()}
         if columns is None:
             yield named
@@ -149,6 +222,14 @@ def _records(rows: Iterable[Any], columns: Mapping[str, str] | None, where: str)
         except (KeyError, TypeError) as error:
             reason = f"no column {error.args[0]!r} (columns) among {', '.join(named)}"
             raise bad_line(where, number, reason, "row") from error
+
+
+def _read(rows: Iterable[Any], where: str) -> Iterator[Any]:
+    """Yield the rows; what fails below, of the network or of a file, is an error of one line."""
+    try:
+        yield from rows
+    except Exception as error:  # there is no common base
+        raise DataError(f"{where}: cannot be read: {on_one_line(error)[:300]}") from error
 
 
 def _named(value: Any, feature: Any) -> Any:

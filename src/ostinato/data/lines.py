@@ -62,6 +62,28 @@ def stretches_of(path: Path, n_bytes: int) -> list[Stretch]:
     return [replace(cut, end=end) for cut, end in zip(cuts, [*ends, None], strict=True)]
 
 
+def stretches_beside(path: Path, stretches: list[Stretch]) -> list[Stretch] | None:
+    """Return a plain file cut where another one is: at the same lines; None where it has too few.
+
+    Args:
+        stretches: of the other file, all of it.
+    """
+    starts, n_lines, position = [0], 0, 0
+    with path.open("rb") as stream:
+        while len(starts) < len(stretches) and (block := stream.read(_AT_ONCE)):
+            n_here, place = block.count(b"\n"), -1
+            while len(starts) < len(stretches) and stretches[len(starts)].n_before <= n_lines + n_here:
+                for _ in range(stretches[len(starts)].n_before - n_lines - block.count(b"\n", 0, place + 1)):
+                    place = block.find(b"\n", place + 1)
+                starts.append(position + place + 1)
+            n_lines += n_here
+            position += len(block)
+    if len(starts) < len(stretches):
+        return None
+    ends = [*starts[1:], None]
+    return [Stretch(start, end, one.n_before) for start, end, one in zip(starts, ends, stretches, strict=True)]
+
+
 def read_lines(path: Path, stretch: Stretch = WHOLE) -> Iterator[tuple[int, str]]:
     """Yield the number (from 1) and the text of every line of a UTF-8 file, without the line end.
 

@@ -80,16 +80,31 @@ def _example(texts: Sequence[str], columns: dict[str, object]) -> Example:
 
 def _read(files: Sequence[Path], fields: Fields, *, is_listed: bool) -> Iterator[Example]:
     """Yield the examples of files; `is_listed`: the user named each of them."""
-    if kind_of_files(files) == "text" and len(fields) == 2:
-        if len(files) != 2 or not is_listed:
-            raise DataError(
-                f"{_named(files)}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv, .csv), "
-                f"or a list of two text files, sources and targets"
-            )
-        yield from _read_parallel(files[0], files[1])
-        return
-    for path in files:
-        yield from (example for _, example in read_part(Part(path), fields))
+    if are_parallel(files, fields, is_listed=is_listed):
+        parts = [Part(files[1], sources=Part(files[0]))]
+    else:
+        parts = [Part(path) for path in files]
+    for part in parts:
+        yield from (example for _, example in read_part(part, fields))
+
+
+def are_parallel(files: Sequence[Path], fields: Fields, *, is_listed: bool = True) -> bool:
+    """Return whether files are parallel text: the sources, and their targets.
+
+    Args:
+        is_listed: the user named each of them.
+
+    Raises:
+        DataError: they are of several kinds, or plain text of another number where pairs are wanted.
+    """
+    if kind_of_files(files) != "text" or len(fields) != 2:
+        return False
+    if len(files) != 2 or not is_listed:
+        raise DataError(
+            f"{_named(files)}: plain text has no targets: give JSON lines (.jsonl), columns (.tsv, .csv), "
+            f"or a list of two text files, sources and targets"
+        )
+    return True
 
 
 def kind_of_files(files: Sequence[Path]) -> str | None:
@@ -135,12 +150,14 @@ class Part:
     """A file, or a part of one.
 
     Args:
-        stretch: of a plain file of lines. groups: of rows of a Parquet file; None: all.
+        stretch: of a plain file of lines. groups: of rows of a Parquet file, the first and the one after the last;
+            None: all. sources: of parallel text, whose targets are in `path`.
     """
 
     path: Path
     stretch: Stretch = WHOLE
-    groups: range | None = None
+    groups: tuple[int, int] | None = None
+    sources: Part | None = None
 
 
 def read_part(part: Part, fields: Fields, wanted: Sequence[str] | None = None) -> Iterator[tuple[int, Example]]:
@@ -149,6 +166,8 @@ def read_part(part: Part, fields: Fields, wanted: Sequence[str] | None = None) -
     Args:
         wanted: other columns to read of tables (Parquet, Arrow); None: all.
     """
+    if part.sources is not None:
+        return _read_parallel(part.sources, part)
     kind = kind_of_file(part.path)
     if kind in ("parquet", "arrow"):
         return _read_table(part, fields, wanted)
@@ -164,8 +183,9 @@ def _read_table(part: Part, fields: Fields, wanted: Sequence[str] | None) -> Ite
         if there.count(name) > 1:
             raise DataError(f"{path}: {_repeated(name, setting, there)}")
     kept = None if wanted is None else [*names, *wanted]
-    n_before = 0 if part.groups is None else sum(n for n, _ in parquet_groups(path)[: part.groups.start])
-    rows = read_arrow(path, kept) if path.suffix == ".arrow" else read_parquet(path, kept, part.groups)
+    n_before = 0 if part.groups is None else sum(n for n, _ in parquet_groups(path)[: part.groups[0]])
+    groups = None if part.groups is None else range(*part.groups)
+    rows = read_arrow(path, kept) if path.suffix == ".arrow" else read_parquet(path, kept, groups)
     for number, row in enumerate(rows, n_before + 1):
         texts = [
             checked_text(_as_text(row[name], setting), f"column {name!r}", path, number, "row")
@@ -286,19 +306,20 @@ def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:
     raise bad_line(path, 1, f"{reason}; a file without a header needs 0-based column numbers")
 
 
-def _read_parallel(source_path: Path, target_path: Path) -> Iterator[Example]:
-    n_lines = [0, 0]
-    for source, target in zip_longest(read_lines(source_path), read_lines(target_path)):
+def _read_parallel(sources: Part, targets: Part) -> Iterator[tuple[int, Example]]:
+    n_lines = [sources.stretch.n_before, targets.stretch.n_before]
+    lines = (read_lines(part.path, part.stretch) for part in (sources, targets))
+    for source, target in zip_longest(*lines):
         n_lines[0] += source is not None
         n_lines[1] += target is not None
         if source is not None and target is not None:
             texts = [
-                checked_text(line, "the line", path, number)
-                for path, (number, line) in ((source_path, source), (target_path, target))
+                checked_text(line, "the line", part.path, number)
+                for part, (number, line) in ((sources, source), (targets, target))
             ]
-            yield Example(texts[0], texts[1], {})
+            yield target[0], Example(texts[0], texts[1], {})
     if n_lines[0] != n_lines[1]:
-        short, long = sorted(zip(n_lines, (source_path, target_path), strict=True))
+        short, long = sorted(zip(n_lines, (sources.path, targets.path), strict=True))
         raise DataError(
             f"{short[1]}, line {short[0] + 1}: missing: the file has {short[0]} lines but {long[1]} has {long[0]}, and "
             f"parallel text needs the same number in both"

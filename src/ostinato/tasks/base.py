@@ -15,7 +15,7 @@ from ostinato.config.data import DataConfig
 from ostinato.data.disk import refetch_hint
 from ostinato.data.lines import read_lines
 from ostinato.errors import ConfigError, DataError, Problem
-from ostinato.tasks.own_files import SPLITS, check_paths, given_splits, read_split
+from ostinato.tasks.own_files import SPLITS, check_paths, given_splits, own_source, read_split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,16 +216,24 @@ class Task(ABC):
         if split not in self.splits():
             raise ConfigError([Problem("split", split, self.why_no_split(split))])
         self.check_files([split])
-        if split == self.train_split and self.data.train is not None and not self.config.reads_own_files:
-            return read_split(self.data, "train", "seq2seq" if self.config.has_sources else "language_model")
+        if self._is_replaced(split):
+            return read_split(self.data, "train", self._model_kind)
         return self._examples(split)
 
+    @property
+    def _model_kind(self) -> str:
+        return "seq2seq" if self.config.has_sources else "language_model"
+
+    def _is_replaced(self, split: str) -> bool:
+        """Return whether data.train stands in the place of a published training split."""
+        return split == self.train_split and self.data.train is not None and not self.config.reads_own_files
+
     def pack_source(self, split: str) -> PackSource | None:
-        """Return the files of a split where its examples are theirs, one by one; None: they are made in another way.
+        """Return the files of a split, or its data set, where its examples are theirs; None: they are made otherwise.
 
         Training reads large ones from packs (`ostinato.data.packs`).
         """
-        return None
+        return own_source(self.data, "train", self._model_kind) if self._is_replaced(split) else None
 
     def why_missing(self, split: str) -> str | None:
         """Return which setting would give a split that does not exist; None where none would."""

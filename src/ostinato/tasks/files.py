@@ -11,10 +11,10 @@ from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import read_lines
 from ostinato.data.paths import find_files, name_of
-from ostinato.data.sources import fields_of, kind_of_file, read_examples
+from ostinato.data.sources import read_examples
 from ostinato.errors import DataError, Problem, see
 from ostinato.tasks.base import Only, Task, TaskConfig
-from ostinato.tasks.own_files import data_set_of, paths_of, read_split
+from ostinato.tasks.own_files import data_set_of, own_source, paths_of, read_split
 
 if TYPE_CHECKING:
     from ostinato.data.packs.source import PackSource
@@ -163,23 +163,11 @@ class FilesTask(Task):
         return [(name_of(path), path) for path in paths]
 
     def pack_source(self, split: str) -> PackSource | None:
-        """Return the files of a split; None for parallel text and for a data set of Hugging Face."""
-        from ostinato.data.packs.source import PackSource
-
-        if data_set_of(self.data, split) is not None:
-            return None
-        named = self._named(paths_of(self.data, split))
-        files = tuple((name, file) for name, path in named for file in find_files(path))
-        if self.config.has_sources and any(kind_of_file(file) == "text" for _, file in files):
-            return None
-        return PackSource(
-            files,
-            fields_of(self.data, self.config.model_kind),
-            is_whole=self.config.documents == "files",
-            origin_column=self.config.origin_column,
-            column=None if self.data.mixture is None else self.data.mixture.column,
-            unknown=self.data.unknown,
-        )
+        """Return the files of a split, or its data set; see `Task`."""
+        self._named(paths_of(self.data, split))
+        config = self.config
+        is_whole = config.documents == "files"
+        return own_source(self.data, split, config.model_kind, is_whole=is_whole, origin_column=config.origin_column)
 
     def _read(self, paths: list[str]) -> Iterator[Example]:
         if self.config.documents == "lines":

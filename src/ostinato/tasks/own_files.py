@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostinato.config.data import DataConfig, DataSetConfig
 from ostinato.data.example import Example
 from ostinato.data.hub import read_data_set, why_missing
-from ostinato.data.paths import find_files
-from ostinato.data.sources import read_examples
-from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.data.pair_changes import PairChanges
+from ostinato.data.paths import find_files, name_of
+from ostinato.data.sources import are_parallel, fields_of, read_examples
+from ostinato.errors import ConfigError, DataError, Problem, see
 from ostinato.system_errors import kind_of
+
+if TYPE_CHECKING:
+    from ostinato.data.packs.source import PackSource
 
 SPLITS = ("train", "dev", "test")
 """Splits that files may be given for; `data.test` may name others."""
@@ -29,6 +34,44 @@ def read_split(data: DataConfig, split: str, model_kind: str = "seq2seq") -> Ite
     if given is not None:
         return read_data_set(given, data, model_kind)
     return read_examples(paths_of(data, split), data, model_kind)
+
+
+def own_source(
+    data: DataConfig,
+    split: str,
+    model_kind: str = "seq2seq",
+    *,
+    is_whole: bool = False,
+    origin_column: str | None = None,
+    changes: PairChanges | None = None,
+) -> PackSource | None:
+    """Return the files of a split, or its data set, to be read from a pack; None for a stream of what has no commits.
+
+    Args:
+        is_whole: a whole file is one text. origin_column: gets the name of the file, folder or data set.
+        changes: to pairs.
+
+    Raises:
+        DataError: plain text where pairs are wanted, other than two files.
+    """
+    from ostinato.data.packs.data_sets import DataSetSource
+    from ostinato.data.packs.files import FileSource
+
+    fields, column = fields_of(data, model_kind), None if data.mixture is None else data.mixture.column
+    if (given := data_set_of(data, split)) is not None:
+        if given.streaming and given.hf.startswith("hf://buckets/"):
+            return None
+        return DataSetSource(given, fields, origin_column, column, data.unknown, changes)
+    paths = paths_of(data, split)
+    for together in [paths] if origin_column is None else [[path] for path in paths]:
+        found = find_files(together)
+        try:
+            if not is_whole:
+                are_parallel(found, fields, is_listed=found == [Path(path) for path in together])
+        except DataError as error:
+            raise DataError(f"{error}{see('own-data')}") from error
+    files = tuple((name_of(path), file) for path in paths for file in find_files(path))
+    return FileSource(files, fields, is_whole, origin_column, column, data.unknown, changes)
 
 
 def paths_of(data: DataConfig, split: str) -> list[str]:

@@ -48,7 +48,7 @@ def pack_source(recipe: Recipe, task: Task, *, always: bool | None = None) -> Pa
 
 def _why_none(recipe: Recipe, source: PackSource | None) -> str | None:
     if source is None:
-        return "is for the task files, with one text or pair a line, row or file (no parallel text): remove it"
+        return "is for training splits that are files or a data set of your own (no stream of a bucket): remove it"
     if not (recipe.model.generates or recipe.model.reads == "masked"):
         return f"is for models that read texts or pairs, and this one has a head for {recipe.model.reads}: remove it"
     if recipe.training.extend_vocabulary:
@@ -76,7 +76,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     }
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
     make_folder(folder.parent)
-    with held(folder.with_name(f"{folder.name}.lock"), source.n_bytes, on_progress, "read for the tokenizer"):
+    with held(folder.with_name(f"{folder.name}.lock"), source, on_progress, "read for the tokenizer"):
         if folder.is_dir():
             try:
                 return Tokenizers.load(folder)

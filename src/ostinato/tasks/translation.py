@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
+from ostinato.data.pair_changes import PairChanges
 from ostinato.data.registry import RemoteFile, published_files
 from ostinato.errors import DataError, Problem
 from ostinato.tasks.base import Only, Task, TaskConfig
-from ostinato.tasks.own_files import read_split
+from ostinato.tasks.own_files import own_source, read_split
+
+if TYPE_CHECKING:
+    from ostinato.data.packs.source import PackSource
 
 _FILES = published_files(
     repo="multi30k/dataset",
@@ -41,7 +44,7 @@ _FILE_OF = {
 }
 
 
-_COMMAS = str.maketrans("\u015e\u015f\u0162\u0163", "\u0218\u0219\u021a\u021b")
+_COMMAS = dict(zip("\u015e\u015f\u0162\u0163", "\u0218\u0219\u021a\u021b", strict=True))
 """S, s, T and t with cedilla, and with comma below."""
 
 
@@ -108,24 +111,25 @@ class TranslationTask(Task):
             return {}
         return {split: _FILES[f"{name}.en"].n_rows or 0 for split, name in _FILE_OF.items()}
 
-    def _examples(self, split: str) -> Iterator[Example]:
-        is_own = self.config.corpus == "files"
-        for example in self._read_own(split) if is_own else self._read_multi30k(_FILE_OF[split]):
-            if self.config.swap_sides:
-                example = Example(example.target, example.source or "", example.columns)
-            yield example
+    @property
+    def _changes(self) -> PairChanges:
+        letters = _COMMAS if self.config.normalise == "romanian" else {}
+        return PairChanges(self.config.target_tag, letters, self.config.swap_sides)
 
-    def _read_own(self, split: str) -> Iterator[Example]:
-        tag = self.config.target_tag
-        for number, example in enumerate(read_split(self.data, split), 1):
-            source, target = example.source or "", example.target
-            if tag is not None:
-                if tag not in example.columns:
-                    raise DataError(f"{split}: example {number} has no column {tag!r} (task.target_tag)")
-                source = f"<2{example.columns[tag]}> {source}"
-            if self.config.normalise == "romanian":
-                target = target.translate(_COMMAS)
-            yield replace(example, source=source, target=target)
+    def _examples(self, split: str) -> Iterator[Example]:
+        is_own, changes = self.config.corpus == "files", self._changes
+        pairs = read_split(self.data, split) if is_own else self._read_multi30k(_FILE_OF[split])
+        for number, example in enumerate(pairs, 1):
+            try:
+                yield changes.of(example)
+            except DataError as error:
+                raise DataError(f"{split}: example {number} {error}") from error
+
+    def pack_source(self, split: str) -> PackSource | None:
+        """Return the files of a split, or its data set; see `Task`."""
+        if self.config.corpus != "files":
+            return super().pack_source(split)
+        return own_source(self.data, split, changes=self._changes)
 
     def _read_multi30k(self, name: str) -> Iterator[Example]:
         english, german = (self._published(_FILES[f"{name}.{language}"]) for language in ("en", "de"))

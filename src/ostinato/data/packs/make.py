@@ -21,18 +21,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from ostinato.data.disk import make_folder, new_folder, remove_leftovers, write_json
-from ostinato.data.file_hashes import file_hash
 from ostinato.data.packs.shards import PACK_FILE, PACK_VERSION, TOKENIZERS, Pack, finished
-from ostinato.data.packs.source import UNIT_BYTES, PackSource, Unit, units_of
+from ostinato.data.packs.source import UNIT_BYTES, PackSource, Unit
 from ostinato.data.packs.unit import Work, read_unit
-from ostinato.data.sources import Part, kind_of_file
+from ostinato.data.packs.worker import PARTS, SOURCES
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 from ostinato.folders import cache_folder
@@ -63,14 +61,14 @@ OnProgress = Callable[[Progress], None]
 
 
 @contextmanager
-def held(path: Path, n_bytes: int, on_progress: OnProgress | None, what: str = "tokenised") -> Iterator[None]:
+def held(path: Path, source: PackSource, on_progress: OnProgress | None, what: str = "tokenised") -> Iterator[None]:
     """Hold a lock; where another process holds it, say so and wait: it makes the same."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         if on_progress is not None:
-            on_progress(Progress(0, n_bytes, 0.0, what, waits=True))
+            on_progress(Progress(0, source.n_bytes, 0.0, what, waits=True))
         lock.acquire()
     try:
         yield
@@ -99,50 +97,38 @@ def make_pack(
     Raises:
         DataError: an example that cannot be read or encoded; names file, line and reason.
     """
-    before = _states(source)
+    before = source.states()
     digest = content_hash(source)
     # What another version lays out in another way has another name.
     layout = {"content": digest, "tokenizers": _hash_of(tokenizers), "format": PACK_VERSION, "unit_bytes": UNIT_BYTES}
     folder = packs_folder() / hash_of(layout)[:32]
     make_folder(folder.parent)
-    with held(folder.with_name(f"{folder.name}.lock"), source.n_bytes, on_progress):
+    with held(folder.with_name(f"{folder.name}.lock"), source, on_progress):
         if not (folder / PACK_FILE).is_file():
             make_folder(folder)
             remove_leftovers(folder)
             with new_folder(folder / TOKENIZERS) as inside:
                 tokenizers.save(inside)
-            units, work = units_of(source), Work(folder, source, tokenizers)
+            units, work = source.units(), Work(folder, source, tokenizers)
             _do(work, units, n_processes, on_progress)
             done = [read_unit(folder, number, work.dtype) for number in range(len(units))]
             whole = [one for one in done if one is not None]
             if len(whole) < len(done):
                 raise DataError(f"{folder}: files of it were removed meanwhile; the same command makes them again")
-            for path, state in _states(source).items():
-                if state != before[path]:
+            for path, state in source.states().items():
+                if state != before.get(path):
                     shutil.rmtree(folder)  # it may hold ids of both
                     raise DataError(f"{path}: was changed while it was tokenised; the same command begins anew")
             content = finished(whole, digest, source.settings(), work.dtype.str)
             if not content["n_texts"]:
-                raise DataError(f"{', '.join(str(path) for _, path in source.files[:5])}: no examples")
+                raise DataError(f"{source.name}: no examples")
             write_json(folder / PACK_FILE, content)
     return Pack(folder)
 
 
-def _states(source: PackSource) -> dict[Path, tuple[int, int]]:
-    """Return size and time of change of every file."""
-    found = ((path, path.stat()) for _, path in source.files)
-    return {path: (state.st_size, state.st_mtime_ns) for path, state in found}
-
-
 def made_of(source: PackSource, others: dict[str, Any]) -> dict[str, Any]:
-    """Return what the files hold and how they are read, and whatever else something made of them depends on."""
-    with ThreadPoolExecutor(n_usable()) as threads:
-        hashes = list(threads.map(file_hash, (path for _, path in source.files)))
-    files = [
-        {"origin": None if source.origin_column is None else name, "kind": kind_of_file(path), "sha256": digest}
-        for (name, path), digest in zip(source.files, hashes, strict=True)
-    ]
-    return {**others, **source.settings(), "files": files}
+    """Return what the examples are, how they are read, and whatever else something made of them depends on."""
+    return {**others, **source.settings(), **source.content()}
 
 
 def hash_of(content: dict[str, Any]) -> str:
@@ -234,12 +220,13 @@ def _drive(
         assert given is not None  # both are pipes
         assert answers is not None
         try:
-            _send(given, {"folder": str(work.folder), **work.source.settings()})
+            _send(
+                given, {"folder": str(work.folder), "source": SOURCES.dump_python(work.source.to_send(), mode="json")}
+            )
             with suppress(queue.Empty):
                 while True:
                     number = left.get_nowait()
-                    parts = [_as_json(name, part) for name, part in units[number].parts]
-                    _send(given, {"number": number, "parts": parts})
+                    _send(given, {"number": number, "parts": PARTS.dump_python(units[number].parts, mode="json")})
                     answer = answers.readline()
                     if not answer:
                         raise BrokenPipeError
@@ -262,8 +249,3 @@ def _drive(
 def _send(stream: Any, content: dict[str, Any]) -> None:
     stream.write(json.dumps(content) + "\n")
     stream.flush()
-
-
-def _as_json(name: str, part: Part) -> dict[str, Any]:
-    groups = None if part.groups is None else [part.groups.start, part.groups.stop]
-    return {"name": name, "path": str(part.path), "stretch": asdict(part.stretch), "groups": groups}

@@ -17,7 +17,6 @@ from ostinato.data.lines import bad_line
 from ostinato.data.mixture import data_set_of
 from ostinato.data.packs.shards import LENGTHS, Shard, dtype_of
 from ostinato.data.packs.source import PackSource, Unit
-from ostinato.data.sources import kind_of_file
 from ostinato.data.tokenizer import Tokenizer
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
@@ -48,13 +47,13 @@ class Work:
             DataError: an example that cannot be read or encoded.
         """
         writer = _UnitWriter(self.folder, number, self.dtype)
-        for name, part in unit.parts:
-            for line, example in self.source.read(name, part):
+        for part in unit.parts:
+            for line_or_row, example in self.source.read(part):
                 try:
                     writer.add(self._group(example), self._encoded(example))
                 except DataError as error:
-                    counted = "row" if kind_of_file(part.path) in ("parquet", "arrow") else "line"
-                    raise bad_line(part.path, line, str(error), counted) from error
+                    where, counted = self.source.place(part)
+                    raise bad_line(where, line_or_row, str(error), counted) from error
         write_json(unit_file(self.folder, number), writer.close())
 
     def _group(self, example: Example) -> str:

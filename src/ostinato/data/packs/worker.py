@@ -15,15 +15,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ostinato.data.lines import Stretch
+from pydantic import TypeAdapter
+
+from ostinato.data.packs.data_sets import DataSetSource, RowRange
+from ostinato.data.packs.files import FilePart, FileSource
 from ostinato.data.packs.shards import TOKENIZERS
-from ostinato.data.packs.source import PackSource, Unit
+from ostinato.data.packs.source import Unit
 from ostinato.data.packs.unit import Work
-from ostinato.data.sources import Part
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import OstinatoError
 from ostinato.system_errors import system_error
 
+SOURCES: TypeAdapter[Any] = TypeAdapter(FileSource | DataSetSource)
+PARTS: TypeAdapter[tuple[FilePart | RowRange, ...]] = TypeAdapter(tuple[FilePart | RowRange, ...])
+"""How a source, and parts of a unit, are sent as JSON."""
 _LOOKS_EVERY = 0.2
 """Seconds between two looks at whether the other process is still there."""
 
@@ -32,14 +37,13 @@ def main() -> None:
     """Do what standard input says."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     common = json.loads(sys.stdin.readline())
-    folder = Path(common.pop("folder"))
-    fields = [tuple(one) for one in common.pop("fields")]
-    work = Work(folder, PackSource((), fields, **common), Tokenizers.load(folder / TOKENIZERS))
+    folder, source = Path(common["folder"]), SOURCES.validate_python(common["source"])
+    work = Work(folder, source, Tokenizers.load(folder / TOKENIZERS))
     for line in sys.stdin:
         given = json.loads(line)
         answer: dict[str, Any] = {}
         try:
-            work.do(given["number"], Unit(tuple(_part(one) for one in given["parts"]), 0))
+            work.do(given["number"], Unit(PARTS.validate_python(given["parts"]), 0))
         except OstinatoError as error:
             answer = {"error": str(error)}
         except Exception as error:
@@ -55,11 +59,6 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOKS_EVERY)
     os._exit(1)
-
-
-def _part(content: dict[str, Any]) -> tuple[str, Part]:
-    groups = None if content["groups"] is None else range(*content["groups"])
-    return content["name"], Part(Path(content["path"]), Stretch(**content["stretch"]), groups)
 
 
 if __name__ == "__main__":
