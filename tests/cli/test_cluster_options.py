@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def file(tmp_path: Path) -> Path:
     [
         (["--executor", "dask"], "'dask' is not one of 'local', 'ray', 'slurm'"),
         (["--address", "auto"], "--address: belongs to --executor ray, not to local"),
-        (["--store", "s3://bucket/runs"], "'s3://bucket/runs' is no folder: a store needs locks and renames"),
+        (["--store", "nowhere://bucket/runs"], "--store: nowhere://bucket/runs: Protocol not known"),
+        (["--store", "memory://x", "--executor", "slurm"], "--store: submitit needs a folder that all nodes see"),
         (["--store", "mine.yaml", "--dry-run"], "'mine.yaml' is a file, no folder"),
         (["--copy-to", "nowhere://x"], "--copy-to: nowhere://x: Protocol not known"),
         (["--executor", "slurm", "--slurm", "timeout_min"], "--slurm: 'timeout_min' is no KEY=VALUE"),
@@ -147,6 +149,43 @@ def test_a_copy_that_was_cut_off_is_copied_again(run, file: Path, scheme: str, m
     monkeypatch.setattr(type(files), "put_file", noted)
     assert f"copied to {copies}: 0 runs" in run(*words).out
     assert written == ["timings.jsonl", "results.jsonl"]
+
+
+RESULT_FILES = {"sweeps", "locks", "hashes", "events"}
+
+
+def test_a_store_at_an_address_is_shown_and_used_by_the_command(
+    run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
+    monkeypatch.setenv("OSTINATO_CACHE", str(file.parent / "cache"))
+    url = f"local://{file.parent}/place"
+    words = ["sweep", file, "--store", url]
+    assert "not trained" in run(*words, "--dry-run").out
+    done = run(*words)
+    published, results = done.out.strip().splitlines()[-2:]
+    assert published == f"published: {url}"
+    local = Path(results.removeprefix("results: "))
+    place = file.parent / "place"
+    assert local.read_bytes() == (place / "sweeps/mine/results.jsonl").read_bytes()
+    folder = local.parents[2]
+    assert folder.parent == file.parent / "cache/stores"
+    shutil.rmtree(folder)
+    assert "not trained" not in run(*words, "--dry-run").out
+    refused = run("table", file, "--store", url)
+    assert refused.code == 2
+    assert f"'{url}' is no folder, as this command needs; {folder} has what" in " ".join(refused.err.split())
+    assert run(*words).code == 0
+    assert run("table", file, "--store", folder).code == 0
+    # Finished runs of elsewhere are published.
+    plain = file.parent / "plain"
+    assert run("sweep", file, "--store", plain).code == 0
+    for old in (place, folder):
+        shutil.rmtree(old)
+    assert "taken: " in run(*words, "--take", plain, "--dry-run").out
+    names = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+    runs = {path.relative_to(plain).as_posix() for path in plain.glob("*/**/*") if path.is_file()}
+    assert names == {name for name in runs if RESULT_FILES.isdisjoint(name.split("/")) and "/." not in name}
 
 
 def test_a_copy_that_fails_does_not_hide_which_runs_failed(run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

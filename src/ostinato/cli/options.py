@@ -47,14 +47,22 @@ def _round_lengths(value: str) -> tuple[float, ...]:
 
 
 def _store(value: str | Path) -> Path:
-    """Return a folder; file:// says one too, and other places can neither lock nor rename files."""
+    """Return a folder; file:// says one too."""
     text = str(value).removeprefix("file://")
     if "://" in text:
-        reason = f"'{text}' is no folder: a store needs locks and renames; mount it, or copy results with --copy-to"
+        from ostinato.experiments.sweep.remote import working_folder
+
+        reason = f"'{text}' is no folder, as this command needs; {working_folder(text)} has what a sweep has of it here"
         raise typer.BadParameter(reason, param_hint="--store")
     if Path(text).is_file():
         raise typer.BadParameter(f"'{text}' is a file, no folder", param_hint="--store")
     return Path(text)
+
+
+def _sweep_store(value: str | Path) -> Path | str:
+    """Return a folder, or an address."""
+    text = str(value)
+    return text if "://" in text and not text.startswith("file://") else _store(text)
 
 
 RecipeArgument = Annotated[
@@ -196,6 +204,15 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cu
 StoreOption = Annotated[
     Any,
     typer.Option("--store", parser=_store, metavar="DIR", help="Directory of runs, each under its content address."),
+]
+SweepStoreOption = Annotated[
+    Any,
+    typer.Option(
+        "--store",
+        parser=_sweep_store,
+        metavar="DIR_OR_URL",
+        help="Directory of runs, each under its content address; or any URL that fsspec reads and writes.",
+    ),
 ]
 InputOption = Annotated[
     list[str] | None,

@@ -18,7 +18,7 @@ from ostinato.cli.options import (
     InputOption,
     JsonOption,
     SlurmOption,
-    StoreOption,
+    SweepStoreOption,
     WorkersOption,
     read_inputs,
 )
@@ -35,7 +35,7 @@ def sweep(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A sweep's name, or a YAML file.", autocompletion=sweep_names)
     ],
-    store: StoreOption = STORE,
+    store: SweepStoreOption = STORE,
     executor: ExecutorOption = "local",
     workers: WorkersOption = None,
     address: AddressOption = None,
@@ -67,21 +67,32 @@ def sweep(
     A run that is in the store already is not trained again, an interrupted one is resumed. Ends with exit code 1
     where a run has failed; the others are done.
     """
-    from ostinato.errors import OstinatoError
+    from ostinato.errors import ConfigError, OstinatoError
     from ostinato.experiments.sweep.choose import ExecutorChoice
     from ostinato.experiments.sweep.copies import Copies
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.import_runs import import_runs
+    from ostinato.experiments.sweep.remote import RemoteStore, working_folder
     from ostinato.experiments.sweep.rows import results_folder
     from ostinato.experiments.sweep.runs import plan_runs
     from ostinato.experiments.sweep.schedule import run_sweep
     from ostinato.experiments.sweep.watch import make_watcher
 
+    remote = None
+    if isinstance(store, str):
+        remote, store = RemoteStore(store), working_folder(store)
     choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
     copies = None if copy_to is None else Copies(copy_to)
     chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
+    if remote is not None and executor == "slurm":
+        raise ConfigError("--store: submitit needs a folder that all nodes see, and no URL")
+    if remote is not None and (take or dry_run):
+        for run in plan_runs(chosen, store, access):
+            remote.fetch_finished(run.directory, with_weights=False)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
+            if remote is not None:
+                remote.publish(run.directory)
             if not json:
                 print_line(f"taken: {run.name}, into {run.directory}")
     if dry_run:
@@ -94,7 +105,7 @@ def sweep(
         return 0 if copies is None else copies.write(chosen, plan_runs(chosen, store, access), store)
 
     try:
-        rows = run_sweep(chosen, store, access=access, executor=own, watcher=watcher, n_threads=threads)
+        rows = run_sweep(chosen, store, access=access, executor=own, watcher=watcher, n_threads=threads, remote=remote)
     except BaseException as error:  # Some runs have failed, or the sweep is interrupted: what is finished is.
         try:
             copy()
@@ -108,6 +119,8 @@ def sweep(
         return
     if copies is not None:
         print_line(f"copied to {copies.url}: {n_copied} runs")
+    if remote is not None:
+        print_line(f"published: {remote.url}")
     print_line(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
 
 

@@ -2,7 +2,7 @@
 
 Run as a program, because Ray reads its environment when it is imported, and so that all its processes are of one
 session, which whoever started the program can end. Arguments: `python` or `command`, by which the sweep is started, its
-file, a store, updates after which a node is killed. Prints a JSON report.
+file, a store, which by Python may be an address, updates after which a node is killed. Prints a JSON report.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ostinato.experiments.sweep.cluster_executor import ClusterExecutor
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.locks import LOCKS
 from ostinato.experiments.sweep.ray_cluster import RayCluster
+from ostinato.experiments.sweep.remote import RemoteStore, working_folder
 from ostinato.experiments.sweep.runs import PlannedRun
 from ostinato.experiments.sweep.schedule import run_sweep
 from ostinato.experiments.sweep.watch import Event
@@ -74,20 +75,25 @@ def node_of(cluster: Cluster, lease: Path) -> Any:
     return next(one for one in cluster.worker_nodes if one.all_processes["raylet"][0].process.pid == raylet)
 
 
-def by_python(cluster: Cluster, file: Path, store: Path, after: int) -> dict[str, Any]:
+def by_python(cluster: Cluster, file: Path, store: str, after: int) -> dict[str, Any]:
     """Run the sweep by its function."""
+    remote = RemoteStore(store) if "://" in store else None
     cluster_executor._LOOK_EVERY_S = 0.02  # a run is over soon
     watcher, began = KillsNode(cluster, after), time.monotonic()
     executor = ClusterExecutor(RayCluster(cluster.address))
-    run_sweep(load_sweep(file), store, executor=executor, watcher=watcher)
+    folder = Path(store) if remote is None else working_folder(store)
+    run_sweep(load_sweep(file), folder, executor=executor, watcher=watcher, remote=remote)
     seconds = time.monotonic() - began
     warnings = [event.text for event in watcher.events if event.kind == "warning"]
     return {"seconds": seconds, "results": watcher.results, "warnings": warnings, "killed": watcher.killed}
 
 
-def by_command(cluster: Cluster, file: Path, store: Path, after: int) -> dict[str, Any]:
+def by_command(cluster: Cluster, file: Path, place: str, after: int) -> dict[str, Any]:
     """Run the sweep as users do; kill the node of the first run that has saved so many updates."""
-    words = ["sweep", str(file), "--executor", "ray", "--address", cluster.address, "--store", str(store)]
+    words, store = (
+        ["sweep", str(file), "--executor", "ray", "--address", cluster.address, "--store", place],
+        Path(place),
+    )
     output, killed = store.with_suffix(".txt"), ""
     with output.open("w") as said:
         command = subprocess.Popen([sys.executable, "-m", "ostinato", *words], stdout=said, stderr=subprocess.STDOUT)
@@ -104,7 +110,7 @@ def by_command(cluster: Cluster, file: Path, store: Path, after: int) -> dict[st
 
 def main() -> None:
     way = by_command if sys.argv[1] == "command" else by_python
-    file, store, after = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    file, store, after = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
     try:
         for _ in range(3):

@@ -81,7 +81,7 @@ def end_session(session: int) -> None:
                 os.kill(int(path.parent.name), signal.SIGKILL)
 
 
-def on_ray(way: str, file: Path, store: Path, after: int, ray_folder: Path) -> dict[str, Any]:
+def on_ray(way: str, file: Path, store: Path | str, after: int, ray_folder: Path) -> dict[str, Any]:
     """Return the report of the program with the cluster."""
     command = [sys.executable, str(PROGRAM), way, str(file), str(store), str(after)]
     environment = os.environ | {"RAY_TMPDIR": str(ray_folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -102,6 +102,19 @@ def test_a_node_of_ray_that_is_killed_leaves_no_trace_in_the_results(
     assert any(text.startswith("its process or node has died, the run is started again") for text in report["warnings"])
     # It went on from a checkpoint, on another node: no update was done anew that was saved.
     assert report["killed"]["went on with"] >= 40
+
+
+@needs_ray
+def test_a_node_that_is_killed_leaves_no_trace_in_a_store_at_an_address(
+    file: Path, expected: bytes, tmp_path: Path, ray_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    report = on_ray("python", file, f"local://{tmp_path}/place", 50, ray_folder)
+    assert (tmp_path / "place" / RESULTS).read_bytes() == expected
+    assert sorted(report["results"]) == [[f"{arm}, seed {seed}", "done"] for arm in ("base", "slow") for seed in (1, 2)]
+    # Whoever goes on makes its folder what was published: this is where the run went on.
+    assert report["killed"]["went on with"] >= 20
+    assert not list((tmp_path / "place" / "events").iterdir())
 
 
 @needs_ray

@@ -1,8 +1,8 @@
 """Jobs that a cluster does: Ray (`sweep.ray_cluster`), SLURM (`sweep.slurm_cluster`), or any other `Cluster`.
 
-All that a job and the process that gave it share is the store's folder, which must be one that all nodes see: the job
-writes what happens in its run to a file there, which is read here. A job whose node dies is started again; the run goes
-on from its last checkpoint, under the same lock and the same key.
+All that a job and the process that gave it share is the store, a folder that all nodes see or an address
+(`sweep.remote`): the job writes what happens in its run to a file there, which is read here. A job whose node dies is
+started again; the run goes on from its last checkpoint, under the same lock and the same key.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ import platform
 import secrets
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ostinato.errors import on_one_line
+from ostinato.errors import OstinatoError, on_one_line
 from ostinato.experiments.sweep.executors import Job, JobResult, Status, TakeEvent, attempt
+from ostinato.experiments.sweep.remote import RemoteError, RemoteStore
 from ostinato.experiments.sweep.watch import Event
 from ostinato.version import __version__
 
 EVENTS = "events"
 """Folder of the store: what happens in the runs that a cluster is at work on, a file each."""
 _LOOK_EVERY_S = 0.5
+_PUBLISH_EVERY_S = 1.0
+"""Seconds between two writes of events at an address."""
 _BUSY_AGAIN_S = 30.0
 """A node that was cut off may hold a lock for some time, and every try is a job of the cluster."""
 N_RETRIES = 2
@@ -57,27 +61,80 @@ class Cluster(Protocol):
         """Called last, when all tasks have ended or were cancelled."""
 
 
+class EventFile:
+    """What happens in a run, a JSON line an event: a job writes it, and whoever gave the job reads it.
+
+    Args:
+        path: below a store's folder. remote: the store at an address where it is instead; None: it is a file.
+    """
+
+    def __init__(self, path: Path, remote: RemoteStore | None = None) -> None:
+        self.path, self._remote = path, remote
+        self._name = f"{path.parent.name}/{path.name}"
+        self._lines, self._written = b"", 0.0
+
+    def make(self) -> None:
+        """Make it, empty: a node that does not see it has another folder."""
+        if self._remote is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+
+    def read(self, n_read: int) -> bytes:
+        """Return what comes after so many bytes; of an address that does not answer nothing, as it may later."""
+        if self._remote is not None:
+            try:
+                return self._remote.read(self._name)[n_read:]
+            except RemoteError:
+                return b""
+        with self.path.open("rb") as file:
+            file.seek(n_read)
+            return file.read()
+
+    def append(self, event: Event) -> None:
+        """Write an event, at an address with those of the second that follows."""
+        line = json.dumps(asdict(event)).encode() + b"\n"
+        if self._remote is None:
+            with self.path.open("ab") as file:
+                file.write(line)
+            return
+        self._lines += line
+        if time.monotonic() - self._written > _PUBLISH_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. At an address that cannot be written it goes on waiting: the run is worth more."""
+        if self._remote is not None and self._lines:
+            with suppress(RemoteError):
+                self._remote.write(self._name, self._lines)
+            self._written = time.monotonic()
+
+    def remove(self) -> None:
+        """Delete it."""
+        if self._remote is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            with suppress(RemoteError):
+                self._remote.remove(self._name)
+
+
 @dataclass
 class _Going:
     """A job that the cluster is at work on.
 
     Args:
-        events: file that it writes. n_started: how often it was started.
+        events: that it writes. n_started: how often it was started.
     """
 
     job: Job
     task: ClusterTask
-    events: Path
+    events: EventFile
     n_started: int
     n_read: int = 0
     update: int = 0
 
     def pass_events(self, on_event: TakeEvent) -> None:
         """Pass on what was written since the last call; a line that is being written waits for the next one."""
-        with self.events.open("rb") as file:
-            file.seek(self.n_read)
-            lines = file.read().splitlines(keepends=True)
-        for line in lines:
+        for line in self.events.read(self.n_read).splitlines(keepends=True):
             if line.endswith(b"\n"):
                 self.n_read += len(line)
                 event = Event(**json.loads(line))
@@ -124,22 +181,22 @@ class ClusterExecutor:
         for one in going:
             one.task.cancel()
         for one in going:
-            one.events.unlink(missing_ok=True)
+            one.events.remove()
         self.cluster.stop()
 
     def _start_waiting(self) -> None:
         while self._waiting and (self.most is None or len(self._going) < self.most):
             job, n_started = self._waiting.popleft()
             job_there = replace(job, directory=job.directory.absolute())
-            events = job_there.directory.parent / EVENTS / f"{job.directory.name}-{secrets.token_hex(4)}.jsonl"
-            events.parent.mkdir(parents=True, exist_ok=True)
-            events.touch()
-            self._going.append(_Going(job, self.cluster.start(job_there, events), events, n_started + 1))
+            path = job_there.directory.parent / EVENTS / f"{job.directory.name}-{secrets.token_hex(4)}.jsonl"
+            events = EventFile(path, None if job.remote is None else RemoteStore(job.remote))
+            events.make()
+            self._going.append(_Going(job, self.cluster.start(job_there, path), events, n_started + 1))
 
     def _end(self, going: _Going, on_event: TakeEvent) -> JobResult | None:
         """Return how a job that is done has ended; None where it is started again."""
         self._going.remove(going)
-        going.events.unlink(missing_ok=True)
+        going.events.remove()
         try:
             status, reason = going.task.result()
         except Exception as error:
@@ -150,6 +207,11 @@ class ClusterExecutor:
             on_event(Event(going.job.name, "warning", going.update, text))
             self._waiting.append((going.job, going.n_started))
             return None
+        if going.job.remote is not None and status == "done":  # what its row is made of
+            try:
+                RemoteStore(going.job.remote).fetch(going.job.directory, with_weights=False)
+            except RemoteError as error:
+                status, reason = "failed", str(error)
         return JobResult(going.job, status, reason, again_after=_BUSY_AGAIN_S)
 
 
@@ -157,25 +219,28 @@ def attempt_on_node(job: Job, events: Path, version: str, folder: str) -> tuple[
     """Train and measure a run as `attempt` does; runs on a node.
 
     Args:
-        events: file that the process which gave the job has made, and reads.
+        events: what the process which gave the job reads, see `EventFile`.
         version: of this package there. folder: in which it works, and that relative paths of data are relative to.
 
     Returns:
         Status and reason, see `JobResult`.
     """
     node = platform.node()
-    if not events.is_file():
+    try:
+        remote = None if job.remote is None else RemoteStore(job.remote)
+    except OstinatoError as error:
+        return "failed", f"{node}: {error}"
+    if remote is None and not events.is_file():
         return "failed", f"{events.parent.parent} is another folder on {node}, or none: give --store one that all share"
     if version != __version__:
         return "failed", f"{node} has ostinato {__version__}, and not {version}"
-    if not Path(folder).is_dir():
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    elif remote is None:
         return "failed", f"{folder}, which paths of data are relative to, is not there on {node}"
-    os.chdir(folder)
-    with events.open("a", encoding="utf-8") as file:
-
-        def write(event: Event) -> None:
-            file.write(json.dumps(asdict(event)) + "\n")
-            file.flush()
-
-        result = attempt(job, write)
+    file = EventFile(events, remote)
+    try:
+        result = attempt(job, file.append)
+    finally:
+        file.flush()
     return result.status, result.reason

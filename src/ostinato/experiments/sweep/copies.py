@@ -1,17 +1,13 @@
-"""Copies of a sweep's results elsewhere: any place that fsspec can write to, such as s3://bucket/folder.
-
-A store itself must be a folder: runs go on because files are renamed in one step and flushed, and are each trained by
-one process because files can be locked. Object stores promise neither, so they get copies of what is finished.
-"""
+"""Copies of a sweep's results elsewhere: any place that fsspec can write to, such as s3://bucket/folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, on_one_line
+from ostinato.experiments.sweep.remote import open_place
 from ostinato.experiments.sweep.rows import RESULTS, TIMINGS, results_folder
 from ostinato.experiments.sweep.runs import PlannedRun
 
@@ -27,14 +23,8 @@ class Copies:
     """
 
     def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs
-
         self.url = url
-        try:
-            place: tuple[Any, str] = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"--copy-to: {url}: {on_one_line(error)}") from error
-        self._files, self._root = place
+        self._files, self._root = open_place(url, "--copy-to")
 
     def write(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> int:
         """Copy what of finished runs is not there yet, then results.jsonl and timings.jsonl; return how many runs.

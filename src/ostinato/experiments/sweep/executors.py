@@ -20,11 +20,13 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import OstinatoError
 from ostinato.experiments.sweep.locks import BusyError, run_lock
 from ostinato.experiments.sweep.measures import values_of
+from ostinato.experiments.sweep.remote import RemoteError, RemoteStore
 from ostinato.experiments.sweep.rows import check_kept
 from ostinato.experiments.sweep.watch import Event, EventReporter
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.changes import is_free
 from ostinato.training.loop import train
+from ostinato.training.reporter import warning_text
 from ostinato.training.rundir import RunDirectory
 from ostinato.training.threads import cpu_threads
 
@@ -39,6 +41,7 @@ class Job:
     Args:
         name: for people. directory: of the run. n_threads: CPU threads where the recipe names none; None: torch's
             choice. access: where published data comes from; None: the default cache and mirror.
+        remote: address of the store where the run is published (`sweep.remote`); None: the directory is its only place.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Job:
     measures: tuple[AnyMeasure, ...] = ()
     n_threads: int | None = 1
     access: DataAccess | None = None
+    remote: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +112,25 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     """
     try:
         with run_lock(job.directory) as check_held, cpu_threads(job.recipe.training.n_threads or job.n_threads):
+            remote = None if job.remote is None else RemoteStore(job.remote)
 
             def send(event: Event) -> None:
                 check_held()
                 on_event(event)
 
-            run, reporter = RunDirectory(job.directory), EventReporter(job.name, send)
+            def publish(update: int) -> None:
+                if remote is None:
+                    return
+                try:
+                    remote.publish(job.directory)
+                except RemoteError as error:  # the next checkpoint may come through
+                    send(Event(job.name, "warning", update, warning_text(update, str(error))))
+
+            if remote is not None:
+                if not remote.fetch_finished(job.directory, with_weights=True):
+                    remote.fetch(job.directory)
+                _fetch_start(job, remote)
+            run, reporter = RunDirectory(job.directory), EventReporter(job.name, send, publish)
             if run.results() is None:
                 recipe = job.recipe
                 if run.exists:  # What was started under this key is the same run, even if it was called otherwise.
@@ -122,6 +139,8 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
                     recipe = _placed_as(found, job.recipe)
                 train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
             values_of(job.measures, job.directory, job.access, device=job.recipe.training.device)
+            if remote is not None:
+                remote.publish(job.directory)
     except BusyError as error:
         return JobResult(job, "busy", str(error))
     except OstinatoError as error:
@@ -129,6 +148,19 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     except Exception:
         return JobResult(job, "failed", traceback.format_exc())
     return JobResult(job, "done")
+
+
+def _fetch_start(job: Job, remote: RemoteStore) -> None:
+    """Have the run that a run starts from, where it is one of the store.
+
+    Raises:
+        RemoteError: it is not there.
+    """
+    start = job.recipe.training.init_from
+    if start is None or Path(start).parent != job.directory.parent.absolute():
+        return
+    if not remote.fetch_finished(Path(start), with_weights=True):
+        raise RemoteError(f"--store: {remote.url}/{Path(start).name}: is not there, and {job.name} starts from it")
 
 
 def _placed_as(recipe: Recipe, other: Recipe) -> Recipe:

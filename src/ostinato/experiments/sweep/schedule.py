@@ -14,7 +14,8 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import TrainingError
 from ostinato.experiments.sweep.executors import Executor, InProcess, Job, JobResult
 from ostinato.experiments.sweep.measure_checks import check_measurable
-from ostinato.experiments.sweep.rows import SweepResults, collect_rows
+from ostinato.experiments.sweep.remote import RemoteStore
+from ostinato.experiments.sweep.rows import SweepResults, collect_rows, results_folder
 from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep.watch import Watcher
 
@@ -53,6 +54,7 @@ def run_sweep(
     executor: Executor | None = None,
     watcher: Watcher | None = None,
     n_threads: int | None = 1,
+    remote: RemoteStore | None = None,
 ) -> list[dict[str, Any]]:
     """Train what is not there yet, measure it, and write results.jsonl and timings.jsonl.
 
@@ -61,6 +63,7 @@ def run_sweep(
         access: where published data comes from; None: the default cache and mirror.
         executor: what does the work; None: this process.
         watcher: shows progress. n_threads: CPU threads of a run whose recipe names none.
+        remote: address where runs and results are published; `store` is then this machine's working folder of it.
 
     Returns:
         Rows (`ostinato.experiments.sweep.rows.sweep_row`) in the order of arms, then seeds.
@@ -69,11 +72,17 @@ def run_sweep(
         ConfigError: budgets that are said to be equal and are not, recipes or metrics that cannot be used; before any
             training.
         SweepError: runs have failed; the others are done and written.
+        RemoteError: the address cannot be read, or written in the end.
     """
     runs = plan_runs(sweep, store, access)
     if sweep.equal is not None:
         check_equal(sweep, arm_budgets(sweep, runs, access))
     store.mkdir(parents=True, exist_ok=True)
+
+    if remote is not None:
+        remote.fetch_results(results_folder(sweep, store), store)
+        for run in runs:
+            remote.fetch_finished(run.directory, with_weights=False)
 
     watcher = watcher or Watcher()
     results = SweepResults(sweep, runs, store, access)
@@ -82,12 +91,14 @@ def run_sweep(
     if results.missing:
         check_measurable(sweep.measures)
     own = executor or InProcess()
-    schedule = _Schedule(sweep, runs, results, own, watcher, n_threads, access)
+    schedule = _Schedule(sweep, runs, results, own, watcher, n_threads, access, remote)
     try:
         schedule.run()
     finally:
         own.stop()
         watcher.close()
+        if remote is not None:
+            remote.publish_results(results.folder, store)
     if failed := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
         raise SweepError(failed)
     return results.rows
@@ -117,9 +128,10 @@ class _Schedule:
         watcher: Watcher,
         n_threads: int | None,
         access: DataAccess | None,
+        remote: RemoteStore | None,
     ) -> None:
         self._results, self._executor, self._watcher = results, executor, watcher
-        self._n_threads, self._access = n_threads, access
+        self._n_threads, self._access, self._address = n_threads, access, None if remote is None else remote.url
         # Arms that come to the same recipe share a run, the first one's, which keeps checkpoints for all of them.
         by_key: dict[str, PlannedRun] = {}
         for run in runs:
@@ -162,7 +174,9 @@ class _Schedule:
         self._waiting.pop(run.key, None)
         self._submitted[run.directory] = run
         measures = tuple(self._measures[run.key])
-        self._executor.submit(Job(run.name, run.recipe, run.directory, measures, self._n_threads, self._access))
+        self._executor.submit(
+            Job(run.name, run.recipe, run.directory, measures, self._n_threads, self._access, self._address)
+        )
 
     def _take(self, result: JobResult) -> None:
         """Note how a run has ended; one that another process has, or whose results are not seen yet, is tried again."""

@@ -46,11 +46,11 @@ class EventReporter(Reporter):
     """Turns what a run reports into events.
 
     Args:
-        name: of the run. send: takes every event.
+        name: of the run. send: takes every event. on_saved: called when a checkpoint is on disk.
     """
 
-    def __init__(self, name: str, send: Callable[[Event], None]) -> None:
-        self.name, self.send = name, send
+    def __init__(self, name: str, send: Callable[[Event], None], on_saved: Callable[[int], None] | None = None) -> None:
+        self.name, self.send, self.on_saved = name, send, on_saved
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Send what is trained."""
@@ -67,6 +67,11 @@ class EventReporter(Reporter):
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """Send the scores."""
         self.send(Event(self.name, "evaluation", record["update"], evaluation_text(record)))
+
+    def on_save(self, update: int, directory: Path) -> None:
+        """Tell of it."""
+        if self.on_saved is not None:
+            self.on_saved(update)
 
     def on_end(self, results: dict[str, Any]) -> None:
         """Send how it ended."""
