@@ -49,4 +49,4 @@ def test_what_cannot_be_packed_is_one_line(run, tmp_path: Path, given: list[str]
 def test_a_task_without_files_of_ones_own_says_what_packs_are_for(run) -> None:
     outcome = run("data", "pack", "scan/universal")
     assert outcome.code == 2
-    assert "is for training splits that are files or a data set of your own" in outcome.err
+    assert "is for the tasks files and translation, and for data.train of a published task" in outcome.err

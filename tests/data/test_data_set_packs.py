@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def in_memory(texts: list[Any], config: ModelConfig = CAUSAL) -> list[Any]:
 def test_rows_are_those_of_the_data_set_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, streaming: bool
 ) -> None:
-    small_units(monkeypatch, 400)
+    small_units(monkeypatch, 200)
     place = write_folder(tmp_path / "texts", 1 if form == "file" else 3)
     if form == "file":
         place /= "part-0.jsonl"
@@ -143,10 +144,12 @@ def test_only_the_columns_that_are_needed_are_read(tmp_path: Path) -> None:
     files = source_of(tmp_path / "saved", column="set", origin_column="from")
     assert {tuple(one.columns) for one in all_examples(files)} == {("set", "from")}
     assert next(all_examples(files)).columns == {"set": "y", "from": "saved"}
+    files = source_of(tmp_path / "saved", column="from", origin_column="from")
+    assert {tuple(one.columns) for one in all_examples(files)} == {("from",)}
 
 
 def test_a_sample_is_an_even_share_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_units(monkeypatch, 100)
+    small_units(monkeypatch, 50)
     files = source_of(write_folder(tmp_path / "texts"))
     n_units = len(files.units())
     assert n_units > 8
@@ -156,6 +159,9 @@ def test_a_sample_is_an_even_share_of_the_rows(tmp_path: Path, monkeypatch: pyte
     assert n_units <= len(few) < len(TEXTS)
     monkeypatch.setattr(source, "MOST_UNITS", 4)
     assert 0 < len([*sample(files, 12)]) <= 8
+    empty = source_of(write_folder(tmp_path / "empty"), "train[:0%]")
+    monkeypatch.setattr(DataSetSource, "units", lambda self: [])
+    assert list(sample(empty, 0)) == []
 
 
 def test_other_examples_are_other_data_and_another_place_is_not(tmp_path: Path) -> None:
@@ -190,26 +196,76 @@ def test_what_cannot_be_packed_is_named_by_its_row(tmp_path: Path, monkeypatch: 
         make_pack(source_of(place, "train[:0]"), JOINT)
 
 
-def test_a_data_set_that_changes_while_it_is_tokenised_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = source_of(place := write_folder(tmp_path / "texts"))
+def test_a_stream_that_changes_while_it_is_tokenised_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = source_of(place := write_folder(tmp_path / "texts"), how={"streaming": True})
     units = DataSetSource.units
 
     def changing(self: DataSetSource) -> Any:
         found = units(self)
-        (place / "part-9.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+        (place / "part-1.jsonl").write_text('{"text": "a", "set": "x", "n": 1}\n', encoding="utf-8")
         return found
 
     monkeypatch.setattr(DataSetSource, "units", changing)
-    with pytest.raises(DataError, match=r"part-9\.jsonl: was changed while it was tokenised; the same command begins"):
+    with pytest.raises(DataError, match=r"part-1\.jsonl: was changed while it was tokenised; the same command begins"):
         make_pack(files, JOINT, n_processes=1)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_data_that_a_card_names_elsewhere_is_what_is_hashed(tmp_path: Path, streaming: bool) -> None:
+    (tmp_path / "card").mkdir()
+    place = write_folder(tmp_path / "elsewhere")
+    named = f"configs: [{{config_name: default, data_files: [{{split: train, path: '{place}/*.jsonl'}}]}}]"
+    (tmp_path / "card" / "README.md").write_text(f"---\n{named}\n---\n", encoding="utf-8")
+
+    def pack() -> Pack:
+        return make_pack(source_of(tmp_path / "card", how={"streaming": streaming}), JOINT, n_processes=1)
+
+    before = pack()
+    assert before.n_texts == 40
+    (tmp_path / "card" / "notes.txt").write_text("not data", encoding="utf-8")
+    assert pack().folder == before.folder
+    (place / "part-1.jsonl").write_text('{"text": "a", "set": "x", "n": 1}\n', encoding="utf-8")
+    after, read = pack(), source_of(tmp_path / "card", how={"streaming": streaming}).data_set
+    assert after.n_texts == len(list(read_data_set(read, DataConfig(), "language_model")))
+    if streaming:  # else the library itself goes on with the tables that it has made
+        assert (after.n_texts, after.folder == before.folder) == (28, False)
+
+
+def test_what_the_library_writes_beside_a_saved_data_set_changes_nothing(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    before = content_hash(source_of(tmp_path / "saved"))
+    datasets.load_from_disk(str(tmp_path / "saved")).filter(lambda row: row["n"] > 3)
+    assert list((tmp_path / "saved").glob("cache-*.arrow"))
+    assert content_hash(source_of(tmp_path / "saved")) == before
+
+
+def test_data_sets_are_never_held_in_memory_whatever_the_library_would_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "IN_MEMORY_MAX_SIZE", 10**9)
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    for place in (write_folder(tmp_path / "texts"), tmp_path / "saved"):
+        files = source_of(place)
+        assert files.paths()
+        assert files.content()["tables"]
+        assert files.n_bytes > 0
+
+
+def test_small_files_of_a_stream_are_tokenised_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = source_of(write_folder(tmp_path / "texts", 20), how={"streaming": True})
+    assert len(files.units()) == 1
+    small_units(monkeypatch, files.n_bytes // 4)
+    units = files.units()
+    assert 4 <= len(units) <= 5
+    assert rows_of(make_pack(files, JOINT, n_processes=1)) == in_memory(
+        [replace(one, columns={}) for one in all_examples(files)]
+    )
 
 
 def test_tables_of_another_commit_are_refused(tmp_path: Path) -> None:
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
     files = source_of(tmp_path / "saved", tables=(tmp_path / "other.arrow",))
-    with pytest.raises(DataError, match="was published anew while it was tokenised; the same command begins anew"):
+    with pytest.raises(DataError, match="was changed while it was tokenised; the same command begins anew"):
         files.units()
 
 
@@ -241,6 +297,7 @@ def test_a_data_set_of_a_hub_is_packed_by_processes_and_found_again(tmp_path: Pa
     with local_hub("owner/texts", published(write_folder(tmp_path / "texts"))) as hub:
         first = pack_command(hub, tmp_path, split, "--processes", "2")
         assert first.returncode == 0, first.stderr
+        assert first.stderr.count("asking") == 1, "once, not once a process"
         last = first.stdout.strip().splitlines()[-1]
         assert last.startswith("40 texts, 120 tokens: ")
         found = rows_of(Pack(Path(last.partition(": ")[2])))
@@ -266,7 +323,8 @@ def test_a_data_set_of_a_hub_is_packed_by_processes_and_found_again(tmp_path: Pa
         trained = command(hub, tmp_path, f"{split}, revision: {'a' * 40}", ["train"], *sizes)
         assert trained.returncode == 0, trained.stderr
         described = json.loads((tmp_path / "run" / "data.json").read_text(encoding="utf-8"))
-        assert (described["splits"]["train"]["n"], described["splits"]["train"]["packed"]) == (40, True)
+        expected = {"n": 40, "packed": True, "repository": "owner/texts", "commit": "a" * 40}
+        assert {key: described["splits"]["train"][key] for key in expected} == expected
     vocabulary = Tokenizers.load(Path(last.partition(": ")[2]) / "tokenizers").target
     assert [row.target_ids for row in found] == [vocabulary.encode(text) for text in TEXTS]
 
@@ -357,6 +415,8 @@ def test_parallel_text_of_other_lengths_and_unknown_words_are_named(
             make_pack(files, JOINT, n_processes=1)
         assert str(packed.value) == str(held.value)
         assert "parallel text needs the same number in both" in str(held.value)
-    files = parallel(tmp_path, TEXTS, [*TEXTS[:-1], "a z"])
-    with pytest.raises(DataError, match=r"targets\.txt, line 40: 'z' is not among the 8 words"):
-        make_pack(files, JOINT, n_processes=1)
+    wrong = [*TEXTS[:-1], "a z"]
+    for sources, targets, name in ((TEXTS, wrong, "targets"), (wrong, TEXTS, "sources")):
+        files = parallel(tmp_path, sources, targets)
+        with pytest.raises(DataError, match=rf"{name}\.txt, line 40: 'z' is not among the 8 words"):
+            make_pack(files, JOINT, n_processes=1)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, tiny_recipe, weights
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ostinato.config.data import DataConfig
 from ostinato.config.load import check_recipe
@@ -26,6 +27,7 @@ from ostinato.data.batching import StoredRows
 from ostinato.data.packs import make, source
 from ostinato.data.packs.files import FileSource
 from ostinato.data.packs.make import OnProgress, Progress
+from ostinato.data.sources import fields_of
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks import packing
@@ -108,6 +110,7 @@ def test_a_run_on_a_data_set_is_that_of_rows_in_memory_and_goes_on(
 ) -> None:
     pytest.importorskip("datasets", reason="needs the extra hf")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))  # of other processes
     write_texts(tmp_path)
     given = {"hf": str(tmp_path / "texts"), "split": "train", "streaming": streaming}
     how = BLOCKS | {"train": given, "tokens_per_batch": 128}
@@ -274,7 +277,7 @@ def test_what_cannot_be_packed_says_why(tmp_path: Path) -> None:
     files = {"train": str(letters.data.train), "dev": str(letters.data.dev), "packed": "always"}
     for task, model, reason in (
         ({"kind": "files"}, head, "this one has a head for classification"),
-        ({"kind": "classification"}, head, "is for training splits that are files or a data set"),
+        ({"kind": "classification"}, head, "is for the tasks files and translation"),
     ):
         with pytest.raises(ConfigError, match=reason):
             train(check_recipe({"task": task, "data": files, "model": model}), tmp_path / "other")
@@ -295,6 +298,21 @@ def test_tokenizers_of_a_pack_are_trained_once(tmp_path: Path, monkeypatch: pyte
     files = packing.pack_source(recipe, task)
     assert files is not None
     assert packing.tokenizers_of(files, recipe.data).source.vocab_size == 280
+
+
+def test_another_file_of_a_tokenizer_gives_other_tokenizers(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"source": "a b", "target": "x y"}\n' * 3, encoding="utf-8")
+    vocabularies = []
+    for name, words in (("one", ["x", "y"]), ("other", ["y", "z", "x"])):
+        tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(tmp_path / f"{name}.json"))
+        target = {"kind": "file", "path": str(tmp_path / f"{name}.json")}
+        data = DataConfig.model_validate({"train": str(lines), "target_tokenizer": target})
+        files = FileSource((("lines", lines),), fields_of(data, "seq2seq"))
+        vocabularies.append(packing.tokenizers_of(files, data).target.vocab_size)
+    assert vocabularies[1] == vocabularies[0] + 1
 
 
 def test_runs_that_begin_at_the_same_time_train_the_tokenizers_of_a_pack_once(

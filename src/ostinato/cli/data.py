@@ -90,9 +90,9 @@ def pack(
     access: AccessOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tokenise a recipe's training files once, into files that training maps into memory.
+    """Tokenise a recipe's training split once, into files that training maps into memory.
 
-    Run twice it finds what is there, and goes on where it was killed. Training with the same files and tokenizer reads
+    Run twice it finds what is there, and goes on where it was killed. Training with the same data and tokenizer reads
     it, with data.packed=always also small ones.
     """
     from ostinato.tasks.recipes import load_recipe

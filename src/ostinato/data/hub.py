@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,15 +105,11 @@ def why_missing(given: DataSetConfig) -> str | None:
     return f"there is no such file or folder (looked in {path.absolute().parent})"
 
 
-def local_files(given: DataSetConfig) -> list[Path]:
-    """Return the files of a data set that is a path; none of one with a name."""
-    path = Path(given.hf)
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-
-
 def state_of(given: DataSetConfig) -> list[Any]:
     """Return what tells whether a local data set has changed: files, sizes and times of change; of others nothing."""
-    return [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in local_files(given)]
+    path = Path(given.hf)
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def revision_of(given: DataSetConfig) -> str:
@@ -156,6 +153,46 @@ def load(given: DataSetConfig) -> Any:
         DataError: it cannot be loaded, or has no such split.
     """
     path = Path(given.hf)
+    with _loading(given) as datasets:
+        if not path.exists():
+            hub = datasets.config.HF_ENDPOINT
+            say_once(f"{given.hf}: there is no such file or folder here: asking {hub} for that data set")
+        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # written by save_to_disk
+            # Its rows may have been saved as arrays of some library, or with some columns only.
+            stored = datasets.load_from_disk(str(path), keep_in_memory=False).with_format(None)
+            splits = stored if isinstance(stored, datasets.DatasetDict) else {str(stored.split or "train"): stored}
+            return splits[given.split] if given.split in splits else _parts(splits, given.split)
+        return datasets.load_dataset(
+            split=given.split, streaming=given.streaming, keep_in_memory=False, **_arguments(given)
+        )
+
+
+def files_of_stream(given: DataSetConfig) -> list[tuple[str, list[str]]]:
+    """Return the files that a stream is read from: their paths or addresses, and what the library knows of their state.
+
+    Raises:
+        DataError: it cannot be loaded, or has no such split.
+    """
+    with _loading(given) as datasets:
+        files = datasets.load_dataset_builder(**_arguments(given)).config.data_files[given.split]
+        return [(str(file), list(map(str, state))) for file, state in zip(files, files.origin_metadata, strict=True)]
+
+
+def _arguments(given: DataSetConfig) -> dict[str, Any]:
+    """Return what the library is given beside the split."""
+    path = Path(given.hf)
+    if not path.is_file():
+        return {"path": given.hf, "name": given.subset, "revision": given.revision}
+    if path.suffix not in _BUILDERS:
+        raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
+    name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
+    columns = {"delimiter": "\t"} if path.suffix == ".tsv" else {}
+    return {"path": _BUILDERS[path.suffix], "data_files": {name: str(path)}, **columns}
+
+
+@contextmanager
+def _loading(given: DataSetConfig) -> Iterator[Any]:
+    """Yield the library; what goes wrong with it is an error of one line."""
     if why := why_missing(given):
         raise DataError(f"{given.hf}: {why}")
     try:
@@ -165,27 +202,12 @@ def load(given: DataSetConfig) -> Any:
             f"data sets of Hugging Face need datasets ({error}): pip install 'ostinato[hf]'{see('own-data')}"
         ) from error
     datasets.disable_progress_bars()
-    if not path.exists():
-        hub = datasets.config.HF_ENDPOINT
-        say_once(f"{given.hf}: there is no such file or folder here: asking {hub} for that data set")
     try:
-        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # written by save_to_disk
-            # Its rows may have been saved as arrays of some library, or with some columns only.
-            stored = datasets.load_from_disk(str(path)).with_format(None)
-            splits = stored if isinstance(stored, datasets.DatasetDict) else {str(stored.split or "train"): stored}
-            return splits[given.split] if given.split in splits else _parts(splits, given.split)
-        how: dict[str, Any] = {"path": given.hf, "name": given.subset, "revision": given.revision}
-        if path.is_file():
-            if path.suffix not in _BUILDERS:
-                raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
-            name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
-            how = {"path": _BUILDERS[path.suffix], "data_files": {name: str(path)}}
-            how |= {"delimiter": "\t"} if path.suffix == ".tsv" else {}
-        return datasets.load_dataset(split=given.split, streaming=given.streaming, **how)
+        yield datasets
     except DataError:
         raise
     except Exception as error:  # of its own, of the network, of file formats: there is no common base
-        reason = on_one_line(error)[:300]
+        reason = on_one_line(error)[:300] or type(error).__name__
         raise DataError(f"{given.hf}: cannot be loaded as a data set, split {given.split!r}: {reason}") from error
 
 
@@ -228,6 +250,8 @@ def _read(rows: Iterable[Any], where: str) -> Iterator[Any]:
     """Yield the rows; what fails below, of the network or of a file, is an error of one line."""
     try:
         yield from rows
+    except MemoryError:
+        raise
     except Exception as error:  # there is no common base
         raise DataError(f"{where}: cannot be read: {on_one_line(error)[:300]}") from error
 

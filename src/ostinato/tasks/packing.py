@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
@@ -26,7 +27,7 @@ _TOLD_EVERY = 1 << 23
 
 
 def pack_source(recipe: Recipe, task: Task, *, always: bool | None = None) -> PackSource | None:
-    """Return the files of the training split where rows are to be read from a pack; None: they are held in memory.
+    """Return what the training split is read from where rows are to lie in a pack; None: they are held in memory.
 
     Args:
         always: what was decided when the run was begun; None: `data.packed` decides.
@@ -48,7 +49,8 @@ def pack_source(recipe: Recipe, task: Task, *, always: bool | None = None) -> Pa
 
 def _why_none(recipe: Recipe, source: PackSource | None) -> str | None:
     if source is None:
-        return "is for training splits that are files or a data set of your own (no stream of a bucket): remove it"
+        tasks = "the tasks files and translation, and for data.train of a published task"
+        return f"is for {tasks} (no stream of a bucket): remove it"
     if not (recipe.model.generates or recipe.model.reads == "masked"):
         return f"is for models that read texts or pairs, and this one has a head for {recipe.model.reads}: remove it"
     if recipe.training.extend_vocabulary:
@@ -69,11 +71,12 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     if all(config.path is not None for config in configs):
         return _train(source, data, on_progress)
     given = [tokenizer_file(Path(config.path)) for config in configs if config.path is not None]
-    what = {
+    what: dict[str, Any] = {
         "tokenizers": [config.model_dump(mode="json", exclude={"path"}) for config in configs],
-        "files": [file_hash(path) for path in given if path.is_file()],  # others may have their names later
         "sample": SAMPLE_BYTES,
     }
+    if given:  # others may have their names later
+        what["tokenizer_files"] = [file_hash(path) for path in given if path.is_file()]
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
     make_folder(folder.parent)
     with held(folder.with_name(f"{folder.name}.lock"), source, on_progress, "read for the tokenizer"):

@@ -52,7 +52,7 @@ class HeldData:
 
 
 class PackedData:
-    """Files whose token ids are, or will be, in a pack."""
+    """Examples whose token ids are, or will be, in a pack."""
 
     def __init__(self, split: str, source: PackSource) -> None:
         self._split, self._source = split, source

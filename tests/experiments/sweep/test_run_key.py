@@ -342,3 +342,19 @@ def test_a_run_that_is_not_of_the_sweep_is_refused_with_its_differences(tmp_path
     shutil.rmtree(run)
     with pytest.raises(CheckpointError, match="holds no run"):
         key_of_run(run)
+
+
+def test_a_stream_from_a_hub_is_known_by_the_commit_that_is_there_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets", reason="needs the extra hf")
+    dev = tmp_path / "dev.jsonl"
+    dev.write_text('{"text": "a b"}\n', encoding="utf-8")
+    train = "data.train={hf: owner/texts, split: train, streaming: true}"
+    recipe = load_recipe("lm/transformer", [train, f"data.dev={dev}"])
+    found = []
+    for commit in ("a" * 40, "b" * 40, "b" * 40):
+        monkeypatch.setattr("ostinato.data.packs.data_sets.revision_of", lambda given, commit=commit: commit)
+        found.append(DataHashes(tmp_path / "store").resolve(recipe)[1])
+    assert found[1] == found[2] != found[0]
+    assert found[0]["dev"] == found[1]["dev"]

@@ -1,6 +1,7 @@
 """A data set of the library datasets as the source of a pack.
 
-Units are ranges of its rows; of a stream its shards, which are mostly the files that it is published as.
+Units are ranges of its rows; of a stream its shards, which are mostly the files that it is published as, small files on
+this machine together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from ostinato.config.data import DataSetConfig
 from ostinato.data.example import Example
 from ostinato.data.file_hashes import file_hash
-from ostinato.data.hub import load, local_files, read_rows, repository_bytes, revision_of, title
+from ostinato.data.hub import files_of_stream, load, read_rows, repository_bytes, revision_of, title
 from ostinato.data.packs.source import PackSource, Unit, unit_bytes
 from ostinato.data.pair_changes import PairChanges
 from ostinato.data.sources import Fields
@@ -25,7 +26,7 @@ from ostinato.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows of a data set, or shards of a stream: the numbers of the first and of the one after the last."""
+    """Rows of a data set, or a shard of a stream: the numbers of the first and of the one after the last."""
 
     start: int
     stop: int
@@ -38,7 +39,7 @@ class DataSetSource(PackSource):
     Args:
         data_set: which. fields, column, unknown, changes: see `PackSource`.
         origin_column: column that gets the name of the data set.
-        tables: files that the library's cache must have it in, if any are given: they are those of one commit.
+        tables: files that the library must have it in, if any are given: those that another process has seen.
     """
 
     data_set: DataSetConfig
@@ -64,7 +65,7 @@ class DataSetSource(PackSource):
     def _rows(self) -> Any:
         rows = load(self._fixed)
         if self.tables and self.tables != tuple(Path(file["filename"]) for file in rows.cache_files):
-            raise DataError(f"{self.name}: was published anew while it was tokenised; the same command begins anew")
+            raise DataError(f"{self.name}: was changed while it was tokenised; the same command begins anew")
         return rows
 
     @property
@@ -77,15 +78,25 @@ class DataSetSource(PackSource):
         """Name and split."""
         return title(self.data_set)
 
+    @property
+    def _is_stream(self) -> bool:
+        return self._is_remote_stream or not isinstance(self._rows, Sized)
+
+    @cached_property
+    def _files(self) -> list[tuple[str, list[str]]]:
+        return files_of_stream(self.data_set)
+
     def paths(self) -> list[Path]:
-        """Return the files of a folder, or those in the library's cache."""
-        if Path(self.data_set.hf).exists():
-            return local_files(self.data_set)
-        return [] if self.data_set.streaming else [Path(file["filename"]) for file in self._rows.cache_files]
+        """Return the files of a stream, or of the library's cache; none of a stream from a hub."""
+        if not self._is_stream:
+            return [Path(file["filename"]) for file in self._rows.cache_files]
+        return [] if self._is_remote_stream else [path for name, _ in self._files if (path := Path(name)).is_file()]
 
     @property
     def n_bytes(self) -> int:
-        """Of all examples, about; of a stream from a hub as it says, else of the whole repository."""
+        """Of all rows; of a stream of its files, from a hub as that says, or else of the whole repository."""
+        if not self._is_stream:
+            return int(self._rows.data.nbytes)
         if not self._is_remote_stream:
             return super().n_bytes
         splits = self._rows.info.splits or {}
@@ -95,7 +106,9 @@ class DataSetSource(PackSource):
     @property
     def n_bytes_of_text(self) -> int:
         """See `PackSource`; what is streamed from a hub counts as large."""
-        return sys.maxsize if self._is_remote_stream else super().n_bytes_of_text
+        if self._is_remote_stream:
+            return sys.maxsize
+        return super().n_bytes_of_text if self._is_stream else self.n_bytes
 
     def reading(self) -> dict[str, Any]:
         """Return everything but where the data set is; see `PackSource`."""
@@ -105,45 +118,56 @@ class DataSetSource(PackSource):
         return {"data_set": read, **kept, "origin": self._origin}
 
     def content(self) -> dict[str, Any]:
-        """Return the hashes of the files; of a stream from a hub its commit."""
+        """Return the hashes of the tables, or of a stream's files; of a stream from a hub its commit."""
         if self._is_remote_stream:
-            return {"repository": [self.data_set.hf, self._fixed.revision]}
-        root = Path(self.data_set.hf)
-        if not root.exists():
+            return {"repository": list(self.published().values())}
+        if not self._is_stream:
             return {"tables": [file_hash(path) for path in self.paths()]}
-        # A single file has a name of the user's own, of which only the ending matters.
-        names = ((path.suffix if path == root else path.relative_to(root).as_posix(), path) for path in self.paths())
-        return {"files": [[name, file_hash(path)] for name, path in names]}
+        found = ((Path(name), state) for name, state in self._files)
+        return {
+            "files": [
+                [path.suffix, file_hash(path)] if path.is_file() else [str(path), *state] for path, state in found
+            ]
+        }
+
+    def published(self) -> dict[str, str]:
+        """Return repository and commit of a stream from a hub."""
+        if not self._is_remote_stream:
+            return {}
+        return {"repository": self.data_set.hf, "commit": str(self._fixed.revision)}
 
     def units(self) -> list[Unit]:
         """Return the work; see `PackSource`."""
         n_bytes = self.n_bytes
-        if not isinstance(self._rows, Sized):
-            n = self._rows.num_shards
-            return [Unit((RowRange(number, number + 1),), n_bytes // n) for number in range(n)]
-        n = len(self._rows)
-        at_once = max(1, n * unit_bytes(n_bytes) // max(n_bytes, 1))
-        ranges = (RowRange(start, min(start + at_once, n)) for start in range(0, n, at_once))
-        return [Unit((rows,), n_bytes * (rows.stop - rows.start) // n) for rows in ranges]
+        if not self._is_stream:
+            n = len(self._rows)
+            at_once = max(1, n * unit_bytes(n_bytes) // max(n_bytes, 1))
+            ranges = (RowRange(start, min(start + at_once, n)) for start in range(0, n, at_once))
+            return [Unit((rows,), n_bytes * (rows.stop - rows.start) // n) for rows in ranges]
+        n = self._rows.num_shards
+        # Of a hub it is no part of the content how large its files are: units that depend on it could be others later.
+        at_once = 1 if self._is_remote_stream else max(1, n * unit_bytes(n_bytes) // max(n_bytes, 1))
+        shards = [RowRange(number, number + 1) for number in range(n)]
+        groups = [shards[start : start + at_once] for start in range(0, n, at_once)]
+        return [Unit(tuple(own), n_bytes * len(own) // n) for own in groups]
 
     def to_send(self) -> DataSetSource:
         """Return the same of one commit; see `PackSource`."""
-        is_local = Path(self.data_set.hf).exists()
-        return replace(self, data_set=self._fixed, tables=() if is_local else tuple(self.paths()))
+        return replace(self, data_set=self._fixed, tables=() if self._is_stream else tuple(self.paths()))
 
     def read_part(self, part: RowRange) -> Iterator[tuple[int, Example]]:
         """Yield the examples of a part; see `PackSource`."""
-        if isinstance(self._rows, Sized):
-            rows, n_before = self._rows.select(range(part.start, part.stop)), part.start  # type: ignore[attr-defined]
-        else:
+        if self._is_stream:
             rows, n_before = self._rows.shard(self._rows.num_shards, part.start), 0
-        where = self.place(part)[0]
-        found = read_rows(rows, self.data_set, self.fields, where=where, n_before=n_before, wanted=self.wanted)
+        else:
+            rows, n_before = self._rows.select(range(part.start, part.stop)), part.start
+        where, wanted = self.place(part)[0], [name for name in self.wanted if name not in self._origin]
+        found = read_rows(rows, self.data_set, self.fields, where=where, n_before=n_before, wanted=wanted)
         for number, example in found:
             yield number, replace(example, columns=example.columns | self._origin)
 
-    def place(self, part: RowRange) -> tuple[str, str]:
+    def place(self, part: RowRange, side: str = "target") -> tuple[str, str]:
         """Return the data set, of a stream in several shards which one; see `PackSource`."""
-        if not isinstance(self._rows, Sized) and self._rows.num_shards > 1:
+        if self._is_stream and self._rows.num_shards > 1:
             return f"{self.name}, shard {part.start + 1} of {self._rows.num_shards}", "row"
         return self.name, "row"

@@ -113,9 +113,9 @@ class FileSource(PackSource):
         for number, example in read_part(part.part, self.fields, self.wanted):
             yield number, replace(example, columns=self._named(example.columns, part.name))
 
-    def place(self, part: FilePart) -> tuple[Path, str]:
+    def place(self, part: FilePart, side: str = "target") -> tuple[Path, str]:
         """Return the file; see `PackSource`."""
-        path = part.part.path
+        path = part.part.sources.path if part.part.sources is not None and side == "source" else part.part.path
         return path, "row" if kind_of_file(path) in ("parquet", "arrow") else "line"
 
     def _named(self, columns: dict[str, object], name: str) -> dict[str, object]:

@@ -1,9 +1,10 @@
-"""Making a pack: every unit of its files is tokenised once, in one process or several.
+"""Making a pack: every unit of its source is tokenised once, in one process or several.
 
 A packing that was killed goes on with the units that are not done. Neither the number of processes nor a kill changes a
 byte of the result.
 
-A pack is found by the SHA-256 of everything it depends on: the files' contents, how they are read, and the tokenizers.
+A pack is found by the SHA-256 of everything it depends on: what the examples are, how they are read, and the
+tokenizers.
 """
 
 from __future__ import annotations
@@ -82,20 +83,20 @@ def packs_folder() -> Path:
 
 
 def content_hash(source: PackSource) -> str:
-    """Return the SHA-256 of what the examples are made of: what the files hold, and how they are read."""
+    """Return the SHA-256 of what the examples are, and of how they are read."""
     return hash_of(made_of(source, {}))
 
 
 def make_pack(
     source: PackSource, tokenizers: Tokenizers, *, n_processes: int | None = None, on_progress: OnProgress | None = None
 ) -> Pack:
-    """Tokenise the files, or go on where an earlier packing of them was killed; return the pack.
+    """Tokenise the examples, or go on where an earlier packing of them was killed; return the pack.
 
     Args:
         n_processes: None: one a CPU that this process may use, if there is that much work.
 
     Raises:
-        DataError: an example that cannot be read or encoded; names file, line and reason.
+        DataError: an example that cannot be read or encoded; names file or data set, line or row, and reason.
     """
     before = source.states()
     digest = content_hash(source)
@@ -119,7 +120,7 @@ def make_pack(
                 if state != before.get(path):
                     shutil.rmtree(folder)  # it may hold ids of both
                     raise DataError(f"{path}: was changed while it was tokenised; the same command begins anew")
-            content = finished(whole, digest, source.settings(), work.dtype.str)
+            content = finished(whole, digest, source.settings(), work.dtype.str) | {"published": source.published()}
             if not content["n_texts"]:
                 raise DataError(f"{source.name}: no examples")
             write_json(folder / PACK_FILE, content)

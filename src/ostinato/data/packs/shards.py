@@ -143,7 +143,7 @@ class Pack:
 
     def describe(self) -> dict[str, Any]:
         """Return what data.json says of a split that is read from a pack."""
-        return {"n": self.n_texts, "sha256": self.sha256, "packed": True}
+        return {"n": self.n_texts, "sha256": self.sha256, "packed": True, **self.content.get("published", {})}
 
 
 def finished(

@@ -72,6 +72,10 @@ class PackSource(ABC):
     def content(self) -> dict[str, Any]:
         """Return what tells the examples from others that are read in the same way, as JSON: hashes, mostly."""
 
+    def published(self) -> dict[str, str]:
+        """Return by which names others find the same examples, for people; nothing where there are none."""
+        return {}
+
     @abstractmethod
     def units(self) -> list[Unit]:
         """Return the work: the same units for the same examples.
@@ -89,8 +93,12 @@ class PackSource(ABC):
         """Yield the examples of a part of a unit, as they are stored, each with the number of its line or row."""
 
     @abstractmethod
-    def place(self, part: Any) -> tuple[Path | str, str]:
-        """Return what the numbers of a part's examples count in, and what they count: lines or rows."""
+    def place(self, part: Any, side: str = "target") -> tuple[Path | str, str]:
+        """Return what the numbers of a part's examples count in, and what they count: lines or rows.
+
+        Args:
+            side: of the example: "source" or "target".
+        """
 
     def read(self, part: Any) -> Iterator[tuple[int, Example]]:
         """Yield the examples of a part of a unit, changed, each with the number of its line or row.
@@ -143,7 +151,7 @@ def sample(source: PackSource, n_bytes: int | None = None) -> Iterator[Example]:
     """
     n_bytes = SAMPLE_BYTES if n_bytes is None else n_bytes
     units, share = source.units(), sys.maxsize
-    if source.n_bytes > n_bytes:
+    if units and source.n_bytes > n_bytes:
         units = units[:: -(-len(units) // MOST_UNITS)]
         share = n_bytes // len(units)
     for unit in units:

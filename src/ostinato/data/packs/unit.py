@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,10 +50,14 @@ class Work:
         writer = _UnitWriter(self.folder, number, self.dtype)
         for part in unit.parts:
             for line_or_row, example in self.source.read(part):
+                side = "target"
                 try:
-                    writer.add(self._group(example), self._encoded(example))
+                    encoded, group = {}, self._group(example)
+                    for side, tokenizer, text in self._sides(example):
+                        encoded[side] = self._ids(tokenizer, text)
+                    writer.add(group, encoded)
                 except DataError as error:
-                    where, counted = self.source.place(part)
+                    where, counted = self.source.place(part, side)
                     raise bad_line(where, line_or_row, str(error), counted) from error
         write_json(unit_file(self.folder, number), writer.close())
 
@@ -60,11 +65,10 @@ class Work:
         column = self.source.column
         return "" if column is None else data_set_of(column, example.columns, "the example")
 
-    def _encoded(self, example: Example) -> dict[str, list[int]]:
-        found = {"target": self._ids(self.tokenizers.target, example.target)}
+    def _sides(self, example: Example) -> Iterator[tuple[str, Tokenizer, str]]:
+        yield "target", self.tokenizers.target, example.target
         if example.source is not None:
-            found["source"] = self._ids(self.tokenizers.source, example.source)
-        return found
+            yield "source", self.tokenizers.source, example.source
 
     def _ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
         return [*tokenizer.encode(text, unknown=self.source.unknown), self.tokenizers.target.special_ids.eos]

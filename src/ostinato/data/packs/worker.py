@@ -8,6 +8,7 @@ input, or with the process that started it. It imports no torch.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -35,6 +36,7 @@ _LOOKS_EVERY = 0.2
 
 def main() -> None:
     """Do what standard input says."""
+    logging.disable(logging.WARNING)  # the other process has said it
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     common = json.loads(sys.stdin.readline())
     folder, source = Path(common["folder"]), SOURCES.validate_python(common["source"])

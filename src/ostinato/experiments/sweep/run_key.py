@@ -154,6 +154,7 @@ class DataHashes:
         train = task.splits()[0]
         splits = [train, *other_splits(recipe, train)]
         source = pack_source(recipe, task)
+        held = splits if source is None else [split for split in splits if split != train]
         name = _hash(_origin(task, recipe, splits, source))
         note = None
         # Of a task of the user's own nothing says whether its code still makes the same examples.
@@ -162,16 +163,16 @@ class DataHashes:
         if name not in self._known and note is not None and note.is_file():
             with reading(note, DataError, MADE_AGAIN):
                 kept = read_json_object(note, DataError, MADE_AGAIN)
-                self._known[name] = {split: str(kept[split]) for split in splits}
+                self._known[name] = {split: str(kept[split]) for split in held}
         elif name not in self._known:
-            found = {} if source is None else {train: content_hash(source)}
-            held = [split for split in splits if split not in found]
-            found |= {split: str(describe_split(split, task.examples(split))["sha256"]) for split in held}
+            found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in held}
             if note is not None:
                 note.parent.mkdir(parents=True, exist_ok=True)
                 with write_lock(note.parent.parent, _HASHES):
                     write_json(note, found)
             self._known[name] = found
+        if source is not None and train not in self._known[name]:  # it is quick to say, and a hub may have another now
+            self._known[name] = {train: content_hash(source)} | self._known[name]
         return recipe, self._known[name]
 
 
