@@ -42,6 +42,7 @@ def file(tmp_path: Path) -> Path:
         (["--address", "auto"], "--address: belongs to --executor ray, not to local"),
         (["--store", "nowhere://bucket/runs"], "--store: nowhere://bucket/runs: Protocol not known"),
         (["--store", "memory://x", "--executor", "slurm"], "--store: submitit needs a folder that all nodes see"),
+        (["--store", "memory://x", "--copy-to", "memory://y"], "--copy-to: copies a store that is a folder"),
         (["--store", "mine.yaml", "--dry-run"], "'mine.yaml' is a file, no folder"),
         (["--copy-to", "nowhere://x"], "--copy-to: nowhere://x: Protocol not known"),
         (["--executor", "slurm", "--slurm", "timeout_min"], "--slurm: 'timeout_min' is no KEY=VALUE"),
@@ -174,7 +175,7 @@ def test_a_store_at_an_address_is_shown_and_used_by_the_command(
     assert "not trained" not in run(*words, "--dry-run").out
     refused = run("table", file, "--store", url)
     assert refused.code == 2
-    assert f"'{url}' is no folder, as this command needs; {folder} has what" in " ".join(refused.err.split())
+    assert f"'{url}' is no folder, as this command needs: {folder} has what" in " ".join(refused.err.split())
     assert run(*words).code == 0
     assert run("table", file, "--store", folder).code == 0
     # Finished runs of elsewhere are published.

@@ -50,9 +50,11 @@ def _store(value: str | Path) -> Path:
     """Return a folder; file:// says one too."""
     text = str(value).removeprefix("file://")
     if "://" in text:
-        from ostinato.experiments.sweep.remote import working_folder
+        from ostinato.experiments.sweep.remote import without_password, working_folder
 
-        reason = f"'{text}' is no folder, as this command needs; {working_folder(text)} has what a sweep has of it here"
+        folder, name = working_folder(text), without_password(text)
+        where = f"{folder} has what a sweep has of it here" if folder.is_dir() else "no sweep has used it here"
+        reason = f"'{name}' is no folder, as this command needs: {where}"
         raise typer.BadParameter(reason, param_hint="--store")
     if Path(text).is_file():
         raise typer.BadParameter(f"'{text}' is a file, no folder", param_hint="--store")

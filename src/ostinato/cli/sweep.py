@@ -86,13 +86,15 @@ def sweep(
     chosen = with_seeds(load_sweep(file, read_inputs(given)), seeds)
     if remote is not None and executor == "slurm":
         raise ConfigError("--store: submitit needs a folder that all nodes see, and no URL")
+    if remote is not None and copies is not None:
+        raise ConfigError("--copy-to: copies a store that is a folder: remove it, or give --store one")
     if remote is not None and (take or dry_run):
         for run in plan_runs(chosen, store, access):
-            remote.fetch_finished(run.directory, with_weights=False)
+            remote.fetch_rows(run.directory)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
             if remote is not None:
-                remote.publish(run.directory)
+                remote.agree(run.directory)
             if not json:
                 print_line(f"taken: {run.name}, into {run.directory}")
     if dry_run:
@@ -120,7 +122,7 @@ def sweep(
     if copies is not None:
         print_line(f"copied to {copies.url}: {n_copied} runs")
     if remote is not None:
-        print_line(f"published: {remote.url}")
+        print_line(f"published: {remote.name}")
     print_line(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
 
 

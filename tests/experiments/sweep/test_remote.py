@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ from tiny_sweeps import LONGER, LOSS, Recorder, tiny
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError
 from ostinato.experiments.sweep import cluster_executor
-from ostinato.experiments.sweep.cluster_executor import ClusterExecutor, attempt_on_node
+from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor, EventFile, attempt_on_node
 from ostinato.experiments.sweep.executors import InProcess, Job, Status, attempt
 from ostinato.experiments.sweep.import_runs import import_runs
 from ostinato.experiments.sweep.locks import BusyError
 from ostinato.experiments.sweep.remote import RemoteError, RemoteStore, working_folder
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep
+from ostinato.experiments.sweep.watch import Event
 from ostinato.training.rundir import RunDirectory
 from ostinato.version import __version__
 
@@ -221,15 +224,166 @@ def test_nodes_that_share_no_folder_find_what_one_process_finds(
 
 
 def test_a_process_that_was_held_up_does_not_write_over_another_one(url: str) -> None:
-    sweep = longer_sweep()
-    run = first_run(sweep, url)
-    late = RemoteStore(url)
+    run = first_run(longer_sweep(), url)
     assert attempt(job_of(run, url), lambda event: None).status == "done"
     known = RemoteStore(url).read(f"{run.directory.name}/checkpoints/last.json")
+    (run.directory / "results.json").unlink()
     (run.directory / "checkpoints" / "last.json").write_text('{"directory": "update-000002", "update": 2}')
     with pytest.raises(BusyError, match="another process has taken the run over"):
-        late.publish(run.directory)
+        RemoteStore(url).publish(run.directory)
     assert RemoteStore(url).read(f"{run.directory.name}/checkpoints/last.json") == known
+
+
+def test_what_is_further_here_than_there_is_kept_and_published(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = first_run(longer_sweep(), url)
+    published = RemoteStore.publish
+
+    def failing(remote: RemoteStore, directory: Path) -> None:
+        last = RunDirectory(directory).last_update()
+        if last == 10:
+            raise Killed
+        if last > 2:
+            raise RemoteError("the network is down")
+        published(remote, directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteStore, "publish", failing)
+        with pytest.raises(Killed):
+            attempt(job_of(run, url), lambda event: None)
+    assert b"update-000002" in RemoteStore(url).read(f"{run.directory.name}/checkpoints/last.json")
+    starts: list[int] = []
+    ended = attempt(job_of(run, url), lambda event: starts.append(event.update) if event.kind == "start" else None)
+    assert (ended.status, starts) == ("done", [10])
+
+
+def test_a_run_that_is_finished_here_only_is_published_by_the_next_command(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = {"name": "after", "after": "base"}
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}, after])
+    run = first_run(sweep, url)
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteStore, "publish", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            attempt(job_of(run, url), lambda event: None)
+        attempt(replace(job_of(run, url), remote=None), lambda event: None)
+    assert RunDirectory(run.directory).results() is not None
+    assert run_there(sweep, url) == [("after, seed 1", "done")]
+    forget(url)
+    assert run_there(sweep, url) == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/last.json", "results.json", "recipe.yaml"])
+def test_a_file_that_is_cut_off_while_it_is_written_is_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    url = f"local://{tmp_path}/place"
+    sweep = longer_sweep()
+    run = first_run(sweep, url)
+    files = type(RemoteStore(url)._files)
+    put, seen = files.put_file, []
+
+    def cut(self: Any, path: str, target: str, **named: Any) -> None:
+        if name in target:
+            seen.append(target)
+            if len(seen) == (1 if name in ("results.json", "recipe.yaml") else 2):
+                Path(target).parent.mkdir(parents=True, exist_ok=True)
+                Path(target).write_bytes(Path(path).read_bytes()[:7])
+                raise Killed
+        put(self, path, target, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "put_file", cut)
+        with pytest.raises(Killed):
+            attempt(job_of(run, url), lambda event: None)
+    forget(url)
+    assert attempt(job_of(first_run(sweep, url), url), lambda event: None).status == "done"
+    forget(url)
+    assert run_there(tiny(seeds=[1], arms=[{"name": "base"}], overrides=sweep.overrides), url) == []
+    assert len(weights(tmp_path / "place" / run.directory.name)) > 3
+
+
+def test_a_place_that_does_not_answer_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "file").write_text("no folder")
+    for url in ("webhdfs://127.0.0.1:1/x", f"local://{tmp_path}/file"):
+        with pytest.raises(RemoteError, match="cannot be "):
+            run_there(tiny(), url)
+    assert not list(tmp_path.glob("cache/stores/*/*/recipe.yaml")), "nothing was trained"
+    url = f"local://{tmp_path}/place"
+    assert attempt(job_of(first_run(tiny(), url), url), lambda event: None).status == "done"
+    forget(url)
+
+    def fails(self: Any, path: str, **named: Any) -> Any:
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(type(RemoteStore(url)._files), "info", fails)
+    outcome = attempt(job_of(first_run(tiny(), url), url), lambda event: None)
+    assert (outcome.status, "cannot be read: the network is down" in outcome.reason) == ("failed", True)
+
+
+def test_results_of_machines_that_take_turns_are_all_kept(url: str, tmp_path: Path) -> None:
+    folders = tmp_path / "a", tmp_path / "b"
+    for seed, other in ((1, 0), (2, 1), (3, 0)):
+        if folders[other].exists():
+            folders[other].rename(working_folder(url))
+        run_there(tiny(seeds=[seed]), url)
+        working_folder(url).rename(folders[other])
+    there = [RemoteStore(url).read(f"sweeps/tiny/{name}results.jsonl") for name in ("", "earlier-1/", "earlier-2/")]
+    assert [[json.loads(line)["seed"] for line in text.splitlines()] for text in there] == [[3, 3], [1, 1], [2, 2]]
+
+
+def test_why_a_run_failed_is_published_and_the_first_error_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {"name": "broken", "set": {"training.optimizer.lr": 1e30, "training.schedule.warmup": 0}}
+    sweep = longer_sweep(seeds=[1], arms=[{"name": "base"}, broken])
+    monkeypatch.setattr(RemoteStore, "publish_results", lambda *_: (_ for _ in ()).throw(RemoteError("down")))
+    with pytest.raises((SweepError, RemoteError)) as caught:
+        run_there(sweep, url)
+    assert isinstance(caught.value, SweepError)
+    _, run = plan_runs(sweep, working_folder(url))
+    names = RemoteStore(url)._names(run.directory.name)
+    assert any("failed-update" in name for name in names)
+
+
+def test_more_that_is_measured_sends_no_weights_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}])
+    run_there(sweep, url)
+    files, sent = type(RemoteStore(url)._files), []
+    put = files.put_file
+
+    def noted(self: Any, path: str, target: str, **named: Any) -> None:
+        sent.append(Path(path).name)
+        put(self, path, target, **named)
+
+    monkeypatch.setattr(files, "put_file", noted)
+    assert run_there(tiny(seeds=[1], arms=[{"name": "base"}], measures=[LOSS, LONGER]), url) == [
+        ("base, seed 1", "done")
+    ]
+    assert sent
+    assert not [name for name in sent if name.endswith(".safetensors")]
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    remote = RemoteStore(f"memory://{tmp_path}/place")
+    monkeypatch.setattr(
+        type(remote._files), "walk", lambda *_, **__: iter([(f"{remote._root}/key", {}, {"../../evil": {}})])
+    )
+    with pytest.raises(RemoteError, match=r"holds a file '\.\./\.\./evil', which is none of a run"):
+        remote._names("key")
+
+
+def test_events_at_an_address_do_not_grow_with_every_update(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = RemoteStore(url)
+    file = EventFile(working_folder(url) / EVENTS / "x.jsonl", remote)
+    file.append(Event("run", "start", 0, "begins"))
+    for update in range(1, 200):
+        file.append(Event("run", "update", update, ""))
+    file.append(Event("run", "evaluation", 200, "done"))
+    file.flush()
+    lines = [json.loads(line) for line in EventFile(file.path, remote).read(0, is_last=True).splitlines()]
+    assert [(line["kind"], line["update"]) for line in lines] == [("start", 0), ("update", 199), ("evaluation", 200)]
 
 
 def test_a_place_that_fails_once_costs_a_warning_and_one_that_fails_at_the_end_is_said(
@@ -253,8 +407,11 @@ def test_a_place_that_fails_once_costs_a_warning_and_one_that_fails_at_the_end_i
     assert (warning.update, f"--store: {url}: cannot be written: the place is full" in warning.text) == (4, True)
     fails["results.json"] = 100
     other = longer_sweep(seeds=[2], arms=[{"name": "base"}])
-    with pytest.raises((SweepError, RemoteError), match="cannot be written: the place is full"):
+    with pytest.raises(SweepError, match="cannot be written: the place is full"):
         run_there(other, url, executor=InProcess())
+    fails.clear()
+    assert run_there(other, url, executor=InProcess()) == []
+    assert b"update-000012" in RemoteStore(url).read(f"{first_run(other, url).directory.name}/checkpoints/last.json")
 
 
 def test_a_start_that_is_not_there_is_said(url: str) -> None:
@@ -272,16 +429,29 @@ def test_runs_that_are_taken_are_published_and_their_weights_stay(url: str, tmp_
     run = first_run(sweep, url)
     for _ in range(2):
         remote = RemoteStore(url)
-        remote.fetch_finished(run.directory, with_weights=False)
+        remote.fetch_rows(run.directory)
         (taken,) = import_runs([tmp_path / "plain" / run.directory.name], [run])
-        remote.publish(taken.directory)
+        remote.agree(taken.directory)
         forget(url)
     assert run_there(sweep, url) == []
-    assert RemoteStore(url).fetch_finished(run.directory, with_weights=True)
+    RemoteStore(url).fetch(run.directory)
     assert list(run.directory.glob("checkpoints/*/model.safetensors"))
     assert RunDirectory(run.directory).results() is not None
 
 
-def test_an_address_of_no_known_kind_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="--store: nowhere://x: Protocol not known"):
-        RemoteStore("nowhere://x")
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("nowhere://x", "Protocol not known"),
+        ("memory://", "names no folder"),
+        ("ftp://me:secret@127.0.0.1:1/x", "refused"),
+        ("reference://x", "."),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_one_line_without_passwords(address: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        RemoteStore(address)
+    assert str(caught.value).startswith(f"--store: {address.replace('me:secret@', '')}")
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(working_folder(address))
+    assert working_folder(address) == working_folder(f"{address}/")

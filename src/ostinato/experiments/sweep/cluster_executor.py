@@ -27,8 +27,8 @@ from ostinato.version import __version__
 EVENTS = "events"
 """Folder of the store: what happens in the runs that a cluster is at work on, a file each."""
 _LOOK_EVERY_S = 0.5
-_PUBLISH_EVERY_S = 1.0
-"""Seconds between two writes of events at an address."""
+_PUBLISH_EVERY_S = 3.0
+"""Seconds between two writes of events at an address, and between two looks at them."""
 _BUSY_AGAIN_S = 30.0
 """A node that was cut off may hold a lock for some time, and every try is a job of the cluster."""
 N_RETRIES = 2
@@ -71,7 +71,10 @@ class EventFile:
     def __init__(self, path: Path, remote: RemoteStore | None = None) -> None:
         self.path, self._remote = path, remote
         self._name = f"{path.parent.name}/{path.name}"
-        self._lines, self._written = b"", 0.0
+        self._lines = self._update = b""
+        """What is, or waits to be, at an address; the last update is not among it yet."""
+        self._seen = 0.0
+        """When it was last written there, or looked at."""
 
     def make(self) -> None:
         """Make it, empty: a node that does not see it has another folder."""
@@ -79,34 +82,48 @@ class EventFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
 
-    def read(self, n_read: int) -> bytes:
-        """Return what comes after so many bytes; of an address that does not answer nothing, as it may later."""
-        if self._remote is not None:
-            try:
-                return self._remote.read(self._name)[n_read:]
-            except RemoteError:
-                return b""
-        with self.path.open("rb") as file:
-            file.seek(n_read)
-            return file.read()
+    def read(self, n_read: int, *, is_last: bool = False) -> bytes:
+        """Return what comes after so many bytes.
+
+        At an address it looks every few seconds; one that does not answer gives nothing, as it may later.
+
+        Args:
+            is_last: look in any case.
+        """
+        if self._remote is None:
+            with self.path.open("rb") as file:
+                file.seek(n_read)
+                return file.read()
+        if not is_last and time.monotonic() - self._seen < _PUBLISH_EVERY_S:
+            return b""
+        self._seen = time.monotonic()
+        try:
+            return self._remote.read(self._name, n_read)
+        except RemoteError:
+            return b""
 
     def append(self, event: Event) -> None:
-        """Write an event, at an address with those of the second that follows."""
+        """Write an event; at an address every few seconds, and of updates in between only the last one."""
         line = json.dumps(asdict(event)).encode() + b"\n"
         if self._remote is None:
             with self.path.open("ab") as file:
                 file.write(line)
             return
-        self._lines += line
-        if time.monotonic() - self._written > _PUBLISH_EVERY_S:
+        if event.kind == "update":
+            self._update = line
+        else:
+            self._lines += self._update + line
+            self._update = b""
+        if time.monotonic() - self._seen > _PUBLISH_EVERY_S:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits. At an address that cannot be written it goes on waiting: the run is worth more."""
+        self._lines, self._update = self._lines + self._update, b""
         if self._remote is not None and self._lines:
             with suppress(RemoteError):
                 self._remote.write(self._name, self._lines)
-            self._written = time.monotonic()
+            self._seen = time.monotonic()
 
     def remove(self) -> None:
         """Delete it."""
@@ -132,9 +149,9 @@ class _Going:
     n_read: int = 0
     update: int = 0
 
-    def pass_events(self, on_event: TakeEvent) -> None:
+    def pass_events(self, on_event: TakeEvent, *, is_last: bool) -> None:
         """Pass on what was written since the last call; a line that is being written waits for the next one."""
-        for line in self.events.read(self.n_read).splitlines(keepends=True):
+        for line in self.events.read(self.n_read, is_last=is_last).splitlines(keepends=True):
             if line.endswith(b"\n"):
                 self.n_read += len(line)
                 event = Event(**json.loads(line))
@@ -166,7 +183,7 @@ class ClusterExecutor:
             self._start_waiting()
             for going in list(self._going):
                 is_done = going.task.done()  # before its events: what it wrote last is read, too
-                going.pass_events(on_event)
+                going.pass_events(on_event, is_last=is_done)
                 if is_done and (result := self._end(going, on_event)) is not None:
                     return result
             left = _LOOK_EVERY_S if deadline is None else min(_LOOK_EVERY_S, deadline - time.monotonic())
@@ -209,7 +226,7 @@ class ClusterExecutor:
             return None
         if going.job.remote is not None and status == "done":  # what its row is made of
             try:
-                RemoteStore(going.job.remote).fetch(going.job.directory, with_weights=False)
+                RemoteStore(going.job.remote).fetch_rows(going.job.directory)
             except RemoteError as error:
                 status, reason = "failed", str(error)
         return JobResult(going.job, status, reason, again_after=_BUSY_AGAIN_S)
@@ -238,6 +255,10 @@ def attempt_on_node(job: Job, events: Path, version: str, folder: str) -> tuple[
         os.chdir(folder)
     elif remote is None:
         return "failed", f"{folder}, which paths of data are relative to, is not there on {node}"
+    try:
+        job.directory.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return "failed", f"{job.directory.parent}: cannot be made on {node}: {error.strerror}; see OSTINATO_CACHE"
     file = EventFile(events, remote)
     try:
         result = attempt(job, file.append)

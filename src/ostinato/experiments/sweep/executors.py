@@ -10,6 +10,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -127,18 +128,23 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
                     send(Event(job.name, "warning", update, warning_text(update, str(error))))
 
             if remote is not None:
-                if not remote.fetch_finished(job.directory, with_weights=True):
-                    remote.fetch(job.directory)
+                remote.fetch(job.directory)
                 _fetch_start(job, remote)
             run, reporter = RunDirectory(job.directory), EventReporter(job.name, send, publish)
-            if run.results() is None:
-                recipe = job.recipe
-                if run.exists:  # What was started under this key is the same run, even if it was called otherwise.
-                    found = load_recipe(job.directory)
-                    check_kept(job.directory, found, job.recipe, job.name)
-                    recipe = _placed_as(found, job.recipe)
-                train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
-            values_of(job.measures, job.directory, job.access, device=job.recipe.training.device)
+            try:
+                if run.results() is None:
+                    recipe = job.recipe
+                    if run.exists:  # What was started under this key is the same run, even if it was called otherwise.
+                        found = load_recipe(job.directory)
+                        check_kept(job.directory, found, job.recipe, job.name)
+                        recipe = _placed_as(found, job.recipe)
+                    train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
+                values_of(job.measures, job.directory, job.access, device=job.recipe.training.device)
+            except Exception:  # what tells why stands in the run's directory
+                if remote is not None:
+                    with suppress(RemoteError, BusyError):
+                        remote.publish(job.directory)
+                raise
             if remote is not None:
                 remote.publish(job.directory)
     except BusyError as error:
@@ -159,7 +165,8 @@ def _fetch_start(job: Job, remote: RemoteStore) -> None:
     start = job.recipe.training.init_from
     if start is None or Path(start).parent != job.directory.parent.absolute():
         return
-    if not remote.fetch_finished(Path(start), with_weights=True):
+    remote.fetch(Path(start))
+    if RunDirectory(Path(start)).results() is None:
         raise RemoteError(f"--store: {remote.url}/{Path(start).name}: is not there, and {job.name} starts from it")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 from ostinato.config.measures import AnyMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
-from ostinato.errors import TrainingError
+from ostinato.errors import CheckpointError, TrainingError
 from ostinato.experiments.sweep.executors import Executor, InProcess, Job, JobResult
 from ostinato.experiments.sweep.measure_checks import check_measurable
-from ostinato.experiments.sweep.remote import RemoteStore
+from ostinato.experiments.sweep.remote import RemoteError, RemoteStore
 from ostinato.experiments.sweep.rows import SweepResults, collect_rows, results_folder
 from ostinato.experiments.sweep.runs import PlannedRun, arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep.watch import Watcher
@@ -80,9 +81,11 @@ def run_sweep(
     store.mkdir(parents=True, exist_ok=True)
 
     if remote is not None:
+        remote.check()
         remote.fetch_results(results_folder(sweep, store), store)
-        for run in runs:
-            remote.fetch_finished(run.directory, with_weights=False)
+        for directory in dict.fromkeys(run.directory for run in runs):
+            with suppress(CheckpointError):  # what is damaged here is said of its run
+                remote.agree(directory)
 
     watcher = watcher or Watcher()
     results = SweepResults(sweep, runs, store, access)
@@ -94,13 +97,18 @@ def run_sweep(
     schedule = _Schedule(sweep, runs, results, own, watcher, n_threads, access, remote)
     try:
         schedule.run()
+        if failed := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
+            raise SweepError(failed)
+    except BaseException:  # what is finished is published, and the first error is the one to be told
+        if remote is not None:
+            with suppress(RemoteError):
+                remote.publish_results(results.folder, store)
+        raise
     finally:
         own.stop()
         watcher.close()
-        if remote is not None:
-            remote.publish_results(results.folder, store)
-    if failed := [(run, schedule.failures[run.key]) for run in runs if run.key in schedule.failures]:
-        raise SweepError(failed)
+    if remote is not None:
+        remote.publish_results(results.folder, store)
     return results.rows
 
 
