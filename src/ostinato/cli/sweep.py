@@ -90,7 +90,8 @@ def sweep(
         raise ConfigError("--copy-to: copies a store that is a folder: remove it, or give --store one")
     if remote is not None and (take or dry_run):
         for run in plan_runs(chosen, store, access):
-            remote.fetch_rows(run.directory)
+            if not run.is_finished:
+                remote.fetch_rows(run.directory)
     if take:
         for run in import_runs(take, plan_runs(chosen, store, access)):
             if remote is not None:

@@ -167,7 +167,7 @@ def _fetch_start(job: Job, remote: RemoteStore) -> None:
         return
     remote.fetch(Path(start))
     if RunDirectory(Path(start)).results() is None:
-        raise RemoteError(f"--store: {remote.url}/{Path(start).name}: is not there, and {job.name} starts from it")
+        raise RemoteError(f"--store: {remote.name}/{Path(start).name}: is not there, and {job.name} starts from it")
 
 
 def _placed_as(recipe: Recipe, other: Recipe) -> Recipe:

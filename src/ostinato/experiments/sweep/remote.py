@@ -106,8 +106,12 @@ class RemoteStore:
         Raises:
             RemoteError: it cannot be read or written, or what is here cannot be published: it has no tensors.
         """
-        if self.fetch_rows(directory) or _progress_here(directory) < math.inf:
+        if _progress_here(directory) < math.inf:
+            self.fetch_rows(directory)
             return
+        with self._named("read"):
+            if self._progress_there(directory.name) == math.inf:
+                return
         if not _has_weights(directory):
             reason = f"is not there, and {directory} has no weights: delete that, and the run is trained again"
             raise RemoteError(f"--store: {self.name}/{directory.name}: {reason}")
