@@ -164,9 +164,8 @@ class FilesTask(Task):
 
     def pack_source(self, split: str) -> PackSource | None:
         """Return the files of a split, or its data set; see `Task`."""
-        self._named(paths_of(self.data, split))
-        config = self.config
-        is_whole = config.documents == "files"
+        self._named(paths_of(self.data, split))  # refuses two of one name
+        config, is_whole = self.config, self.config.documents == "files"
         return own_source(self.data, split, config.model_kind, is_whole=is_whole, origin_column=config.origin_column)
 
     def _read(self, paths: list[str]) -> Iterator[Example]:

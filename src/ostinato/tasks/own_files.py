@@ -63,11 +63,11 @@ def own_source(
             return None
         return DataSetSource(given, fields, origin_column, column, data.unknown, changes)
     paths = paths_of(data, split)
-    for together in [paths] if origin_column is None else [[path] for path in paths]:
+    read_together = [paths] if origin_column is None else [[path] for path in paths]
+    for together in () if is_whole else read_together:
         found = find_files(together)
         try:
-            if not is_whole:
-                are_parallel(found, fields, is_listed=found == [Path(path) for path in together])
+            are_parallel(found, fields, is_listed=found == [Path(path) for path in together])
         except DataError as error:
             raise DataError(f"{error}{see('own-data')}") from error
     files = tuple((name_of(path), file) for path in paths for file in find_files(path))
