@@ -72,7 +72,7 @@ def test_activations_by_hand() -> None:
     tokens = 2 * 9
     assert parts == {
         "decoder.norms": 4 * 3 * 2 * tokens * (D + 2),
-        "decoder.self_attention": 4 * 3 * tokens * (D + 4 * I + 2),
+        "decoder.self_attention": 4 * 3 * tokens * (D + 4 * I + 2 * 2),
         "decoder.ffn": 4 * 3 * tokens * (D + F),
         "embeddings": 8 * tokens,
         "output": tokens * (4 * D + 4 * V + 8),

@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ostinato.kernels import native
 from ostinato.kernels.activation import activate
 from ostinato.kernels.dropout import (
     Kept,
     add_by,
     add_dropped,
     draw_kept,
+    draws_as_torch,
     draws_bytes,
     drop,
     drop_activated,
@@ -22,7 +24,9 @@ from ostinato.kernels.dropout import (
     drop_relu_by,
     realised,
 )
+from ostinato.training.threads import cpu_threads
 
+needs_kernels = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 CPU = torch.device("cpu")
 N = 2**20
 ACTIVATIONS = ("relu", "relu2", "gelu", "geglu", "swiglu")
@@ -121,6 +125,89 @@ def test_probabilities_that_bytes_cannot_come_near_are_torchs(p: float) -> None:
     found = drop(x, p)
     torch.manual_seed(1)
     assert torch.equal(found, F.dropout(x, p))
+
+
+@needs_kernels
+@pytest.mark.parametrize("p", [0.002, 0.1, 0.5, 0.998])
+@pytest.mark.parametrize("n", [1, 7, 8, 511, 512, 513, 5000])
+def test_compiled_draws_are_the_plain_ones(n: int, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(6)
+    torch.rand(5)  # not at the beginning of what the generator makes at a time
+    start = torch.get_rng_state()
+    found = [draw_kept((n,), p, CPU).bytes for _ in range(3)]
+    after = torch.get_rng_state()
+    monkeypatch.setattr(native, "takes", lambda *_: False)
+    torch.set_rng_state(start)
+    expected = [draw_kept((n,), p, CPU).bytes for _ in range(3)]
+    assert all(torch.equal(mine, other) for mine, other in zip(found, expected, strict=True))
+    assert torch.equal(after, torch.get_rng_state())
+
+
+@needs_kernels
+def test_this_torchs_generator_is_known() -> None:
+    draws_as_torch.cache_clear()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    assert draws_as_torch()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@needs_kernels
+def test_a_generator_that_draws_otherwise_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    expected = draw_kept((100,), 0.5, CPU).bytes
+    monkeypatch.setattr(native, "draw_kept", lambda level, kept: kept.fill_(1))
+    draws_as_torch.cache_clear()
+    try:
+        assert not draws_as_torch()
+        torch.manual_seed(3)
+        assert torch.equal(draw_kept((100,), 0.5, CPU).bytes, expected)
+    finally:
+        draws_as_torch.cache_clear()
+
+
+@needs_kernels
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("size", [(1,), (50, 7), (130, 300)])
+def test_compiled_dropout_is_the_plain_one_in_outputs_and_gradients(
+    size: tuple[int, ...], n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = draw_kept(size, 0.4, CPU)
+
+    def all_of_it() -> list[torch.Tensor]:
+        x, residual = numbers(*size, dtype=torch.float32), numbers(*size, seed=1, dtype=torch.float32)
+        found = []
+        for y in (drop_by(x, kept), add_by(residual, x, kept), drop_relu_by(x * 1, kept)):
+            found += [y.detach(), *torch.autograd.grad(y, x, residual.detach())]
+        return found
+
+    with cpu_threads(n_threads):
+        found = all_of_it()
+    monkeypatch.setattr(native, "takes", lambda *_: False)
+    for mine, other in zip(found, all_of_it(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@needs_kernels
+def test_what_is_no_number_stays_none() -> None:
+    x, kept = torch.full((3, 4), torch.nan), draw_kept((3, 4), 0.5, CPU)
+    assert drop_by(x, kept).isnan().all()
+    assert add_by(torch.ones(3, 4), x, kept).isnan().all()
+    assert drop_relu_by(x, kept).isnan().all()
+
+
+def test_a_map_whose_result_is_dropped_in_place_copies_no_gradient() -> None:
+    """The result of a linear map is a view: changed in place, autograd would write its gradient into zeros, twice."""
+    x = numbers(3, 4, 5, dtype=torch.float32)
+    hidden = drop_activated(F.linear(x, numbers(6, 5, seed=1, dtype=torch.float32)), "relu", 0.5)
+    nodes, seen = [hidden.grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        if node is not None:
+            seen.append(node.name())
+            nodes += [before for before, _ in node.next_functions]
+    assert "_DropReluBackward" in seen
+    assert not any("CopySlices" in name or "AsStrided" in name for name in seen)
 
 
 def test_torchs_draws_are_what_they_were() -> None:

@@ -18,6 +18,7 @@ from ostinato.budget import count_bytes
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import Dispatch
+from ostinato.kernels.native import library
 from ostinato.models import build_model
 from ostinato.models.losses import label_smoothed_loss
 from ostinato.nn.cache import Cache, ColumnWindow, KeyValues
@@ -39,6 +40,8 @@ def kept_by_autograd(
     config: ModelConfig, batch: Batch, precision: str = "float32", *, recompute: bool = False, smoothing: float = 0.1
 ) -> int:
     """Return the bytes of all storages that a training pass saves for its backward pass, parameters aside."""
+    if precision == "float32" and library() is None:
+        pytest.skip("what compiled kernels keep is counted, and no C compiler is here")
     model = never_halting(build_model(config)).train()  # what is counted is the pass in which all rounds run
     run_as(model, recompute=recompute)
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -204,7 +207,7 @@ def test_recomputed_steps_keep_the_states_between_them_and_one_step_at_a_time(na
         side: count_bytes(_with_a_step_more(config, side), 40, 30, batch_size=4).activations - plain
         for side in ("encoder", "decoder")
     }
-    own_set = keys_values if len(sets) > 1 and not cross.dropout else 0
+    own_set = keys_values if len(sets) > 1 else 0
     without = config.encoder.model_copy(update={"sparse_layer": None})
     sparse = plain - count_bytes(config.model_copy(update={"encoder": without}), 40, 30, batch_size=4).activations
     assert parts["recomputed"] == max(more["encoder"], more["decoder"] - own_set, sparse)

@@ -27,6 +27,7 @@ from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Batch
 from ostinato.decoding import search
 from ostinato.errors import DataError
+from ostinato.kernels import attend
 from ostinato.models import LanguageModel, build_model
 from ostinato.nn import attention
 
@@ -159,17 +160,16 @@ def test_a_cache_that_is_thinned_out_before_its_first_step_keeps_its_prefixes() 
 
 @pytest.mark.parametrize(("mask", "is_fast"), [("causal", True), ("prefix", False)])
 def test_only_a_plain_causal_pass_needs_no_mask(mask: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, Any]] = []
-    fused = attention.F.scaled_dot_product_attention
+    calls: list[tuple[Any, bool]] = []
 
-    def spy(*tensors: Any, **options: Any) -> torch.Tensor:
-        calls.append(options)
-        return fused(*tensors, **options)
+    def spy(q: Any, k: Any, v: Any, mask: Any, scale: float, *, is_causal: bool, **options: Any) -> torch.Tensor:
+        calls.append((mask, is_causal))
+        return attend(q, k, v, mask, scale, is_causal=is_causal, **options)
 
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(attention, "attend", spy)
     model_of(mask)(right_padded(SENTENCES[:1]))
-    assert [call["is_causal"] for call in calls] == [is_fast] * 2
-    assert [call["attn_mask"] is None for call in calls] == [is_fast] * 2
+    assert [is_causal for _, is_causal in calls] == [is_fast] * 2
+    assert [mask is None for mask, _ in calls] == [is_fast] * 2
 
 
 @draws(15)

@@ -185,10 +185,10 @@ def _shared(run: TrainingPass, uses: Iterable[PlannedUse]) -> Counter[str]:
         if planned.use.kind == "cross_attention" and isinstance(planned.sub, AttentionConfig):
             attention, memory = planned.sub, run.tokens("encoder")
             inner = keys_width(attention, d_model)
-            # Where weights are dropped every use saves copies of its own, unless it is recomputed.
+            # Where plain products drop weights every use saves copies of its own, unless it is recomputed.
             repeats, lie_in_order = attention.n_key_heads < attention.n_heads, attention.qk_norm != "none"
             copies = repeats or (run.copies_heads(attention) and not lie_in_order)
-            is_copied = attention.dropout and copies and not run.is_recomputed
+            is_copied = attention.dropout and run.is_mixed and copies and not run.is_recomputed
             saved = 0 if is_copied else 2 * memory * inner
             # One tensor of states serves all sets, unless autocast copies it for each.
             saved += memory * d_model if run.is_mixed or not is_memory_saved else 0
@@ -208,7 +208,7 @@ def _table_bytes(run: TrainingPass, planned: PlannedUse) -> int:
             return turns_bytes(run, planned, rotary)
         case AlibiConfig(reach=None) if isinstance(planned.sub, AttentionConfig) and not run.is_mixed:
             # A stack that hides keys makes a mask of it at every step, and so do several queries a token.
-            is_shared = not run.mask(planned.stack) and n_choices(planned.sub) == 1 and not planned.sub.dropout
+            is_shared = not run.mask(planned.stack) and n_choices(planned.sub) == 1
             return FLOAT * planned.sub.n_heads * squared if is_shared else 0
     return 0
 

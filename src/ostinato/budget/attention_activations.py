@@ -151,23 +151,28 @@ class AttentionBytes:
 
     def _products(self, q: _Numbers, k: _Numbers, v: _Numbers) -> int:
         """Return what the products with keys and values save; note what others may save, too."""
-        width = self.run.width
-        if self.attention.dropout:  # plain products; a mask of the weights
+        width, dropped = self.run.width, self.weights if self.attention.dropout else 0  # a byte a weight
+        learns_bias = isinstance(self.relative, WindowConfig | BucketsConfig)
+        if not (self.run.is_mixed or learns_bias):  # the compiled kernel
+            self._keep(q, k, v)
+            self._mask_of_scores()
+            return width * self.outputs + 2 * FLOAT * self.scores + dropped
+        if dropped:  # plain products
             if self.copies_heads:
                 # The memory's keys, once normed, and its values lie in order: they are a set's.
                 is_of_set = self.is_cross and self.attention.qk_norm != "none" and not self.is_grouped
                 self.kept["copies of heads"] = width * (self.queries + (0 if is_of_set else 2 * self.all_keys))
             else:
                 self._keep(q, *([_Numbers("repeated", 2 * self.all_keys)] if self.is_grouped else [k, v]))
-            return width * (self.weights + self.outputs) + self.weights
-        if isinstance(self.relative, WindowConfig | BucketsConfig):  # plain products in float32
+            return width * (self.weights + self.outputs) + dropped
+        if learns_bias:  # plain products in float32
             if self.is_grouped or self.run.is_mixed or self.copies_heads:
                 self.kept["values"] = FLOAT * self.all_keys
             else:
                 self._keep(v)
             return FLOAT * (self.queries + self.all_keys + self.weights) + width * self.outputs
         self._keep(q, k, v)
-        self._fused_mask()
+        self._mask_of_scores()
         is_turned = self.attention.qk_norm != "none" or isinstance(self.relative, RotaryConfig)
         if self.outputs > self.queries:
             self.kept["output of every choice"] = width * self.outputs
@@ -178,8 +183,8 @@ class AttentionBytes:
     def _keep(self, *tensors: _Numbers) -> None:
         self.kept.update({one.name: self.run.width * one.n for one in tensors})
 
-    def _fused_mask(self) -> None:
-        """Note the mask of the fused kernel. The order of the columns needs none; prefixes, several queries a token or
+    def _mask_of_scores(self) -> None:
+        """Note the mask that a kernel keeps. The order of the columns needs none; prefixes, several queries a token or
         sets of keys, and a reach do."""
         run, is_many = self.run, self.n > 1 or self.n_sets > 1
         reach = None if self.relative is None else self.relative.reach

@@ -6,19 +6,21 @@ bfloat16 autocast, where what is marked * stays at 4), per use:
     norm            input N D *, LayerNorm 2 N *, RMSNorm N + N D * (the input before its weight)
     input           of the first map: N D
     dropout         of a sub-layer's output: N D bytes, the mask (`ostinato.kernels.dropout`)
-    attention       q, k, v in one 3 N I, output N I, log-sum-exp N H *           fused kernel
-                    q, k, v 3 N I *, weights N H S *, output N I                  plain kernel, where positions
+    attention       q, k, v in one 3 N I, output N I, highest and sum of scores 2 N H; where weights are dropped
+                    N H S bytes                                                   compiled kernel, in float32
+                    q, k, v in one 3 N I, output N I, log-sum-exp N H *           torch's kernel, under autocast
+                    q, k, v 3 N I *, weights N H S *, output N I                  plain products, where positions
                     add a learned bias to the scores (window, buckets)
-                    q, k, v 3 N I, weights N H S and as many bytes, output N I    where weights are dropped
+                    q, k, v 3 N I, weights N H S and as many bytes, output N I    where these, or autocast, drop weights
     positions       window: scaled queries N I, table B I (2 W + 1), scores N H (2 W + 1), distances 8 T S.
-                    rotary: turned q and k and a second output 3 N I. buckets: distances 8 T S once a stack.
-                    A causal stack that adds a bias saves its mask, T S; with prefixes every sentence's, B T S
+                    rotary: turned q and k 2 N I, under autocast a second output N I. buckets: distances 8 T S once a
+                    stack. A causal stack that adds a bias saves its mask, T S; with prefixes every sentence's, B T S
     values by token the gate twice 2 N H_kv, and keys and values side by side 2 N J; under autocast a copy of what the
                     gate reads N C. Once a table its rows N J *
     keys: all       round r puts r sets of keys and values side by side, 2 r N I, and weights and masks are r times as
                     many; a causal stack saves its mask
     chosen tokens   where a router may have left some out of a round, every sentence's mask, B T S
-    cross-attention queries and output 2 N I, log-sum-exp; per SET keys and values 2 B S I
+    cross-attention queries and output 2 N I, numbers of the scores; per SET keys and values 2 B S I
     feed-forward    relu N F, others 2 N F, gated 4 N F; dropout of all but relu: N F bytes more
     convolution     the two padded inputs and outputs: B (T + K_in - 1) D, N D, B (T + K_out - 1) F, N F, and relu N F;
                     dropout: N F bytes more
@@ -35,7 +37,7 @@ With E experts, M = top_k N rows sorted by expert, and d_e the width of a hypers
     sparse layer    per sub-layer inputs, normed rows and norm weights 3 M D *, mean and deviation 2 M *, rows M D and
                     what a feed-forward saves of M F; outputs M D *
     attention       top_k times the queries, outputs, weights and positions of queries; keys and values as without;
-                    for top_k > 1 a causal stack saves its mask with the fused kernel, too, top_k T S
+                    for top_k > 1 a causal stack saves its mask without a learned bias, too, top_k T S
     experts of      values by choice k N J, outputs by choice k N I in place of the outputs (k > 1), keys and values
     heads           side by side 2 N J; two decisions, of k N H rows and of k N H_kv
     weights         a bfloat16 copy of all experts' weights and biases

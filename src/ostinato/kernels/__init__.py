@@ -7,7 +7,7 @@ D input width, F output width.
 from __future__ import annotations
 
 from ostinato.kernels.activation import GATES, Activation, activate
-from ostinato.kernels.attention import attend_dropped, attend_some, hidden_score
+from ostinato.kernels.attention import attend, attend_some, hidden_score
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
@@ -66,7 +66,7 @@ __all__ = [
     "active_packing",
     "active_sums",
     "add_dropped",
-    "attend_dropped",
+    "attend",
     "attend_some",
     "autocast_dtype",
     "choose_backend",

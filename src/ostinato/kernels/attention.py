@@ -1,8 +1,9 @@
-"""Attention whose weights are dropped, y = drop(softmax(s q k^T + m)) v, with an own backward; and of some sentences.
+"""Attention of all queries, y = drop(softmax(s q k^T + m)) v, with own backward passes; and of some sentences.
 
-torch's fused kernels drop no weights on a CPU; what it falls back to draws one random number a weight and looks for
-rows that see nothing, which masks here never have (hidden keys are large and finite). Kept for the backward pass are
-q, k, v, the weights and one byte a weight.
+On a CPU in float32 compiled kernels run both passes, and keep no weights: queries, keys, values, two numbers a query,
+and of dropped weights one byte each. Elsewhere torch's fused kernels do; where weights are dropped by bytes, which
+those of a CPU do not, products of torch, that keep the weights as well. Masks are finite: hidden keys have large
+negative scores, and no row is looked at for whether it sees any.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, draws_bytes, factors
 from ostinato.kernels.linear import product_dtype
+from ostinato.kernels.native import FullAttention, takes
 
 
 def hidden_score(dtype: torch.dtype) -> float:
@@ -29,57 +31,98 @@ def hidden_score(dtype: torch.dtype) -> float:
     return max(-1e30, torch.finfo(dtype).min / 2)
 
 
-def attend_dropped(
+def attend(
     q_BHQK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
     mask: Tensor | None,
-    p: float,
     scale: float,
     *,
     is_causal: bool = False,
+    dropout: float = 0.0,
     draws: Draws = "auto",
 ) -> Tensor:
-    """Return what every query reads, `[B, H, Q, K]`, each weight dropped with probability p.
+    """Return what every query reads, `[B, H, Q, K]`, each weight dropped with probability `dropout`.
 
     Args:
+        k_BGSK, v_BGSK: of G heads, G divides H: query head h reads head h // (H / G).
         mask: added to the scaled scores, `[B or 1, H or 1, Q or 1, S]`, finite; None: nothing.
         is_causal: query t sees keys up to t; only without a mask, and where Q = S.
-        draws: see `ostinato.kernels.dropout`; "torch" leaves all to torch's own function.
+        draws: see `ostinato.kernels.dropout`; "torch" leaves what is dropped to torch's own function.
     """
-    if not draws_bytes(p, q_BHQK.device, draws):
-        return F.scaled_dot_product_attention(
-            q_BHQK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=p, is_causal=is_causal, scale=scale
-        )
-    kept = draw_kept((*q_BHQK.shape[:3], k_BHSK.shape[2]), p, q_BHQK.device)
-    return attend_by(q_BHQK, k_BHSK, v_BHSK, mask, scale, kept, is_causal=is_causal)
+    kept = None
+    if dropout:
+        if not draws_bytes(dropout, q_BHQK.device, draws):
+            k_BHSK, v_BHSK = _for_all_heads(k_BGSK, v_BGSK, q_BHQK.shape[1])
+            return F.scaled_dot_product_attention(
+                q_BHQK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
+            )
+        kept = draw_kept((*q_BHQK.shape[:3], k_BGSK.shape[2]), dropout, q_BHQK.device)
+    return attend_by(q_BHQK, k_BGSK, v_BGSK, mask, scale, kept, is_causal=is_causal)
 
 
 def attend_by(
     q_BHQK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
     mask: Tensor | None,
     scale: float,
-    kept: Kept,
+    kept: Kept | None,
     *,
     is_causal: bool = False,
 ) -> Tensor:
-    """Return what every query reads when these weights, `[B, H, Q, S]`, are kept."""
+    """Return what every query reads when these weights, `[B, H, Q, S]`, are kept; None: all."""
+    B, G, S, _ = k_BGSK.shape
+    learns_mask = mask is not None and mask.requires_grad
+    # Threads share heads of keys: fewer of them than threads would leave some without work.
+    if S and torch.get_num_threads() <= B * G and not learns_mask and takes(q_BHQK, k_BGSK, v_BGSK, mask):
+        given = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQK, k_BGSK, v_BGSK))
+        return _AttendCompiled.apply(*given, mask, scale, *(kept or (None, 1.0)), is_causal)  # type: ignore[no-any-return, no-untyped-call]
+    return attend_plainly(q_BHQK, k_BGSK, v_BGSK, mask, scale, kept, is_causal=is_causal)
+
+
+def attend_plainly(
+    q_BHQK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    kept: Kept | None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    """Return it by operations of torch, in any type and on any device: the plain twin of the compiled kernels."""
+    H, learns_mask = q_BHQK.shape[1], mask is not None and mask.requires_grad
+    is_grouped = k_BGSK.shape[1] != H
+    if is_grouped and (kept is not None or learns_mask):
+        k_BGSK, v_BGSK = _for_all_heads(k_BGSK, v_BGSK, H)
+        is_grouped = False
+    if kept is None:
+        return F.scaled_dot_product_attention(
+            q_BHQK, k_BGSK, v_BGSK, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
+        )
     dtype = product_dtype(q_BHQK)
     if is_causal:
-        hidden = torch.full((q_BHQK.shape[2], k_BHSK.shape[2]), hidden_score(dtype), dtype=dtype, device=q_BHQK.device)
+        hidden = torch.full((q_BHQK.shape[2], k_BGSK.shape[2]), hidden_score(dtype), dtype=dtype, device=q_BHQK.device)
         mask = hidden.triu_(1)[None, None]
-    q_BHQK, k_BHSK, v_BHSK = (x.to(dtype) for x in (q_BHQK, k_BHSK, v_BHSK))
+    q_BHQK, k_BHSK, v_BHSK = (x.to(dtype) for x in (q_BHQK, k_BGSK, v_BGSK))
     mask = None if mask is None else mask.to(dtype)
     with without_autocast(q_BHQK.device):
         return _Attend.apply(q_BHQK, k_BHSK, v_BHSK, mask, scale, *kept)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def _for_all_heads(k_BGSK: Tensor, v_BGSK: Tensor, H: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values of every head of queries."""
+    n_groups = H // k_BGSK.shape[1]
+    if n_groups == 1:
+        return k_BGSK, v_BGSK
+    return k_BGSK.repeat_interleave(n_groups, dim=1), v_BGSK.repeat_interleave(n_groups, dim=1)
+
+
 def attend_some(
     q_BHQK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
     mask: Tensor | None,
     scale: float,
     ranges: Sequence[tuple[int, int]],
@@ -96,14 +139,43 @@ def attend_some(
     read_BHQK = torch.zeros_like(q_BHQK)
     for first, end in ranges:
         part = slice(first, end)
-        read_BHQK[part] = F.scaled_dot_product_attention(
-            q_BHQK[part],
-            k_BHSK[part],
-            v_BHSK[part],
-            attn_mask=mask if mask is None or mask.shape[0] == 1 else mask[part],
-            scale=scale,
-        )
+        of_part = mask if mask is None or mask.shape[0] == 1 else mask[part]
+        read_BHQK[part] = attend(q_BHQK[part], k_BGSK[part], v_BGSK[part], of_part, scale)
     return read_BHQK
+
+
+class _AttendCompiled(torch.autograd.Function):
+    """One compiled call each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        kept: Tensor | None,
+        makes_up: float,
+        is_causal: bool,
+    ) -> Tensor:
+        # Keys side by side, of every query: a mask that is the same for all keys has a stride of 0.
+        mask = None if mask is None else mask.expand(*mask.shape[:3], k.shape[2])
+        if mask is not None and mask.stride(-1) != 1:
+            mask = mask.contiguous()
+        y, rows = FullAttention(q, k, v, mask, scale, kept, makes_up, is_causal=is_causal).read()
+        ctx.save_for_backward(q, k, v, mask, kept, rows)
+        ctx.given = scale, makes_up, is_causal
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, kept, rows = ctx.saved_tensors
+        scale, makes_up, is_causal = ctx.given
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        back = FullAttention(q, k, v, mask, scale, kept, makes_up, is_causal=is_causal)
+        return *back.gradients(grad, rows), None, None, None, None, None
 
 
 class _Attend(torch.autograd.Function):

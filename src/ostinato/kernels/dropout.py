@@ -14,6 +14,7 @@ everywhere, as the plain twin, and to repeat runs that were drawn so.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ostinato.kernels import native
 from ostinato.kernels.activation import Activation, activate
 
 Draws = Literal["auto", "torch"]
@@ -57,12 +59,40 @@ def draw_kept(shape: tuple[int, ...] | torch.Size, p: float, device: torch.devic
     if not draws_bytes(p, device, draws):
         dropped = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(p)
         return Kept(dropped.logical_not_().view(torch.uint8), 1.0 / (1.0 - p))
-    n = math.prod(shape)
-    # All 64 bits: without bounds the sign would always be 0, and every eighth byte below 128.
-    words = torch.empty(-(-n // 8), dtype=torch.int64, device=device).random_(_LEAST_WORD, None)
-    # In place and byte to byte: a comparison that makes booleans takes ten times as long.
-    kept = words.view(torch.uint8)[:n].view(shape).ge_(round(_LEVELS * p))
+    level = round(_LEVELS * p)
+    if native.takes() and draws_as_torch():
+        kept = torch.empty(shape, dtype=torch.uint8, device=device)
+        native.draw_kept(level, kept)
+    else:
+        kept = _draw_plainly(math.prod(shape), level).view(shape)
     return Kept(kept, 1.0 / (1.0 - realised(p)))
+
+
+def _draw_plainly(n: int, level: int) -> Tensor:
+    """Return 1 for each of the next n bytes of torch's generator that is at least `level`, 0 for the others."""
+    # All 64 bits: without bounds the sign would always be 0, and every eighth byte below 128.
+    words = torch.empty(-(-n // 8), dtype=torch.int64, device="cpu").random_(_LEAST_WORD, None)
+    # In place and byte to byte: a comparison that makes booleans takes ten times as long.
+    return words.view(torch.uint8)[:n].ge_(level)
+
+
+@lru_cache(maxsize=1)
+def draws_as_torch() -> bool:
+    """Return whether the compiled kernel goes on from the state of this torch's generator as torch does: tried once."""
+    state, found = torch.get_rng_state(), []
+    try:
+        for n in (1, 1237, 20_001):  # some words, and more than the generator makes at a time
+            torch.default_generator.manual_seed(n)
+            kept = torch.empty(n, dtype=torch.uint8, device="cpu")
+            native.draw_kept(100, kept)
+            after = torch.get_rng_state()
+            torch.default_generator.manual_seed(n)
+            found += [torch.equal(kept, _draw_plainly(n, 100)), torch.equal(after, torch.get_rng_state())]
+    except RuntimeError:  # a state of another form
+        return False
+    finally:
+        torch.set_rng_state(state)
+    return all(found)
 
 
 def drop(x: Tensor, p: float, draws: Draws = "auto") -> Tensor:
@@ -106,6 +136,15 @@ def factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     return kept.to(dtype).mul_(scale)
 
 
+def _is_compiled(*tensors: Tensor) -> bool:
+    """Return whether compiled kernels take these, which go through memory once; plain code makes the factors first."""
+    return native.takes(*tensors) and all(x.is_contiguous() for x in tensors)
+
+
+def _dropped(x: Tensor, kept: Tensor, scale: float) -> Tensor:
+    return native.drop(x, kept, scale) if _is_compiled(x) else factors(kept, scale, x.dtype).mul_(x)
+
+
 class _Drop(torch.autograd.Function):
     """y = f x with the factors f, made anew in the backward pass."""
 
@@ -113,13 +152,13 @@ class _Drop(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(kept)
         ctx.scale = scale
-        return factors(kept, scale, x.dtype).mul_(x)
+        return _dropped(x, kept, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved_tensors
-        return factors(kept, ctx.scale, grad.dtype).mul_(grad), None, None
+        return _dropped(grad, kept, ctx.scale), None, None
 
 
 class _AddDropped(torch.autograd.Function):
@@ -129,6 +168,8 @@ class _AddDropped(torch.autograd.Function):
     def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(kept)
         ctx.scale = scale
+        if _is_compiled(residual, x):
+            return native.add_dropped(residual, x, kept, scale)
         y = kept.to(x.dtype)
         return torch.addcmul(residual, x, y, value=scale, out=y)
 
@@ -136,8 +177,7 @@ class _AddDropped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved_tensors
-        of_x = factors(kept, ctx.scale, grad.dtype).mul_(grad) if ctx.needs_input_grad[1] else None
-        return grad, of_x, None, None
+        return grad, _dropped(grad, kept, ctx.scale) if ctx.needs_input_grad[1] else None, None, None
 
 
 class _DropRelu(torch.autograd.Function):
@@ -145,14 +185,21 @@ class _DropRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
-        x.clamp_min_(0.0).mul_(factors(kept, scale, x.dtype))
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(x)
+        # The result of a linear map is a view, and autograd copies the whole gradient of a view that was changed in
+        # place, twice. Detached, it is a new result that happens to lie in the same memory.
+        y = x.detach()
+        if _is_compiled(y):
+            native.drop_relu(y, kept, scale)
+        else:
+            y.clamp_min_(0.0).mul_(factors(kept, scale, x.dtype))
+        ctx.save_for_backward(y)
         ctx.scale = scale
-        return x
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
+        if _is_compiled(grad, y):
+            return native.drop_relu_gradient(grad, y, ctx.scale), None, None
         return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None, None

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws, attend_dropped, attend_some, hidden_score, is_exporting, without_autocast
+from ostinato.kernels import Draws, attend, attend_some, hidden_score, is_exporting, without_autocast
 from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32, some_outputs
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -219,25 +219,14 @@ class MultiHead(Dropping):
             return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
         mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
-        drops, is_grouped = self.training and self.dropout, self.n_groups > 1
-        if is_grouped and (drops or ranges is not None or (bias is not None and bias.requires_grad)):
-            k_BHSK, v_BHSK, is_grouped = self._for_all_heads(k_BHSK), self._for_all_heads(v_BHSK), False
-        if drops:
-            given = (q_BHQK, k_BHSK, v_BHSK, mask, self.dropout, self.scale)
-            x_BHQK = attend_dropped(*given, is_causal=is_plain_causal, draws=draws)
-        elif ranges is not None and not is_plain_causal:
+        dropout = self.dropout if self.training else 0.0
+        if ranges is not None and not is_plain_causal and not dropout:
             x_BHQK = attend_some(q_BHQK, k_BHSK, v_BHSK, mask, self.scale, ranges)
-        elif is_grouped and Q == 1 and not self.training:
+        elif Q == 1 and self.n_groups > 1 and not self.training:
             x_BHQK = self._attend_in_groups(q_BHQK, k_BHSK, v_BHSK, mask)
         else:
-            x_BHQK = F.scaled_dot_product_attention(
-                q_BHQK,
-                k_BHSK,
-                v_BHSK,
-                attn_mask=mask,
-                is_causal=is_plain_causal,
-                scale=self.scale,
-                enable_gqa=is_grouped,
+            x_BHQK = attend(
+                q_BHQK, k_BHSK, v_BHSK, mask, self.scale, is_causal=is_plain_causal, dropout=dropout, draws=draws
             )
         return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
 

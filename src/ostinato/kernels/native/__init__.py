@@ -1,9 +1,18 @@
-"""Kernels of ours in C, for what cached decoding does at every token."""
+"""Kernels of ours in C: what cached decoding does at every token; attention of all queries, and dropout."""
 
 from ostinato.kernels.native.build import described, library
 from ostinato.kernels.native.calls import CachedKeys, few_rows, read_cache
 from ostinato.kernels.native.gates import MOST_ROWS, ActGate, StickBreakingGate
 from ostinato.kernels.native.links import AttentionLink, Chain, FeedForwardLink, NormOf, RouteOf
+from ostinato.kernels.native.training import (
+    FullAttention,
+    add_dropped,
+    draw_kept,
+    drop,
+    drop_relu,
+    drop_relu_gradient,
+    takes,
+)
 
 __all__ = [
     "MOST_ROWS",
@@ -12,11 +21,18 @@ __all__ = [
     "CachedKeys",
     "Chain",
     "FeedForwardLink",
+    "FullAttention",
     "NormOf",
     "RouteOf",
     "StickBreakingGate",
+    "add_dropped",
     "described",
+    "draw_kept",
+    "drop",
+    "drop_relu",
+    "drop_relu_gradient",
     "few_rows",
     "library",
     "read_cache",
+    "takes",
 ]

@@ -41,6 +41,12 @@ SIGNATURES = {
     "few_rows": "pppnn",
     "read_cache": "ppnnpnnpn",
     "chain": "pnppppnnn",
+    "full_attention": "pnn",
+    "draw_kept": "pnpn",
+    "drop": "ppfpnn",
+    "add_dropped": "pppfpnn",
+    "drop_relu": "ppfnn",
+    "drop_relu_back": "ppfpnn",
     "act_enter": "ppnpfnppp",
     "act_after": "pppnppnn",
     "stick_halt": "ppnpfpppppn",
@@ -79,7 +85,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         return ctypes.CDLL(str(path)), f"compiled, {path}"
     except Exception as error:  # Of any kind: there is plain code for all of it.
         reason = str(error).strip() or type(error).__name__
-        why = f"none, decoding on a CPU is slower: {reason.splitlines()[0]}"
+        why = f"none, a CPU is slower: {reason.splitlines()[0]}"
         _log.info("compiled kernels: %s", why)
         return None, why
 

@@ -1,7 +1,7 @@
 """The compiled kernels as functions of tensors: float32, on a CPU, rows contiguous, without gradients.
 
-Nothing here looks at what it is given: who calls has made sure of types and shapes (`ostinato.nn.compiled`). Structures
-hold addresses, so every one is kept beside the tensors it points into.
+Nothing here looks at what it is given: who calls has made sure of types and shapes (`ostinato.nn.compiled`, `takes`).
+Structures hold addresses, so every one is kept beside the tensors it points into.
 
 Letters: N rows, B hypotheses, H heads of width K, C choices of a token, D, F widths, S cached positions.
 """
