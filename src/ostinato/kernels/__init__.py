@@ -24,6 +24,7 @@ from ostinato.kernels.devices import (
 from ostinato.kernels.dispatch import Dispatch, combine, dense_dispatch, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
+from ostinato.kernels.large_products import product
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.memory import keep_freed_memory
 from ostinato.kernels.native import (
@@ -39,6 +40,7 @@ from ostinato.kernels.native import (
     read_cache,
 )
 from ostinato.kernels.packed import PackedMatrix, Packing, active_packing, compiled_packing, packing
+from ostinato.kernels.parts import split, unbind
 from ostinato.kernels.sums import active_sums, summing
 
 __all__ = [
@@ -89,9 +91,12 @@ __all__ = [
     "on_device",
     "packing",
     "places_where",
+    "product",
     "read_cache",
     "routed_linear",
     "runs_ahead",
+    "split",
     "summing",
+    "unbind",
     "without_autocast",
 ]

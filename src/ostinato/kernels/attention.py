@@ -20,6 +20,7 @@ from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, draws_bytes, factors
 from ostinato.kernels.linear import product_dtype
 from ostinato.kernels.native import FullAttention, takes
+from ostinato.kernels.parts import room_like
 
 
 def hidden_score(dtype: torch.dtype) -> float:
@@ -174,8 +175,11 @@ class _AttendCompiled(torch.autograd.Function):
         q, k, v, mask, kept, rows = ctx.saved_tensors
         scale, makes_up, is_causal = ctx.given
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        is_one = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+        of_q, of_k, of_v = room_like([q, k, v]) if is_one else [*room_like([q]), *room_like([k, v])]
         back = FullAttention(q, k, v, mask, scale, kept, makes_up, is_causal=is_causal)
-        return *back.gradients(grad, rows), None, None, None, None, None
+        back.gradients(grad, rows, of_q, of_k, of_v)
+        return of_q, of_k, of_v, None, None, None, None, None
 
 
 class _Attend(torch.autograd.Function):

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ostinato.errors import ConfigError, Problem
 
@@ -36,6 +37,18 @@ def is_exporting() -> bool:
     `torch.compiler.is_exporting` says so of every pass that torch 2.11 compiles; this is what it reads.
     """
     return torch.compiler._is_exporting_flag
+
+
+def is_plain_float32(*tensors: Tensor | None) -> bool:
+    """Return whether these are numbers on a CPU that stay float32, and nothing traces, counts or transforms what is
+    done with them: operations may be other ones than those that a pass is made of."""
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
+        return False
+    if autocast_dtype(torch.device("cpu")) not in (None, torch.float32):
+        return False
+    return all(
+        x is None or (type(x) in (Tensor, nn.Parameter) and x.is_cpu and x.dtype == torch.float32) for x in tensors
+    )
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from ostinato.kernels.activation import Activation, activate, activation_gradient
 from ostinato.kernels.dispatch import Dispatch, by_slot, gates_gradient, gates_of_places
 from ostinato.kernels.dropout import factors
+from ostinato.kernels.large_products import multiply
 from ostinato.kernels.memory import room_for_gradient
 
 Order = Literal["rows", "slots", "places"]
@@ -74,11 +75,6 @@ def occupied(to: Dispatch) -> Iterator[Segment]:
             yield Segment(expert, slice(start, end), end - start)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """Return x W + b, written to `out`."""
-    return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
-
-
 class MapGradients:
     """Gradients of stacked weights and biases, filled expert by expert; those without rows are 0.
 
@@ -95,7 +91,7 @@ class MapGradients:
     def write(self, expert: int, x: Tensor, grad: Tensor) -> None:
         """Write the gradients of one expert, of the rows it read and the gradient of what it gave."""
         if self.weight is not None:
-            torch.mm(x.t(), grad, out=self.weight[expert])
+            multiply(x.t(), grad, self.weight[expert])
         if self.bias is not None:
             torch.sum(grad, 0, out=self.bias[expert])
 
@@ -128,7 +124,7 @@ class SegmentedLinear(torch.autograd.Function):
         out_MF = room(x, to, weight_EDF.shape[2])
         for at in occupied(to):
             bias_F = None if bias_EF is None else bias_EF[at.expert]
-            product(source.take(x, at), weight_EDF[at.expert], bias_F, out_MF[at.places])
+            multiply(source.take(x, at), weight_EDF[at.expert], out_MF[at.places], bias_F=bias_F)
         return target.bring(out_MF, None if gates_NK is None else gates_of_places(gates_NK, to, x.dtype))
 
     @staticmethod
@@ -147,7 +143,7 @@ class SegmentedLinear(torch.autograd.Function):
         for at in occupied(to):
             rows, grad_y, weight = source.take(x, at), target.take(grad, at), weight_EDF[at.expert]
             if grad_x_MD is not None:
-                grad_rows = torch.mm(grad_y, weight.t(), out=grad_x_MD[at.places])
+                grad_rows = multiply(grad_y, weight.t(), grad_x_MD[at.places])
             if grad_gates_M is not None:
                 torch.sum(grad_rows * rows, 1, out=grad_gates_M[at.places])
                 if bias_EF is not None:
@@ -203,11 +199,12 @@ class SegmentedFeedForward(torch.autograd.Function):
             e = at.expert
             kept = kept_MF[at.places if keeps else slice(at.length)]
             units = None if units_MF is None else units_MF[at.places]
-            product(side.take(x, at), up_EDF[e], None if up_bias_EF is None else up_bias_EF[e], kept)
+            multiply(side.take(x, at), up_EDF[e], kept, bias_F=None if up_bias_EF is None else up_bias_EF[e])
             if activation == "relu":
                 _drop_(kept.clamp_min_(0.0), units, scale)
             hidden = _hidden(kept, activation, units, scale)
-            product(hidden, down_EFD[e], None if down_bias_ED is None else down_bias_ED[e], out_MD[at.places])
+            down_bias_D = None if down_bias_ED is None else down_bias_ED[e]
+            multiply(hidden, down_EFD[e], out_MD[at.places], bias_F=down_bias_D)
         if keeps:
             # Where relu's result is 0 nothing comes back, whether it was dropped or not.
             units_MF = None if activation == "relu" else units_MF
@@ -235,7 +232,7 @@ class SegmentedFeedForward(torch.autograd.Function):
             units = None if units_MF is None else units_MF[at.places]
             hidden = _hidden(kept, activation, units, scale)
             grad_y = side.take(grad, at)
-            grad_hidden = torch.mm(grad_y, down_EFD[e].t(), out=wide[: at.length])
+            grad_hidden = multiply(grad_y, down_EFD[e].t(), wide[: at.length])
             if grad_gates_M is not None:
                 torch.sum(grad_hidden * hidden, 1, out=grad_gates_M[at.places])
                 if down_bias_ED is not None:
@@ -247,7 +244,7 @@ class SegmentedFeedForward(torch.autograd.Function):
             grad_before = activation_gradient(_drop_(grad_hidden, units, scale), kept, activation)
             up.write(e, side.take(x, at), grad_before)
             if grad_x_MD is not None:
-                torch.mm(grad_before, up_EDF[e].t(), out=grad_x_MD[at.places])
+                multiply(grad_before, up_EDF[e].t(), grad_x_MD[at.places])
         up.skip_empty(to)
         down.skip_empty(to)
         grad_x = None if grad_x_MD is None else side.bring(grad_x_MD)

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostinato.kernels.devices import autocast_dtype
+from ostinato.kernels.large_products import multiply, product
 
 active_sums: ContextVar[GradientSums | None] = ContextVar("gradient_sums", default=None)
 """Those of the `summing()` around; None: there is none."""
@@ -59,7 +60,7 @@ class GradientSums:
             bias_F = bias_F[rows]
         adds_up = torch.is_grad_enabled() and weight_FD.requires_grad and x.dtype == weight_FD.dtype
         if not adds_up or autocast_dtype(x.device) is not None:
-            return F.linear(x, weight_FD if rows is None else weight_FD[rows], bias_F)
+            return product(x, weight_FD if rows is None else weight_FD[rows], bias_F)
         if id(weight_FD) not in self._used:
             found = _Sum()
             self._used[id(weight_FD)] = weight_FD, _Enter.apply(weight_FD, found), found  # type: ignore[no-untyped-call]
@@ -79,13 +80,12 @@ class _Sum:
         key = torch._C._current_graph_task_id()  # every run of autograd's engine has a number of its own
         found = self.by_pass.get(key)
         if found is None and rows is None:
-            self.by_pass[key] = grad_NF.t() @ x_ND
+            self.by_pass[key] = multiply(grad_NF.t(), x_ND)
             return
         if found is None:
             found = self.by_pass[key] = torch.zeros_like(weight_FD, memory_format=torch.contiguous_format)
         found = found if rows is None else found[rows]
-        # Not `addmm_`, which torch's counter of operations does not know.
-        torch.addmm(found, grad_NF.t(), x_ND, out=found)
+        multiply(grad_NF.t(), x_ND, found, adds=True)
 
 
 class _Enter(torch.autograd.Function):
@@ -114,14 +114,14 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_ND, weight_FD)
         ctx.rows, ctx.found = rows, found
-        return F.linear(x_ND, weight_FD if rows is None else weight_FD[rows], bias_F)
+        return multiply(x_ND, (weight_FD if rows is None else weight_FD[rows]).t(), bias_F=bias_F)
 
     @staticmethod
     def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, weight_FD = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         rows: slice | None = ctx.rows
-        grad_x = grad_NF @ (weight_FD if rows is None else weight_FD[rows]) if needs_x else None
+        grad_x = multiply(grad_NF, weight_FD if rows is None else weight_FD[rows]) if needs_x else None
         grad_bias = grad_NF.sum(0) if needs_bias else None
         grad_weight = None
         if needs_weight and torch.is_grad_enabled():

@@ -9,7 +9,7 @@ from torch import nn
 from ostinato.config.model import ModelConfig
 from ostinato.config.output import TransformConfig
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import PackedMatrix, activate, active_packing
+from ostinato.kernels import PackedMatrix, activate, active_packing, product
 from ostinato.models.parts import build_norm_of
 from ostinato.nn.init import init_embedding, init_projection
 from ostinato.nn.layers import Linear, at_least_float32
@@ -99,7 +99,7 @@ class Embeddings(nn.Module):
         if not torch.compiler.is_compiling() and active_packing.get() is not None:
             logits = self._packed_output.product(states, self.output_projection, self.output_bias)
         else:
-            logits = F.linear(states, self.output_projection, self.output_bias)
+            logits = product(states, self.output_projection, self.output_bias)
         logits = at_least_float32(logits)
         if (cap := self.config.output.soft_cap) is not None:
             logits = cap * torch.tanh(logits / cap)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws, attend, attend_some, hidden_score, is_exporting, without_autocast
+from ostinato.kernels import Draws, attend, attend_some, hidden_score, is_exporting, split, without_autocast
 from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32, some_outputs
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -317,10 +317,9 @@ class Attention(MultiHead, nn.Module):
         """
         if valued_ND is not None:
             qk = some_outputs(self.qkv, x_ND, slice(0, self.inner + self.kv_inner))
-            q, k = qk.split((self.inner, self.kv_inner), dim=-1)  # type: ignore[no-untyped-call]
+            q, k = split(qk, (self.inner, self.kv_inner))
             return self._biased_queries(q), self._biased_keys(torch.cat([k, self._values(valued_ND)], -1))
-        # The backward pass of split is one concatenation; that of tensor_split fills two tensors of the whole width.
-        q, kv = self.qkv(x_ND).split((self.inner, 2 * self.kv_inner), dim=-1)
+        q, kv = split(self.qkv(x_ND), (self.inner, 2 * self.kv_inner))
         return (q, kv) if self.qk_bias is None else (self._biased_queries(q), self._biased_keys(kv))
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> Float[Tensor, "N I"]:

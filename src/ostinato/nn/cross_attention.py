@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ostinato.kernels import unbind
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.shapes import Float, Tensor
@@ -37,7 +38,7 @@ class CrossAttention(SubLayer):
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """Return what the queries of the rows read, heads and choices side by side."""
-        G, (k, v), visibility = run.n_beams, self.memory(run).unbind(0), run.memory_visibility
+        G, (k, v), visibility = run.n_beams, unbind(self.memory(run)), run.memory_visibility
         # Hypotheses share their sentence's memory: each has a place there, also where it has no query.
         rows = here.rows if G == 1 else here.rows.for_all_sentences()
         if rows.sentences_U is not None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws, PackedMatrix, active_packing, active_sums, drop
+from ostinato.kernels import Draws, PackedMatrix, active_packing, active_sums, drop, product
 from ostinato.nn.shapes import Float, Tensor
 
 
@@ -35,8 +35,8 @@ class Linear(nn.Linear):
         if active_packing.get() is not None:
             return self._packed.product(input, self.weight, self.bias, rows)
         if rows is None:
-            return F.linear(input, self.weight, self.bias)
-        return F.linear(input, self.weight[rows], None if self.bias is None else self.bias[rows])
+            return product(input, self.weight, self.bias)
+        return product(input, self.weight[rows], None if self.bias is None else self.bias[rows])
 
 
 def some_outputs(map: nn.Module, x: Float[Tensor, "*N D"], rows: slice | None) -> Float[Tensor, "*N F"]:

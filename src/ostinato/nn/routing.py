@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ostinato.kernels import Draws, without_autocast
-from ostinato.nn.layers import Dropping, at_least_float32
+from ostinato.nn.layers import Dropping, Linear, at_least_float32
 from ostinato.nn.shapes import Float, Int, Tensor
 
 GateKind = Literal["softmax", "topk_softmax", "sigmoid"]
@@ -96,8 +96,8 @@ class MlpRouter(Dropping, Router):
 
     def __init__(self, d_model: int, n_experts: int, dropout: float = 0.0) -> None:
         super().__init__(d_model, n_experts)
-        self.hidden = nn.Linear(d_model, d_model)
-        self.scores = nn.Linear(d_model, n_experts, bias=False)
+        self.hidden = Linear(d_model, d_model, bias=True)
+        self.scores = Linear(d_model, n_experts, bias=False)
         self.dropout = dropout
 
     def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor:

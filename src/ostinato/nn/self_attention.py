@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ostinato.kernels import autocast_dtype
+from ostinato.kernels import autocast_dtype, unbind
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.context import HaltedRows, Keys, KeysOf, Pass, Round
@@ -224,7 +224,7 @@ class SelfAttention(SubLayer):
         """Return keys and values by head of all columns, cached ones first; cache the new ones, and leave all to
         steps that read them, too."""
         kv_2BHTK: Tensor = attention.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
-        k, v = kv_2BHTK.unbind(0)
+        k, v = unbind(kv_2BHTK)
         relation, rotated = self.relation, k
         if attention.k_norm is not None or (relation is not None and relation.rotates):
             rotated = self._entering(attention, k, attention.k_norm, run.positions, run)

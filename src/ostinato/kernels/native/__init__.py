@@ -1,4 +1,5 @@
-"""Kernels of ours in C: what cached decoding does at every token; attention of all queries, and dropout."""
+"""Kernels of ours in C: what cached decoding does at every token; attention of all queries, large
+products and dropout."""
 
 from ostinato.kernels.native.build import described, library
 from ostinato.kernels.native.calls import CachedKeys, few_rows, read_cache
@@ -11,6 +12,7 @@ from ostinato.kernels.native.training import (
     drop,
     drop_relu,
     drop_relu_gradient,
+    large_product,
     takes,
 )
 
@@ -32,6 +34,7 @@ __all__ = [
     "drop_relu",
     "drop_relu_gradient",
     "few_rows",
+    "large_product",
     "library",
     "read_cache",
     "takes",

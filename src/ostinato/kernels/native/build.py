@@ -42,6 +42,7 @@ SIGNATURES = {
     "read_cache": "ppnnpnnpn",
     "chain": "pnppppnnn",
     "full_attention": "pnn",
+    "large_product": "pn",
     "draw_kept": "pnpn",
     "drop": "ppfpnn",
     "add_dropped": "pppfpnn",

@@ -16,16 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vectors.h"
+#include "tiles.h"
 
-/* Sums of products that are in registers at a time: so many rows by so many vectors. */
-#if LANES == 16
-#define SUM_ROWS 8
-#else
-#define SUM_ROWS 4
-#endif
-#define SUM_VECS 3
-#define BLOCK 48 /* queries at a time; a multiple of SUM_ROWS */
+#define BLOCK 48 /* queries at a time; a multiple of TILE_ROWS */
 
 typedef int32_t ivec4 __attribute__((vector_size(16), aligned(4)));
 
@@ -47,48 +40,24 @@ typedef struct {
     int32_t is_causal;
 } FullAttention;
 
-INLINE int64_t whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
 INLINE float *at(const Heads *x, int64_t sentence, int64_t head, int64_t position) {
     return x->start + sentence * x->by_sentence + head * x->by_head + position * x->by_position;
 }
 
-/* SUM_ROWS rows of c (+)= a b, all sums in registers. */
-INLINE void tile(int vecs, int64_t n, const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row, float *c,
-                 int64_t c_row, int adds) {
-    vec sums[SUM_ROWS][SUM_VECS];
-#pragma GCC unroll 8
-    for (int i = 0; i < SUM_ROWS; i++)
-#pragma GCC unroll 3
-        for (int j = 0; j < vecs; j++) sums[i][j] = adds ? load(c + i * c_row + j * LANES) : (vec){0};
-    for (int64_t s = 0; s < n; s++) {
-        vec right[SUM_VECS];
-#pragma GCC unroll 3
-        for (int j = 0; j < vecs; j++) right[j] = load(b + s * b_row + j * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < SUM_ROWS; i++) {
-            const float left = a[i * a_row + s * a_column];
-#pragma GCC unroll 3
-            for (int j = 0; j < vecs; j++) sums[i][j] += left * right[j];
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < SUM_ROWS; i++)
-#pragma GCC unroll 3
-        for (int j = 0; j < vecs; j++) store(c + i * c_row + j * LANES, sums[i][j]);
-}
-
-/* c [rows, columns] (+)= a [rows, n] b [n, columns], b and c row by row. Rows are taken SUM_ROWS at a time and columns by
+/* c [rows, columns] (+)= a [rows, n] b [n, columns], b and c row by row. Rows are taken TILE_ROWS at a time and columns by
  * whole vectors: there is room for both behind c, and numbers, whatever they are, behind a and b. */
 INLINE void product(int64_t rows, int64_t columns, int64_t n, const float *a, int64_t a_row, int64_t a_column, const float *b,
-                    int64_t b_row, float *c, int64_t c_row, int adds) {
+                    int64_t b_row, float *c, int64_t c_row, int mode) {
     int64_t left = whole(columns, LANES) / LANES;
     while (left > 0) {
-        const int vecs = left == 2 || left == 4 ? 2 : left == 1 ? 1 : SUM_VECS;
-        for (int64_t i = 0; i < rows; i += SUM_ROWS) {
-            if (vecs == 3) tile(3, n, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, adds);
-            if (vecs == 2) tile(2, n, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, adds);
-            if (vecs == 1) tile(1, n, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, adds);
+        const int vecs = left == 2 || left == 4 ? 2 : left == 1 ? 1 : TILE_VECS;
+        for (int64_t i = 0; i < rows; i += TILE_ROWS) {
+            const float *left_side = a + i * a_row;
+            float *out = c + i * c_row;
+#define TILE(v) tile(v, TILE_ROWS, v * LANES, n, left_side, a_row, a_column, b, b_row, out, c_row, mode, NULL)
+            if (vecs == 3) TILE(3);
+            if (vecs == 2) TILE(2);
+            if (vecs == 1) TILE(1);
         }
         b += vecs * LANES, c += vecs * LANES, left -= vecs;
     }
@@ -97,36 +66,18 @@ INLINE void product(int64_t rows, int64_t columns, int64_t n, const float *a, in
 /* c = a b of rows of a. Apart from the next, so that a step of 1 is known to the compiler. */
 static __attribute__((noinline)) void multiply(int64_t rows, int64_t columns, int64_t n, const float *a, int64_t a_row,
                                                const float *b, int64_t b_row, float *c, int64_t c_row) {
-    product(rows, columns, n, a, a_row, 1, b, b_row, c, c_row, 0);
+    product(rows, columns, n, a, a_row, 1, b, b_row, c, c_row, REPLACE);
 }
 
 /* c += a^T b. */
 static __attribute__((noinline)) void add_transposed(int64_t rows, int64_t columns, int64_t n, const float *a, int64_t a_row,
                                                      const float *b, int64_t b_row, float *c, int64_t c_row) {
-    product(rows, columns, n, a, 1, a_row, b, b_row, c, c_row, 1);
+    product(rows, columns, n, a, 1, a_row, b, b_row, c, c_row, ADD);
 }
 
 static void copy_rows(const float *x, int64_t x_row, int64_t n, int64_t width, float factor, float *y, int64_t y_row) {
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < width; k++) y[i * y_row + k] = x[i * x_row + k] * factor;
-}
-
-/* y [width, n] = x^T, squares of four at a time. */
-static void transpose(const float *x, int64_t x_row, int64_t n, int64_t width, float *y, int64_t y_row) {
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-        const float *rows = x + i * x_row;
-        int64_t k = 0;
-        for (; k + 4 <= width; k += 4) {
-            const vec4 a = *(const vec4 *)(rows + k), b = *(const vec4 *)(rows + x_row + k);
-            const vec4 c = *(const vec4 *)(rows + 2 * x_row + k), d = *(const vec4 *)(rows + 3 * x_row + k);
-            for (int j = 0; j < 4; j++) *(vec4 *)(y + (k + j) * y_row + i) = (vec4){a[j], b[j], c[j], d[j]};
-        }
-        for (; k < width; k++)
-            for (int j = 0; j < 4; j++) y[k * y_row + i + j] = rows[j * x_row + k];
-    }
-    for (; i < n; i++)
-        for (int64_t k = 0; k < width; k++) y[k * y_row + i] = x[i * x_row + k];
 }
 
 INLINE vec higher(vec a, vec b) {
@@ -164,7 +115,7 @@ typedef struct {
 
 static Room make_room(const FullAttention *w) {
     Room r = {.key_row = whole(w->n_keys, LANES), .row = whole(w->d_head, LANES)};
-    const int64_t turned = w->d_head * r.key_row, upright = whole(w->n_keys, SUM_ROWS) * r.row;
+    const int64_t turned = w->d_head * r.key_row, upright = whole(w->n_keys, TILE_ROWS) * r.row;
     const int64_t of_queries = BLOCK * r.row, of_scores = BLOCK * r.key_row;
     const int64_t size = whole(2 * turned + 4 * upright + 2 * of_queries + 2 * of_scores, 16) * sizeof(float);
     r.all = aligned_alloc(64, size);

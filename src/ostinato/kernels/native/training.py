@@ -1,9 +1,9 @@
-"""The compiled kernels that take part in training: attention of all queries, and dropout.
+"""The compiled kernels that take part in training: attention of all queries, large products, and dropout.
 
-Tensors are float32 on a CPU. What is called here knows no autograd; `ostinato.kernels.attention` and
-`ostinato.kernels.dropout` do, and have the plain twins.
+Tensors are float32 on a CPU. What is called here knows no autograd; `ostinato.kernels.attention`, `large_products` and
+`dropout` do, and have the plain twins.
 
-Letters: B sentences, H heads of width K, G heads of keys, Q queries, S keys.
+Letters: B sentences, H heads of width K, G heads of keys, Q queries, S keys; N rows, D and F widths.
 """
 
 from __future__ import annotations
@@ -12,27 +12,16 @@ import ctypes
 from ctypes import byref, c_float, c_int32, c_int64, c_void_p
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch import Tensor
 
-from ostinato.kernels.devices import autocast_dtype
+from ostinato.kernels.devices import is_plain_float32
 from ostinato.kernels.native.build import library
 from ostinato.kernels.native.calls import address, kernels, n_threads
 
 
 def takes(*tensors: Tensor | None) -> bool:
-    """Return whether compiled kernels may run on these, which may want gradients.
-
-    They are no operations of torch: plain code runs where those are traced, counted or transformed.
-    """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
-        return False
-    plain = all(x is None or (type(x) in (Tensor, nn.Parameter) and _is_float(x)) for x in tensors)
-    return plain and library() is not None
-
-
-def _is_float(x: Tensor) -> bool:
-    return x.is_cpu and x.dtype == torch.float32 and autocast_dtype(x.device) in (None, torch.float32)
+    """Return whether compiled kernels may run on these, which may want gradients."""
+    return is_plain_float32(*tensors) and library() is not None
 
 
 class _Heads(ctypes.Structure):
@@ -99,18 +88,37 @@ class FullAttention:
         self._run(y_BHQK, rows_BHQ2, is_backward=False)
         return y_BHQK, rows_BHQ2
 
-    def gradients(self, grad_BHQK: Tensor, rows_BHQ2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values, given that of what was read."""
+    def gradients(self, grad_BHQK: Tensor, rows_BHQ2: Tensor, of_q: Tensor, of_k: Tensor, of_v: Tensor) -> None:
+        """Write the gradients of queries, keys and values, given that of what was read."""
         found = self._structure
-        of_q, of_k, of_v = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in self._tensors[:3])
         found.of_q, found.of_k, found.of_v = (_Heads.of(x) for x in (of_q, of_k, of_v))
         self._run(grad_BHQK, rows_BHQ2, is_backward=True)
-        return of_q, of_k, of_v
 
     def _run(self, y_BHQK: Tensor, rows_BHQ2: Tensor, *, is_backward: bool) -> None:
         B, H, _, Q, S, K = self._sizes
         self._structure.y, self._structure.rows = _Heads.of(y_BHQK), rows_BHQ2.data_ptr()
         kernels().full_attention(byref(self._structure), is_backward, n_threads(B * H * Q * S * K))
+
+
+class _LargeProduct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("a", "b", "bias", "c")),
+        *((name, c_int64) for name in ("n_rows", "n_columns", "n")),
+        *((name, c_int64) for name in ("a_row", "a_column", "b_row", "b_column", "c_row")),
+        ("adds", c_int32),
+    ]
+
+
+def large_product(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out_NF: Tensor, *, adds: bool) -> None:
+    """Write a b + bias to `out`, or add it to what is there.
+
+    Args:
+        a_ND, b_DF: rows or columns contiguous. bias_F: contiguous; None: none. out_NF: rows contiguous.
+    """
+    (N, D), F = a_ND.shape, b_DF.shape[1]
+    given = a_ND.data_ptr(), b_DF.data_ptr(), address(bias_F), out_NF.data_ptr(), N, F, D
+    found = _LargeProduct(*given, *a_ND.stride(), *b_DF.stride(), out_NF.stride(0), adds)
+    kernels().large_product(byref(found), n_threads(N * F * D))
 
 
 def draw_kept(level: int, kept: Tensor) -> None:

@@ -1,0 +1,95 @@
+"""Matrix products of many rows in float32 on a CPU, where torch's own leave half of the processor unused.
+
+    multiply    c = a b + bias, or added to what c holds
+    product     y = x W^T + b, with gradients dx = dy W, dW = dy^T x
+
+torch multiplies by MKL, which on processors of others than Intel uses AVX2, even where they have AVX-512 with registers
+twice as wide. There a compiled kernel of ours multiplies; elsewhere, and few rows, torch does: the plain twin. (oneDNN,
+which torch has for convolutions, is as fast, but makes code for every new number of rows, of which experts have another
+one at every step, and cannot add to a sum or write where it is told.)
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostinato.kernels import native
+
+_LEAST_PRODUCTS = 2**20
+"""Multiplications below which a call takes as long as what it saves."""
+
+
+def multiply(
+    a_ND: Tensor, b_DF: Tensor, out: Tensor | None = None, *, bias_F: Tensor | None = None, adds: bool = False
+) -> Tensor:
+    """Return a b + bias, `[N, F]`, without a gradient of its own where it is written to `out`.
+
+    Args:
+        out: where it is written; None: a new tensor. adds: adds it to what `out` holds, without a bias.
+    """
+    if _is_ours(a_ND, b_DF, bias_F, out):
+        written = a_ND.new_empty(a_ND.shape[0], b_DF.shape[1]) if out is None else out
+        native.large_product(a_ND, b_DF, bias_F, written, adds=adds)
+        return written
+    if adds:  # not `addmm_`, which torch's counter of operations does not know
+        assert out is not None
+        bias_F = out
+    return torch.mm(a_ND, b_DF, out=out) if bias_F is None else torch.addmm(bias_F, a_ND, b_DF, out=out)
+
+
+def product(x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+    """Return x W^T + b, `[..., F]`, of x `[..., D]`."""
+    rows_ND = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x[None]
+    with torch.no_grad():
+        is_ours = _is_ours(rows_ND, weight_FD.t(), bias_F)
+    if not is_ours:
+        return F.linear(x, weight_FD, bias_F)
+    y_NF = _Product.apply(rows_ND, weight_FD, bias_F)  # type: ignore[no-untyped-call]
+    return y_NF.view(*x.shape[:-1], y_NF.shape[1])  # type: ignore[no-any-return]
+
+
+def _is_ours(a_ND: Tensor, b_DF: Tensor, *others: Tensor | None) -> bool:
+    """Return whether the kernel takes a product: not one that is to be differentiated."""
+    if torch.is_grad_enabled() or a_ND.numel() * b_DF.shape[1] < _LEAST_PRODUCTS or not has_slow_products():
+        return False
+    lie_well = 1 in a_ND.stride() and 1 in b_DF.stride() and all(x is None or x.stride(-1) == 1 for x in others)
+    return lie_well and native.takes(a_ND, b_DF, *others)
+
+
+@lru_cache(maxsize=1)
+def has_slow_products() -> bool:
+    """Return whether torch multiplies by MKL on a processor whose AVX-512 MKL does not use."""
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if not has_mkl or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return False
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        told = platform.processor()
+    return "GenuineIntel" not in told
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b, with products of ours backwards, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_FD)
+        return multiply(x_ND, weight_FD.t(), bias_F=bias_F)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, weight_FD = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            multiply(grad_NF, weight_FD) if needs_x else None,
+            multiply(grad_NF.t(), x_ND) if needs_weight else None,
+            grad_NF.sum(0) if needs_bias else None,
+        )
