@@ -21,10 +21,10 @@ import torch
 from common import parser, save
 from decode_limit import matmuls
 from decode_peers import Sizes, Work, peers
-from decode_profile import purpose, seen_kernels
+from decode_profile import purpose
 from decode_report import DENSE, HALF, LIMIT, OURS, PAPERS, PEERS, report, verdicts
 from forced_depth import ForcedDepths, depths
-from layer_parts import parts
+from layer_parts import parts, seen_kernels
 from layer_study import Row, numbered, read_runs, run_cells
 from layers import Absent, Contestant
 from torch import Tensor

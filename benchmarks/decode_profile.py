@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
 from layer_parts import Sizes
-from torch.profiler import record_function
-
-from ostinato.kernels.native import calls, gates, links
 
 _PURPOSE = {
     "sub-layers in one call": ("chain",),
@@ -81,29 +74,3 @@ _NAMES = {operation: part for part, operations in _PURPOSE.items() for operation
 def purpose(operation: str, sizes: Sizes, direction: str) -> str:
     """Return the part of a search that an operation belongs to."""
     return _NAMES.get(operation, "other operations")
-
-
-@contextmanager
-def seen_kernels() -> Iterator[None]:
-    """Let torch's profiler see the compiled kernels, by their names."""
-    plain = calls.kernels
-
-    class Shown:
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            function = getattr(plain(), name)
-
-            def shown(*given: Any) -> Any:
-                with record_function(f"ostinato::{name}"):
-                    return function(*given)
-
-            return shown
-
-    found = Shown()
-    users = (calls, links, gates)
-    for module in users:
-        module.kernels = lambda: found
-    try:
-        yield
-    finally:
-        for module in users:
-            module.kernels = plain

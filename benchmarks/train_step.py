@@ -23,11 +23,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from common import parser, save
-from layer_parts import parts
+from layer_parts import parts, seen_kernels
 from layer_study import Row, numbered, read_runs, run_cells
 from layers import Absent, Contestant
 from live_memory import peak_bytes
@@ -39,6 +40,8 @@ from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload, random_batch
+from ostinato.kernels import large_products
+from ostinato.kernels.large_products import has_slow_products
 from ostinato.models import Model, build_model
 
 OWN_LOOP, PLAIN_LOOP = "own loop", "plain loop"
@@ -130,8 +133,19 @@ def ours(cell: Cell, device: torch.device, name: str = OURS, *, sparse: bool = F
     return Contestant(name, "ours", {UPDATE: bench.call(cell.workload)}, tuple(bench.model.parameters()))
 
 
+def with_torchs_products(one: Contestant) -> Contestant:
+    """Return a model of ours whose products are torch's, as they are on processors that MKL knows."""
+    plain = one.calls[UPDATE]
+
+    def update() -> object:
+        with patch.object(large_products, "has_slow_products", lambda: False):
+            return plain()
+
+    return replace(one, calls={UPDATE: update})
+
+
 def limit(cell: Cell, device: torch.device) -> Contestant:
-    """The matrix products of one update and nothing else, into memory that is there already."""
+    """The matrix products of one update by torch and nothing else, into memory that is there already."""
     new = partial(torch.randn, device=device)
     rows = {"encoder": cell.n_sentences * cell.source_length, "decoder": cell.n_sentences * cell.target_length}
     calls: list[Callable[[], object]] = []
@@ -181,6 +195,8 @@ def _dense(args: argparse.Namespace, cell: Cell, device: torch.device) -> Iterat
     batch: Batch = random_batch(model(cell), cell.workload, 1).to(device)
     yield limit(cell, device)
     yield ours(cell, device)
+    if has_slow_products():
+        yield with_torchs_products(ours(cell, device, "ours, torch's products"))
     if cell.dropout:
         yield ours(cell, device, "ours, torch's draws", dropout_draws="torch")
     if args.compiled:
@@ -224,17 +240,20 @@ def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) ->
             yield {"kind": "memory", "name": one.name, "role": one.role, "live_bytes": live}
     if args.profile:
         for one in (one for one in present if one.name in (OURS, SPARSE)):
-            for row in parts(one.calls[UPDATE], 3, _purpose):
-                yield {"kind": "part", "name": one.name} | row
+            with seen_kernels():
+                found = parts(one.calls[UPDATE], 3, _purpose)
+            yield from ({"kind": "part", "name": one.name} | row for row in found)
 
 
 _PURPOSES = {
-    "matrix products": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv_"),
-    "torch's fused attention": (
+    "matrix products": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv_", "large_product"),
+    "attention": (
+        "full_attention",
         "scaled_dot_product_attention",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     ),
-    "random numbers": ("random_", "bernoulli_"),
+    "random numbers": ("random_", "bernoulli_", "draw_kept"),
+    "dropout": ("drop", "add_dropped", "drop_relu", "drop_relu_back"),
     "loss": ("log_softmax", "nll_loss_nd", "exp_"),
     "softmax": ("softmax", "_softmax_backward_data"),
     "norms": ("layer_norm", "native_layer_norm_backward"),
