@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ostinato.kernels.native import calls, gates, links, training
+from ostinato.kernels.native import calls, gates, links
 
 Sizes = list[list[int]]
 FORWARD, BACKWARD = "forward", "backward"
@@ -93,7 +93,7 @@ def seen_kernels() -> Iterator[None]:
             return shown
 
     found = Shown()
-    users = (calls, links, gates, training)
+    users = (calls, links, gates)
     for module in users:
         module.kernels = lambda: found
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.kernels import split, unbind
-from ostinato.kernels.parts import room_like
+from ostinato.kernels.attention import room_like
 
 
 def numbers(*sizes: int, seed: int = 0) -> Tensor:

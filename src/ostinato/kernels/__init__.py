@@ -7,7 +7,7 @@ D input width, F output width.
 from __future__ import annotations
 
 from ostinato.kernels.activation import GATES, Activation, activate
-from ostinato.kernels.attention import attend, attend_some, hidden_score
+from ostinato.kernels.attention import attend, attend_some, hidden_score, split, unbind
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
@@ -40,7 +40,6 @@ from ostinato.kernels.native import (
     read_cache,
 )
 from ostinato.kernels.packed import PackedMatrix, Packing, active_packing, compiled_packing, packing
-from ostinato.kernels.parts import split, unbind
 from ostinato.kernels.sums import active_sums, summing
 
 __all__ = [

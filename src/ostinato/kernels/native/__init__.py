@@ -2,19 +2,22 @@
 products and dropout."""
 
 from ostinato.kernels.native.build import described, library
-from ostinato.kernels.native.calls import CachedKeys, few_rows, read_cache
-from ostinato.kernels.native.gates import MOST_ROWS, ActGate, StickBreakingGate
-from ostinato.kernels.native.links import AttentionLink, Chain, FeedForwardLink, NormOf, RouteOf
-from ostinato.kernels.native.training import (
+from ostinato.kernels.native.calls import (
+    CachedKeys,
     FullAttention,
     add_dropped,
     draw_kept,
     drop,
     drop_relu,
     drop_relu_gradient,
+    few_rows,
+    has_kernels,
     large_product,
+    read_cache,
     takes,
 )
+from ostinato.kernels.native.gates import MOST_ROWS, ActGate, StickBreakingGate
+from ostinato.kernels.native.links import AttentionLink, Chain, FeedForwardLink, NormOf, RouteOf
 
 __all__ = [
     "MOST_ROWS",
@@ -34,6 +37,7 @@ __all__ = [
     "drop_relu",
     "drop_relu_gradient",
     "few_rows",
+    "has_kernels",
     "large_product",
     "library",
     "read_cache",
