@@ -17,9 +17,11 @@ _PURPOSE = {
         "baddbmm",
         "_linear_pointwise",
         "_reorder_linear_weight",
+        "large_product",
     ),
     "attention": (
         "read_cache",
+        "full_attention",
         "scaled_dot_product_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
         "softmax",

@@ -278,3 +278,22 @@ def test_without_kernels_plain_code_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     q, k, v = (heads(2, 3, 5, 4, seed=seed, layout="") for seed in range(3))
     monkeypatch.setattr("ostinato.kernels.native.calls.has_kernels", lambda: False)
     assert torch.equal(attend(q, k, v, None, 0.5), F.scaled_dot_product_attention(q, k, v, scale=0.5))
+
+
+@needs_kernels
+def test_sizes_that_do_not_fit_are_named_by_torch() -> None:
+    q, k, v = (heads(2, 4, n, 4, seed=seed, layout="") for seed, n in enumerate((5, 6, 6)))
+    for wrong in (
+        (q, k, v, torch.zeros(3, 1, 1, 6)),
+        (q, k, v, torch.zeros(1, 1, 1, 5)),
+        (q, k[..., :3], v, None),
+        (q, k[:, :3], v[:, :3], None),
+    ):
+        with pytest.raises((RuntimeError, ValueError)):
+            attend(*wrong, 0.5)
+
+
+@needs_kernels
+def test_values_may_have_another_width() -> None:
+    q, k, v = (heads(2, 4, 5, n, seed=seed, layout="") for seed, n in enumerate((4, 4, 6)))
+    torch.testing.assert_close(attend(q, k, v, None, 0.5), torch.softmax(0.5 * q @ k.mT, -1) @ v)

@@ -284,3 +284,10 @@ def test_recomputed_activations_are_dropped_as_at_first() -> None:
         y = checkpoint(run, x, use_reentrant=False) if is_checkpointed else run(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), x)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_residual_that_all_rows_share_is_added_to_each() -> None:
+    residual, x = torch.arange(4.0), torch.ones(3, 4)
+    kept = draw_kept((3, 4), 0.5, CPU)
+    torch.testing.assert_close(add_by(residual.expand(3, 4), x, kept), residual + by_hand(x, kept))
+    torch.testing.assert_close(add_by(residual, x, kept), residual + by_hand(x, kept))

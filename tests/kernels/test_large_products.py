@@ -192,3 +192,18 @@ def test_processors_that_mkl_leaves_half_unused_are_known(
         assert has_slow_products() is is_slow
     finally:
         has_slow_products.cache_clear()
+
+
+@needs_kernels
+def test_sizes_that_do_not_fit_are_named_by_torch(ours: list[tuple[int, ...]]) -> None:
+    a, b = numbers(9, 8), numbers(8, 7, seed=1)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="shape"):
+            multiply(a[:, :5], b)
+        with pytest.raises(RuntimeError, match="size"):
+            multiply(a, b, bias_F=numbers(6))
+        with pytest.warns(UserWarning, match="resized"):
+            multiply(a, b, torch.zeros(9, 6))
+    with pytest.raises(RuntimeError, match="shape"):
+        product(a, numbers(7, 9), None)
+    assert not ours

@@ -72,13 +72,24 @@ def attend_by(
     is_causal: bool = False,
 ) -> Tensor:
     """Return what every query reads when these weights, `[B, H, Q, S]`, are kept; None: all."""
-    B, G, S, _ = k_BGSK.shape
-    learns_mask = mask is not None and mask.requires_grad
-    # Threads share heads of keys: fewer of them than threads would leave some without work.
-    if S and torch.get_num_threads() <= B * G and not learns_mask and takes(q_BHQK, k_BGSK, v_BGSK, mask):
+    if takes(q_BHQK, k_BGSK, v_BGSK, mask) and _fit(q_BHQK, k_BGSK, v_BGSK, mask, is_causal=is_causal):
         given = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQK, k_BGSK, v_BGSK))
         return _AttendCompiled.apply(*given, mask, scale, *(kept or (None, 1.0)), is_causal)  # type: ignore[no-any-return, no-untyped-call]
     return attend_plainly(q_BHQK, k_BGSK, v_BGSK, mask, scale, kept, is_causal=is_causal)
+
+
+def _fit(q_BHQK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, *, is_causal: bool) -> bool:
+    """Return whether the kernel knows what to do. Where sizes are wrong, torch's operations say so."""
+    (B, H, Q, K), (_, G, S, _) = q_BHQK.shape, k_BGSK.shape
+    if not S or not k_BGSK.shape == v_BGSK.shape == (B, G, S, K) or H % G or (is_causal and Q != S):
+        return False
+    # Threads share heads of keys: fewer of them than threads would leave some without work.
+    if torch.get_num_threads() > B * G:
+        return False
+    if mask is None:
+        return True
+    is_spread = mask.dim() == 4 and all(n in (1, whole) for n, whole in zip(mask.shape, (B, H, Q, S), strict=True))
+    return is_spread and not mask.requires_grad
 
 
 def attend_plainly(
@@ -255,8 +266,9 @@ def room_like(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _has_own_backward(x: Tensor) -> bool:
-    is_traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return x.requires_grad and torch.is_grad_enabled() and not is_traced
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

@@ -168,7 +168,7 @@ class _AddDropped(torch.autograd.Function):
     def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(kept)
         ctx.scale = scale
-        if _is_compiled(residual, x):
+        if residual.shape == x.shape and _is_compiled(residual, x):
             return native.add_dropped(residual, x, kept, scale)
         y = kept.to(x.dtype)
         return torch.addcmul(residual, x, y, value=scale, out=y)

@@ -46,7 +46,9 @@ def multiply(
 
 def product(x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     """Return x W^T + b, `[..., F]`, of x `[..., D]`."""
-    rows_ND = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x[None]
+    if torch.compiler.is_compiling():  # whose graph is to know nothing of sizes
+        return F.linear(x, weight_FD, bias_F)
+    rows_ND = x.reshape(-1, x.shape[-1])
     with torch.no_grad():
         is_ours = _is_ours(rows_ND, weight_FD.t(), bias_F)
     if not is_ours:
@@ -55,12 +57,16 @@ def product(x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     return y_NF.view(*x.shape[:-1], y_NF.shape[1])  # type: ignore[no-any-return]
 
 
-def _is_ours(a_ND: Tensor, b_DF: Tensor, *others: Tensor | None) -> bool:
-    """Return whether the kernel takes a product: not one that is to be differentiated."""
+def _is_ours(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out: Tensor | None = None) -> bool:
+    """Return whether the kernel takes a product: not one that is to be differentiated. Where sizes are wrong, torch's
+    product says so."""
     if torch.is_grad_enabled() or a_ND.numel() * b_DF.shape[1] < _LEAST_PRODUCTS or not has_slow_products():
         return False
-    lie_well = 1 in a_ND.stride() and 1 in b_DF.stride() and all(x is None or x.stride(-1) == 1 for x in others)
-    return lie_well and native.takes(a_ND, b_DF, *others)
+    (N, D), F = a_ND.shape, b_DF.shape[1]
+    fit = b_DF.shape[0] == D and 1 in a_ND.stride() and 1 in b_DF.stride()
+    fit = fit and (bias_F is None or (bias_F.shape == (F,) and bias_F.stride(0) == 1))
+    fit = fit and (out is None or (out.shape == (N, F) and out.stride(1) == 1))
+    return fit and native.takes(a_ND, b_DF, bias_F, out)
 
 
 @lru_cache(maxsize=1)
