@@ -31,9 +31,9 @@ def test_the_study_of_updates_runs_without_peers_and_names_them(
     script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script("update_peers").importlib.util, "find_spec", lambda name: None)
-    script("train_step").main(
-        ["--quick", "--threads", "1", "--dropouts", "0.1", "--profile", "--out", str(tmp_path / "x")]
-    )
+    study = script("train_step")
+    monkeypatch.setattr(study, "has_slow_products", lambda: True)
+    study.main(["--quick", "--threads", "1", "--dropouts", "0.1", "--profile", "--out", str(tmp_path / "x")])
     rows = rows_of(tmp_path / "x.jsonl")
     absent = {row["name"]: row["reason"] for row in rows if row["kind"] == "absent"}
     assert set(absent) == {"torch.nn", "HF Bart", "HF Marian", "HF T5", "x-transformers"}
@@ -42,6 +42,7 @@ def test_the_study_of_updates_runs_without_peers_and_names_them(
     assert timed == {
         ("dense", "matrix products"),
         ("dense", "ours"),
+        ("dense", "ours, torch's products"),
         ("dense", "ours, torch's draws"),
         ("sparse", "ours"),
         ("sparse", "ours, sparse universal"),
