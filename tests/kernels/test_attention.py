@@ -297,3 +297,32 @@ def test_sizes_that_do_not_fit_are_named_by_torch() -> None:
 def test_values_may_have_another_width() -> None:
     q, k, v = (heads(2, 4, 5, n, seed=seed, layout="") for seed, n in enumerate((4, 4, 6)))
     torch.testing.assert_close(attend(q, k, v, None, 0.5), torch.softmax(0.5 * q @ k.mT, -1) @ v)
+
+
+@needs_kernels
+def test_weights_that_are_kept_may_lie_in_any_order() -> None:
+    q, k, v = (heads(2, 4, 5, 4, seed=seed, layout="") for seed in range(3))
+    kept = draw_kept((2, 4, 5, 5), 0.4, CPU)
+    turned = Kept(kept.bytes.transpose(0, 1).contiguous().transpose(0, 1), kept.scale)
+    assert torch.equal(attend_by(q, k, v, None, 0.5, turned), attend_plainly(q, k, v, None, 0.5, kept))
+    with pytest.raises(RuntimeError):
+        attend_by(q, k, v, None, 0.5, Kept(kept.bytes[:1, :1, :1, :1], kept.scale))
+
+
+@needs_kernels
+def test_gradients_of_gradients_are_refused_as_torch_refuses_them() -> None:
+    q = heads(2, 3, 5, 4, seed=1, layout="").requires_grad_()
+    (first,) = torch.autograd.grad(attend(q, q * 0.5, q * 0.2, None, 0.3).sum() + q.pow(2).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="derivative"):
+        torch.autograd.grad(first.pow(2).sum(), q)
+
+
+@needs_kernels
+def test_many_gradients_at_a_time_are_those_of_each() -> None:
+    q, k, v = (heads(1, 2, 3, 4, seed=seed, layout="").requires_grad_() for seed in range(3))
+    y = attend(q, k, v, None, 0.5)
+    seeds = torch.eye(24).view(24, *y.shape)
+    found = torch.autograd.grad(y, (q, v), seeds, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, (q, v), seed, retain_graph=True) for seed in seeds]
+    for mine, others in zip(found, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(mine, torch.stack(others))

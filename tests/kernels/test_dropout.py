@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 
 import pytest
 import torch
@@ -291,3 +293,36 @@ def test_a_residual_that_all_rows_share_is_added_to_each() -> None:
     kept = draw_kept((3, 4), 0.5, CPU)
     torch.testing.assert_close(add_by(residual.expand(3, 4), x, kept), residual + by_hand(x, kept))
     torch.testing.assert_close(add_by(residual, x, kept), residual + by_hand(x, kept))
+
+
+def test_who_needs_what_is_dropped_in_place_hears_of_it() -> None:
+    for dtype in (torch.float32, torch.float64):
+        x = numbers(30, 4, dtype=dtype)
+        hidden = x * 1
+        squared = hidden * hidden
+        drop_activated(hidden, "relu", 0.5)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            squared.sum().backward()
+        with pytest.raises(RuntimeError, match="leaf"):
+            drop_activated(x, "relu", 0.5)
+
+
+def test_what_is_kept_may_lie_in_any_order() -> None:
+    x, kept = numbers(6, 5, dtype=torch.float32), draw_kept((5, 6), 0.5, CPU)
+    turned = Kept(kept.bytes.t(), kept.scale)
+    expected = by_hand(x, Kept(turned.bytes.contiguous(), kept.scale))
+    torch.testing.assert_close(drop_by(x, turned), expected)
+    torch.testing.assert_close(add_by(x, x, turned), x + expected)
+    with pytest.raises(RuntimeError, match="shape"):
+        drop_by(x, Kept(torch.ones(6, 1, dtype=torch.uint8), 2.0))
+
+
+@needs_kernels
+def test_threads_that_draw_at_once_draw_other_numbers() -> None:
+    torch.manual_seed(3)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: draw_kept((3_000_000,), 0.5, CPU).bytes, range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    in_turn = [draw_kept((3_000_000,), 0.5, CPU).bytes for _ in range(2)]
+    assert any(torch.equal(first, one) and torch.equal(second, other) for one, other in permutations(in_turn))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ostinato.kernels import active_sums, large_products, native, product
 from ostinato.kernels.dispatch import dispatch
@@ -207,3 +208,32 @@ def test_sizes_that_do_not_fit_are_named_by_torch(ours: list[tuple[int, ...]]) -
     with pytest.raises(RuntimeError, match="shape"):
         product(a, numbers(7, 9), None)
     assert not ours
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # by torch's own forward differentiation
+def test_products_that_are_transformed_or_empty_are_torchs(ours: list[tuple[int, ...]]) -> None:
+    x, weight = numbers(3, 4), numbers(5, 4, seed=1)
+    with forward_ad.dual_level():
+        found = product(forward_ad.make_dual(x, torch.ones(3, 4)), weight, None)
+        torch.testing.assert_close(forward_ad.unpack_dual(found).tangent, torch.ones(3, 4) @ weight.t())
+    assert not ours
+    leaf = x.clone().requires_grad_()
+    y = product(leaf, weight, None)
+    assert len(ours) == 1
+    (many,) = torch.autograd.grad(y, leaf, torch.eye(15).view(15, 3, 5), is_grads_batched=True)
+    assert len(ours) == 1
+    torch.testing.assert_close(many.sum(0), weight.sum(0).expand(3, 4))
+    assert torch.equal(product(numbers(2, 0), numbers(4, 0), numbers(4)), numbers(4).expand(2, 4))
+
+
+@needs_kernels
+def test_who_needs_what_a_product_is_written_over_hears_of_it(ours: list[tuple[int, ...]]) -> None:
+    x = numbers(3, 5).requires_grad_()
+    total = x * 1
+    squared = total * total
+    with torch.no_grad():
+        multiply(numbers(3, 4), numbers(4, 5, seed=1), total, adds=True)
+    assert ours
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        squared.sum().backward()

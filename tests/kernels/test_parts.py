@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.kernels import split, unbind
+from ostinato.kernels import attend, native, split, unbind
 from ostinato.kernels.attention import room_like
+
+needs_kernels = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 
 
 def numbers(*sizes: int, seed: int = 0) -> Tensor:
@@ -32,7 +34,8 @@ class _Given(torch.autograd.Function):
 def joined(parts: Any, x: Tensor, grads: list[Tensor]) -> Tensor:
     """Return the gradient of x when its parts have these."""
     x = x.detach().requires_grad_()
-    total = sum(_Given.apply(part, grad).sum() for part, grad in zip(parts(x), grads, strict=True))  # type: ignore[no-untyped-call]
+    made = x.view_as(x)  # not a leaf
+    total = sum(_Given.apply(part, grad).sum() for part, grad in zip(parts(made), grads, strict=True))  # type: ignore[no-untyped-call]
     return torch.autograd.grad(total, x)[0]
 
 
@@ -117,3 +120,27 @@ def test_heads_that_are_no_parts_of_one_tensor_have_rooms_of_their_own(case: str
     for i, one in enumerate(room):
         one.fill_(i)
     assert [one.unique().tolist() for one in room] == [[0.0], [1.0]]
+
+
+@needs_kernels
+def test_gradients_that_somebody_keeps_stay_what_they_were() -> None:
+    """The gradient of a leaf is added up in place: it must not lie where gradients of parts do."""
+    x, kept = numbers(2, 3, 32).requires_grad_(), []
+    for _ in range(2):
+        parts = split(x, (16, 8, 8))
+        for part in parts:
+            part.register_hook(lambda grad: kept.append((grad, grad.clone())))
+        attend(*(part.unflatten(-1, (-1, 8)).transpose(1, 2) for part in parts), None, 0.3).pow(2).sum().backward()
+    assert len(kept) == 6
+    assert all(torch.equal(*pair) for pair in kept)
+
+
+def test_parts_are_torchs_for_batches_of_gradients_and_without_memory() -> None:
+    x = numbers(3, 4, 5).requires_grad_()
+    for parts in (lambda x: split(x, (2, 3)), unbind):
+        y = torch.cat([part.flatten() for part in parts(x * 2)])
+        (found,) = torch.autograd.grad(y, x, torch.eye(60), is_grads_batched=True)
+        assert torch.equal(found.sum(0), torch.full((3, 4, 5), 2.0))
+    leaf = torch.ones(2, 3, 4, device="meta", requires_grad=True)
+    (grad,) = torch.autograd.grad(sum(part.sum() for part in unbind(leaf * 2)), leaf)
+    assert grad.stride() == leaf.stride()

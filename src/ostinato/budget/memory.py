@@ -21,9 +21,9 @@ self-attention and activations are as many as without it.
 Not counted: the copies of weights that decoding on a CPU makes (`ostinato.kernels.packed`; as many bytes as those
 weights), gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
 matrix products, tensors that live within one operation, padding and its masks, allocator and process. Activations are
-those of a CPU with compiled kernels (`ostinato doctor` tells; without, attention that drops weights keeps them in
-float32, too); GPU kernels keep other masks of dropout and drop attention weights without keeping them, and are not
-tested here.
+those of a CPU with compiled kernels (`ostinato doctor` tells; without, and with more threads than a batch has heads,
+attention that drops weights keeps them in float32, too); GPU kernels keep other masks of dropout and drop attention
+weights without keeping them, and are not tested here.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ostinato.kernels.devices import without_autocast
+from ostinato.kernels.devices import is_transformed, without_autocast
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, draws_bytes, factors
 from ostinato.kernels.linear import product_dtype
 from ostinato.kernels.native import FullAttention, takes
@@ -72,19 +72,23 @@ def attend_by(
     is_causal: bool = False,
 ) -> Tensor:
     """Return what every query reads when these weights, `[B, H, Q, S]`, are kept; None: all."""
-    if takes(q_BHQK, k_BGSK, v_BGSK, mask) and _fit(q_BHQK, k_BGSK, v_BGSK, mask, is_causal=is_causal):
+    if takes(q_BHQK, k_BGSK, v_BGSK, mask) and _fit(q_BHQK, k_BGSK, v_BGSK, mask, kept, is_causal=is_causal):
         given = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHQK, k_BGSK, v_BGSK))
         return _AttendCompiled.apply(*given, mask, scale, *(kept or (None, 1.0)), is_causal)  # type: ignore[no-any-return, no-untyped-call]
     return attend_plainly(q_BHQK, k_BGSK, v_BGSK, mask, scale, kept, is_causal=is_causal)
 
 
-def _fit(q_BHQK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, *, is_causal: bool) -> bool:
+def _fit(
+    q_BHQK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, kept: Kept | None, *, is_causal: bool
+) -> bool:
     """Return whether the kernel knows what to do. Where sizes are wrong, torch's operations say so."""
     (B, H, Q, K), (_, G, S, _) = q_BHQK.shape, k_BGSK.shape
     if not S or not k_BGSK.shape == v_BGSK.shape == (B, G, S, K) or H % G or (is_causal and Q != S):
         return False
     # Threads share heads of keys: fewer of them than threads would leave some without work.
     if torch.get_num_threads() > B * G:
+        return False
+    if kept is not None and not (kept.bytes.shape == (B, H, Q, S) and kept.bytes.is_contiguous()):
         return False
     if mask is None:
         return True
@@ -104,7 +108,7 @@ def attend_plainly(
 ) -> Tensor:
     """Return it by operations of torch, in any type and on any device: the plain twin of the compiled kernels."""
     H, learns_mask = q_BHQK.shape[1], mask is not None and mask.requires_grad
-    is_grouped = k_BGSK.shape[1] != H
+    is_grouped = bool(k_BGSK.shape[1] != H)
     if is_grouped and (kept is not None or learns_mask):
         k_BGSK, v_BGSK = _for_all_heads(k_BGSK, v_BGSK, H)
         is_grouped = False
@@ -180,10 +184,16 @@ class _AttendCompiled(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, kept, rows = ctx.saved_tensors
         scale, makes_up, is_causal = ctx.given
+        if torch.is_grad_enabled() or is_transformed(grad):  # gradients of these gradients, or many at a time
+            needed = [x for x, needs in zip((q, k, v), ctx.needs_input_grad, strict=False) if needs]
+            with torch.enable_grad():
+                all_kept = None if kept is None else Kept(kept, makes_up)
+                y = attend_plainly(q, k, v, mask, scale, all_kept, is_causal=is_causal)
+            found = iter(torch.autograd.grad(y, needed, grad, create_graph=torch.is_grad_enabled()))
+            return *(next(found) if needs else None for needs in ctx.needs_input_grad[:3]), *[None] * 5
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         is_one = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
         of_q, of_k, of_v = room_like([q, k, v]) if is_one else [*room_like([q]), *room_like([k, v])]
@@ -208,7 +218,7 @@ class _Attend(torch.autograd.Function):
             added = mask.expand(B, H, Q, S).reshape(B * H, Q, S)
             scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=scale)
         weights = torch.softmax(scores, -1)
-        kept = kept.view_as(weights)
+        kept = kept.reshape(weights.shape)
         y = torch.bmm(factors(kept, makes_up, q.dtype).mul_(weights), v)
         ctx.save_for_backward(q, k, v, weights, kept)
         ctx.scale, ctx.makes_up = scale, makes_up
@@ -266,22 +276,24 @@ def room_like(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _has_own_backward(x: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return x.requires_grad and torch.is_grad_enabled()
+    # The gradient of a leaf stays with it, where gradients are added up in place: it must have memory of its own.
+    return not is_transformed(x) and x.requires_grad and torch.is_grad_enabled() and not x.is_leaf
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.dtype == b.dtype
+    place = a.untyped_storage().data_ptr()  # 0 where there is no memory (meta)
+    return place != 0 and place == b.untyped_storage().data_ptr() and a.dtype == b.dtype
 
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     """Return the parts behind each other: a view on all of them where they lie so, a copy elsewhere."""
+    # Gradients that are to be differentiated again depend on all parts; a view would on the first alone.
+    if torch.is_grad_enabled() or is_transformed(*parts):
+        return torch.cat(list(parts), dim)
     first, place = parts[0], parts[0].storage_offset()
     for part in parts:
         is_next = part.storage_offset() == place and part.stride() == first.stride() and _share_memory(part, first)
-        # Gradients that are to be differentiated again depend on all parts; a view would on the first alone.
-        if not is_next or torch.is_grad_enabled():
+        if not is_next:
             return torch.cat(list(parts), dim)
         place += part.shape[dim] * first.stride(dim)
     shape = list(first.shape)
@@ -306,7 +318,7 @@ class _Unbind(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_transformed(*grads):
             return torch.stack(grads)
         # A new first dimension, whose stride is the distance between the parts.
         distance = max(0, grads[-1].storage_offset() - grads[0].storage_offset()) // max(1, len(grads) - 1)

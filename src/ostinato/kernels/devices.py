@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ostinato.errors import ConfigError, Problem
@@ -39,12 +40,21 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def is_plain_float32(*tensors: Tensor | None) -> bool:
-    """Return whether these are numbers on a CPU that stay float32, and nothing traces, counts or transforms what is
-    done with them: operations may be other ones than those that a pass is made of."""
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Return whether what is done with tensors is traced, counted or transformed: compiled, exported, by `torch.func`,
+    in batches of gradients, by differentiation forwards. Then operations may be no others than those of a pass.
+    """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
-        return False
-    if autocast_dtype(torch.device("cpu")) not in (None, torch.float32):
+        return True
+    if forward_ad._current_level >= 0:
+        return True
+    is_wrapped, is_batch = torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor
+    return any(x is not None and (is_wrapped(x) or is_batch(x)) for x in tensors)
+
+
+def is_plain_float32(*tensors: Tensor | None) -> bool:
+    """Return whether these are numbers on a CPU that stay float32, and nothing transforms what is done with them."""
+    if is_transformed(*tensors) or autocast_dtype(torch.device("cpu")) not in (None, torch.float32):
         return False
     return all(
         x is None or (type(x) in (Tensor, nn.Parameter) and x.is_cpu and x.dtype == torch.float32) for x in tensors

@@ -136,13 +136,15 @@ def factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     return kept.to(dtype).mul_(scale)
 
 
-def _is_compiled(*tensors: Tensor) -> bool:
+def _is_compiled(kept: Tensor | None, *tensors: Tensor) -> bool:
     """Return whether compiled kernels take these, which go through memory once; plain code makes the factors first."""
-    return native.takes(*tensors) and all(x.is_contiguous() for x in tensors)
+    fit = all(x.is_contiguous() and x.shape == tensors[0].shape for x in tensors)
+    fit = fit and (kept is None or (kept.shape == tensors[0].shape and kept.is_contiguous()))
+    return native.takes(*tensors) and fit
 
 
 def _dropped(x: Tensor, kept: Tensor, scale: float) -> Tensor:
-    return native.drop(x, kept, scale) if _is_compiled(x) else factors(kept, scale, x.dtype).mul_(x)
+    return native.drop(x, kept, scale) if _is_compiled(kept, x) else factors(kept, scale, x.dtype).mul_(x)
 
 
 class _Drop(torch.autograd.Function):
@@ -168,7 +170,7 @@ class _AddDropped(torch.autograd.Function):
     def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(kept)
         ctx.scale = scale
-        if residual.shape == x.shape and _is_compiled(residual, x):
+        if _is_compiled(kept, residual, x):
             return native.add_dropped(residual, x, kept, scale)
         y = kept.to(x.dtype)
         return torch.addcmul(residual, x, y, value=scale, out=y)
@@ -187,9 +189,12 @@ class _DropRelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
         # The result of a linear map is a view, and autograd copies the whole gradient of a view that was changed in
         # place, twice. Detached, it is a new result that happens to lie in the same memory.
+        if x.is_leaf and ctx.needs_input_grad[0]:
+            raise RuntimeError("a leaf that wants a gradient cannot be changed in place")
         y = x.detach()
-        if _is_compiled(y):
+        if _is_compiled(kept, y):
             native.drop_relu(y, kept, scale)
+            torch.autograd.graph.increment_version(y)  # who has saved x for a backward pass must hear of it
         else:
             y.clamp_min_(0.0).mul_(factors(kept, scale, x.dtype))
         ctx.save_for_backward(y)
@@ -200,6 +205,6 @@ class _DropRelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        if _is_compiled(grad, y):
+        if _is_compiled(None, grad, y):
             return native.drop_relu_gradient(grad, y, ctx.scale), None, None
         return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None, None

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostinato.kernels import native
+from ostinato.kernels.devices import is_transformed
 
 _LEAST_PRODUCTS = 2**20
 """Multiplications below which a call takes as long as what it saves."""
@@ -37,6 +38,8 @@ def multiply(
     if _is_ours(a_ND, b_DF, bias_F, out):
         written = a_ND.new_empty(a_ND.shape[0], b_DF.shape[1]) if out is None else out
         native.large_product(a_ND, b_DF, bias_F, written, adds=adds)
+        if out is not None:
+            torch.autograd.graph.increment_version(out)
         return written
     if adds:  # not `addmm_`, which torch's counter of operations does not know
         assert out is not None
@@ -46,7 +49,7 @@ def multiply(
 
 def product(x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     """Return x W^T + b, `[..., F]`, of x `[..., D]`."""
-    if torch.compiler.is_compiling():  # whose graph is to know nothing of sizes
+    if is_transformed(x) or not x.numel():  # a graph is to know nothing of sizes
         return F.linear(x, weight_FD, bias_F)
     rows_ND = x.reshape(-1, x.shape[-1])
     with torch.no_grad():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ostinato.kernels.devices import is_plain_float32
 from ostinato.kernels.native.build import SIGNATURES, library
 
 _WORTH_A_THREAD = 2**14
+_drawing = Lock()
 
 _TYPES = {"p": c_void_p, "n": c_int64, "f": c_float}
 _COUNTING = {"act_enter", "stick_halt"}
@@ -220,9 +222,12 @@ def draw_kept(level: int, kept: Tensor) -> None:
     Args:
         level: 1 to 255.
     """
-    state = torch.get_rng_state()
-    kernels().draw_kept(state.data_ptr(), level, kept.data_ptr(), kept.numel())
-    torch.set_rng_state(state)
+    # Of two threads that draw at once the second goes on where the first has ended. Draws of torch's own wait for no
+    # lock of ours: a thread that makes them at the same time may get the same numbers.
+    with _drawing:
+        state = torch.get_rng_state()
+        kernels().draw_kept(state.data_ptr(), level, kept.data_ptr(), kept.numel())
+        torch.set_rng_state(state)
 
 
 def drop(x: Tensor, kept: Tensor, scale: float) -> Tensor:
