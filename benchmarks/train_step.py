@@ -41,7 +41,6 @@ from ostinato.config.training import TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload, random_batch
 from ostinato.kernels import large_products
-from ostinato.kernels.large_products import has_slow_products
 from ostinato.models import Model, build_model
 
 OWN_LOOP, PLAIN_LOOP = "own loop", "plain loop"
@@ -134,7 +133,7 @@ def ours(cell: Cell, device: torch.device, name: str = OURS, *, sparse: bool = F
 
 
 def with_torchs_products(one: Contestant) -> Contestant:
-    """Return a model of ours whose products are torch's, as they are on processors that MKL knows."""
+    """Return a model of ours whose products are torch's, as they are on other processors."""
     plain = one.calls[UPDATE]
 
     def update() -> object:
@@ -195,7 +194,7 @@ def _dense(args: argparse.Namespace, cell: Cell, device: torch.device) -> Iterat
     batch: Batch = random_batch(model(cell), cell.workload, 1).to(device)
     yield limit(cell, device)
     yield ours(cell, device)
-    if has_slow_products():
+    if large_products.has_slow_products():
         yield with_torchs_products(ours(cell, device, "ours, torch's products"))
     if cell.dropout:
         yield ours(cell, device, "ours, torch's draws", dropout_draws="torch")
@@ -253,7 +252,7 @@ _PURPOSES = {
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     ),
     "random numbers": ("random_", "bernoulli_", "draw_kept"),
-    "dropout": ("drop", "add_dropped", "drop_relu", "drop_relu_back"),
+    "dropout": ("drop", "add_dropped", "drop_relu", "drop_relu_gradient"),
     "loss": ("log_softmax", "nll_loss_nd", "exp_"),
     "softmax": ("softmax", "_softmax_backward_data"),
     "norms": ("layer_norm", "native_layer_norm_backward"),

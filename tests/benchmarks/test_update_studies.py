@@ -32,7 +32,7 @@ def test_the_study_of_updates_runs_without_peers_and_names_them(
 ) -> None:
     monkeypatch.setattr(script("update_peers").importlib.util, "find_spec", lambda name: None)
     study = script("train_step")
-    monkeypatch.setattr(study, "has_slow_products", lambda: True)
+    monkeypatch.setattr("ostinato.kernels.large_products.has_slow_products", lambda: True)
     study.main(["--quick", "--threads", "1", "--dropouts", "0.1", "--profile", "--out", str(tmp_path / "x")])
     rows = rows_of(tmp_path / "x.jsonl")
     absent = {row["name"]: row["reason"] for row in rows if row["kind"] == "absent"}

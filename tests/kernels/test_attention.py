@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ostinato.kernels.attention import attend, attend_by, attend_plainly, attend_some
 from ostinato.kernels.dropout import Kept, draw_kept
-from ostinato.kernels.native import library
+from ostinato.kernels.native import FullAttention, library
 from ostinato.training.threads import cpu_threads
 
 B, H, K = 2, 3, 4
@@ -129,6 +129,27 @@ def test_stretches_of_sentences_read_what_all_do(
 needs_kernels = pytest.mark.skipif(library() is None, reason="no C compiler here")
 
 
+class Counted(FullAttention):
+    """The compiled kernel; how often it has read, and gone back."""
+
+    n_read = n_back = 0
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        Counted.n_read += 1
+        return super().read()
+
+    def gradients(self, *given: torch.Tensor) -> None:
+        Counted.n_back += 1
+        super().gradients(*given)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+    monkeypatch.setattr("ostinato.kernels.attention.FullAttention", Counted)
+    Counted.n_read = Counted.n_back = 0
+    return Counted
+
+
 def heads(*shape: int, seed: int, layout: str) -> torch.Tensor:
     """Return float32 numbers `[B, H, T, K]` as they may lie in memory."""
     B, H, T, K = shape
@@ -188,8 +209,11 @@ def mask_of(kind: str | None, B: int, H: int, Q: int, S: int) -> torch.Tensor | 
 
 
 @needs_kernels
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(attentions())
-def test_compiled_attention_is_the_plain_one_in_outputs_and_gradients(case: dict[str, Any]) -> None:
+def test_compiled_attention_is_the_plain_one_in_outputs_and_gradients(
+    counted: type[Counted], case: dict[str, Any]
+) -> None:
     B, H, G, Q, S, K = case["sizes"]
     layouts, is_causal = case["layouts"], case["is_causal"]
     shapes = (B, H, Q, K), (B, G, S, K), (B, G, S, K)
@@ -205,11 +229,14 @@ def test_compiled_attention_is_the_plain_one_in_outputs_and_gradients(case: dict
     expected = results(exact, [x.double() for x in tensors], seed)
     by_threads = []
     for n_threads in (1, 2, 3):
-        if n_threads <= B * G:
-            with cpu_threads(n_threads):
-                by_threads.append(
-                    results(lambda *x: attend_by(*x, mask, 0.7, kept, is_causal=is_causal), tensors, seed)
-                )
+        before = counted.n_read, counted.n_back
+        with cpu_threads(n_threads):
+            found = results(lambda *x: attend_by(*x, mask, 0.7, kept, is_causal=is_causal), tensors, seed)
+        # More threads than heads of keys would have nothing to do: torch's operations run.
+        is_compiled = n_threads <= B * G
+        assert (counted.n_read, counted.n_back) == (before[0] + is_compiled, before[1] + is_compiled)
+        if is_compiled:
+            by_threads.append(found)
     for found in by_threads:
         assert all(torch.equal(mine, other) for mine, other in zip(found, by_threads[0], strict=True))
     for mine, other in zip(by_threads[0], expected, strict=True):

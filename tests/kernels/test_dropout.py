@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -183,8 +185,14 @@ def test_compiled_dropout_is_the_plain_one_in_outputs_and_gradients(
             found += [y.detach(), *torch.autograd.grad(y, x, residual.detach())]
         return found
 
+    called = []
+    for name in ("drop", "add_dropped", "drop_relu", "drop_relu_gradient"):
+        kernel = getattr(native, name)
+        noted = partial(lambda name, kernel, *given: (called.append(name), kernel(*given))[1], name, kernel)
+        monkeypatch.setattr(native, name, noted)
     with cpu_threads(n_threads):
         found = all_of_it()
+    assert Counter(called) == {"drop": 3, "add_dropped": 1, "drop_relu": 1, "drop_relu_gradient": 1}
     monkeypatch.setattr(native, "takes", lambda *_: False)
     for mine, other in zip(found, all_of_it(), strict=True):
         torch.testing.assert_close(mine, other)

@@ -3,15 +3,15 @@
     multiply    c = a b + bias, or added to what c holds
     product     y = x W^T + b, with gradients dx = dy W, dW = dy^T x
 
-torch multiplies by MKL, which on processors of others than Intel uses AVX2, even where they have AVX-512 with registers
-twice as wide. There a compiled kernel of ours multiplies; elsewhere, and few rows, torch does: the plain twin. (oneDNN,
+torch multiplies by MKL, which on processors of AMD uses AVX2, even where AVX-512 does twice as much at a time (Zen 5
+and later). There a compiled kernel of ours multiplies; elsewhere, and few rows, torch does: the plain twin. (oneDNN,
 which torch has for convolutions, is as fast, but makes code for every new number of rows, of which experts have another
 one at every step, and cannot add to a sum or write where it is told.)
 """
 
 from __future__ import annotations
 
-import platform
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostinato.kernels import native
-from ostinato.kernels.devices import is_transformed
 
+_ZEN_5 = 26
 _LEAST_PRODUCTS = 2**20
 """Multiplications below which a call takes as long as what it saves."""
 
@@ -35,7 +35,7 @@ def multiply(
     Args:
         out: where it is written; None: a new tensor. adds: adds it to what `out` holds, without a bias.
     """
-    if _is_ours(a_ND, b_DF, bias_F, out):
+    if not torch.is_grad_enabled() and _is_ours(a_ND, b_DF, bias_F, out):
         written = a_ND.new_empty(a_ND.shape[0], b_DF.shape[1]) if out is None else out
         native.large_product(a_ND, b_DF, bias_F, written, adds=adds)
         if out is not None:
@@ -49,40 +49,41 @@ def multiply(
 
 def product(x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     """Return x W^T + b, `[..., F]`, of x `[..., D]`."""
-    if is_transformed(x) or not x.numel():  # a graph is to know nothing of sizes
+    if torch.compiler.is_compiling() or not x.numel():  # compiled graphs must not depend on sizes
         return F.linear(x, weight_FD, bias_F)
     rows_ND = x.reshape(-1, x.shape[-1])
-    with torch.no_grad():
-        is_ours = _is_ours(rows_ND, weight_FD.t(), bias_F)
-    if not is_ours:
+    if not _is_ours(rows_ND, weight_FD.t(), bias_F):
         return F.linear(x, weight_FD, bias_F)
     y_NF = _Product.apply(rows_ND, weight_FD, bias_F)  # type: ignore[no-untyped-call]
     return y_NF.view(*x.shape[:-1], y_NF.shape[1])  # type: ignore[no-any-return]
 
 
 def _is_ours(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out: Tensor | None = None) -> bool:
-    """Return whether the kernel takes a product: not one that is to be differentiated. Where sizes are wrong, torch's
-    product says so."""
-    if torch.is_grad_enabled() or a_ND.numel() * b_DF.shape[1] < _LEAST_PRODUCTS or not has_slow_products():
+    """Return whether the kernel takes a product. Where sizes are wrong, torch's product says so."""
+    (n_rows, n), n_columns = a_ND.shape, b_DF.shape[1]
+    if n_rows * n * n_columns < _LEAST_PRODUCTS or not has_slow_products():
         return False
-    (N, D), F = a_ND.shape, b_DF.shape[1]
-    fit = b_DF.shape[0] == D and 1 in a_ND.stride() and 1 in b_DF.stride()
-    fit = fit and (bias_F is None or (bias_F.shape == (F,) and bias_F.stride(0) == 1))
-    fit = fit and (out is None or (out.shape == (N, F) and out.stride(1) == 1))
+    fit = b_DF.shape[0] == n and 1 in a_ND.stride() and 1 in b_DF.stride()
+    fit = fit and (bias_F is None or (bias_F.shape == (n_columns,) and bias_F.stride(0) == 1))
+    fit = fit and (out is None or (out.shape == (n_rows, n_columns) and out.stride(1) == 1))
     return fit and native.takes(a_ND, b_DF, bias_F, out)
 
 
 @lru_cache(maxsize=1)
 def has_slow_products() -> bool:
-    """Return whether torch multiplies by MKL on a processor whose AVX-512 MKL does not use."""
+    """Return whether torch multiplies by MKL on a processor whose AVX-512 does twice what MKL asks of it.
+
+    These are AMD's from Zen 5 on (family 26); Zen 4 does 512 bits in two halves, and MKL uses Intel's whole.
+    """
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     if not has_mkl or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return False
     try:
         told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux
-        told = platform.processor()
-    return "GenuineIntel" not in told
+    except OSError:  # not Linux, where there are no kernels either
+        return False
+    family = re.search(r"^cpu family\s*: (\d+)", told, re.MULTILINE)
+    return "AuthenticAMD" in told and family is not None and int(family[1]) >= _ZEN_5
 
 
 class _Product(torch.autograd.Function):

@@ -47,7 +47,7 @@ SIGNATURES = {
     "drop": "ppfpnn",
     "add_dropped": "pppfpnn",
     "drop_relu": "ppfnn",
-    "drop_relu_back": "ppfpnn",
+    "drop_relu_gradient": "ppfpnn",
     "act_enter": "ppnpfnppp",
     "act_after": "pppnppnn",
     "stick_halt": "ppnpfpppppn",
@@ -86,7 +86,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         return ctypes.CDLL(str(path)), f"compiled, {path}"
     except Exception as error:  # Of any kind: there is plain code for all of it.
         reason = str(error).strip() or type(error).__name__
-        why = f"none, a CPU is slower: {reason.splitlines()[0]}"
+        why = f"none; training and decoding on a CPU are slower: {reason.splitlines()[0]}"
         _log.info("compiled kernels: %s", why)
         return None, why
 

@@ -25,8 +25,8 @@ _WORTH_A_THREAD = 2**14
 _drawing = Lock()
 
 _TYPES = {"p": c_void_p, "n": c_int64, "f": c_float}
-_COUNTING = {"act_enter", "stick_halt"}
-"""They return a count, the others nothing."""
+_COUNTING = {"act_enter", "stick_halt", "full_attention", "large_product"}
+"""They return a number, the others nothing."""
 
 
 class MatrixOf(ctypes.Structure):
@@ -192,7 +192,8 @@ class FullAttention:
     def _run(self, y_BHQK: Tensor, rows_BHQ2: Tensor, *, is_backward: bool) -> None:
         B, H, _, Q, S, K = self._sizes
         self._structure.y, self._structure.rows = _Heads.of(y_BHQK), rows_BHQ2.data_ptr()
-        kernels().full_attention(byref(self._structure), is_backward, n_threads(B * H * Q * S * K))
+        if kernels().full_attention(byref(self._structure), is_backward, n_threads(B * H * Q * S * K)):
+            raise MemoryError(f"there is no memory for attention to {S:,} keys")
 
 
 class _LargeProduct(ctypes.Structure):
@@ -213,7 +214,8 @@ def large_product(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out_NF: Ten
     (N, D), F = a_ND.shape, b_DF.shape[1]
     given = a_ND.data_ptr(), b_DF.data_ptr(), address(bias_F), out_NF.data_ptr(), N, F, D
     found = _LargeProduct(*given, *a_ND.stride(), *b_DF.stride(), out_NF.stride(0), adds)
-    kernels().large_product(byref(found), n_threads(N * F * D))
+    if kernels().large_product(byref(found), n_threads(N * F * D)):
+        raise MemoryError(f"there is no memory for a product of {N:,} rows")
 
 
 def draw_kept(level: int, kept: Tensor) -> None:
@@ -254,7 +256,7 @@ def drop_relu_gradient(grad: Tensor, y: Tensor, scale: float) -> Tensor:
     """Return the gradient of x, given that of the result y of `drop_relu`; both contiguous."""
     of_x = torch.empty_like(y)
     given = grad.data_ptr(), y.data_ptr(), scale, of_x.data_ptr()
-    kernels().drop_relu_back(*given, y.numel(), n_threads(y.numel()))
+    kernels().drop_relu_gradient(*given, y.numel(), n_threads(y.numel()))
     return of_x
 
 

@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include <omp.h>
-
 #include "vectors.h"
 
 #define OVER(i, n, n_threads) _Pragma("omp parallel for num_threads(n_threads) if (n_threads > 1)") for (int64_t i = 0; i < n; i++)
@@ -24,7 +22,7 @@ void drop_relu(float *x, const uint8_t *kept, float scale, int64_t n, int64_t n_
 }
 
 /* y = scale g where the result r of `drop_relu` is not 0 */
-void drop_relu_back(const float *g, const float *r, float scale, float *y, int64_t n, int64_t n_threads) {
+void drop_relu_gradient(const float *g, const float *r, float scale, float *y, int64_t n, int64_t n_threads) {
     OVER(i, n, n_threads) y[i] = r[i] <= 0 ? 0 : scale * g[i];
 }
 

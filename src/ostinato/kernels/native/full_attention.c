@@ -90,7 +90,7 @@ INLINE vec4 higher_of_4(vec4 a, vec4 b) {
     return (vec4)(((ivec4)a & is_first) | ((ivec4)b & ~is_first));
 }
 
-/* The highest of n numbers, and of those behind them up to a whole vector. */
+/* The highest of n numbers. Whole vectors are read: behind the numbers stands -inf, which `score` has written. */
 INLINE float highest(const float *x, int64_t n) {
     vec found = load(x);
     for (int64_t i = LANES; i < n; i += LANES) found = higher(load(x + i), found);
@@ -110,20 +110,19 @@ typedef struct {
     int64_t key_row, row; /* numbers in a row of S, and of K */
     float *keys_T, *values_T, *keys, *values, *of_keys, *of_values;
     float *queries, *read, *scores, *of_scores;
-    float *all;
+    int64_t size; /* of all of it, in numbers */
 } Room;
 
-static Room make_room(const FullAttention *w) {
+static Room room_in(const FullAttention *w, float *start) {
     Room r = {.key_row = whole(w->n_keys, LANES), .row = whole(w->d_head, LANES)};
-    const int64_t turned = w->d_head * r.key_row, upright = whole(w->n_keys, TILE_ROWS) * r.row;
+    const int64_t transposed = w->d_head * r.key_row, upright = whole(w->n_keys, TILE_ROWS) * r.row;
     const int64_t of_queries = BLOCK * r.row, of_scores = BLOCK * r.key_row;
-    const int64_t size = whole(2 * turned + 4 * upright + 2 * of_queries + 2 * of_scores, 16) * sizeof(float);
-    r.all = aligned_alloc(64, size);
-    memset(r.all, 0, size);
-    r.keys_T = r.all, r.values_T = r.keys_T + turned;
-    r.keys = r.values_T + turned, r.values = r.keys + upright, r.of_keys = r.values + upright, r.of_values = r.of_keys + upright;
+    r.keys_T = start, r.values_T = r.keys_T + transposed;
+    r.keys = r.values_T + transposed, r.values = r.keys + upright;
+    r.of_keys = r.values + upright, r.of_values = r.of_keys + upright;
     r.queries = r.of_values + upright, r.read = r.queries + of_queries;
     r.scores = r.read + of_queries, r.of_scores = r.scores + of_scores;
+    r.size = whole(2 * transposed + 4 * upright + 2 * of_queries + 2 * of_scores, 16);
     return r;
 }
 
@@ -204,12 +203,15 @@ static void go_back(const FullAttention *w, const Room *r, const Block *b) {
     copy_rows(r->read, r->row, b->n, w->d_head, w->scale, at(&w->of_q, b->sentence, b->head, b->first), w->of_q.by_position);
 }
 
-/* Every head of keys of every sentence: what it is read by forwards, or the gradients backwards. */
-void full_attention(const FullAttention *w, int64_t is_backward, int64_t n_threads) {
-    const int64_t S = w->n_keys, K = w->d_head, n_groups = w->n_heads / w->n_kv_heads;
+/* What is read from every head of keys of every sentence, or backwards the gradients. Not 0: there is no memory for it. */
+int64_t full_attention(const FullAttention *w, int64_t is_backward, int64_t n_threads) {
+    const int64_t S = w->n_keys, K = w->d_head, n_groups = w->n_heads / w->n_kv_heads, size = room_in(w, NULL).size;
+    float *all = aligned_alloc(64, n_threads * size * sizeof(float));
+    if (!all) return 1;
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
-        const Room r = make_room(w);
+        const Room r = room_in(w, all + omp_get_thread_num() * size);
+        memset(r.keys_T, 0, size * sizeof(float));
 #pragma omp for
         for (int64_t unit = 0; unit < w->n_sentences * w->n_kv_heads; unit++) {
             const int64_t sentence = unit / w->n_kv_heads, shared = unit % w->n_kv_heads;
@@ -236,6 +238,7 @@ void full_attention(const FullAttention *w, int64_t is_backward, int64_t n_threa
                 copy_rows(r.of_values, r.row, S, K, 1, at(&w->of_v, sentence, shared, 0), w->of_v.by_position);
             }
         }
-        free(r.all);
     }
+    free(all);
+    return 0;
 }

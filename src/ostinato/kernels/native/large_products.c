@@ -5,14 +5,13 @@
  * for each cache: Goto and van de Geijn 2008.) A number is one sum over D in parts of DEPTH, in one order, whatever the
  * number of threads. */
 
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tiles.h"
 
 #define PANEL (TILE_VECS * LANES) /* columns */
-#define DEPTH 256                 /* rows of b at a time: a panel is as large as the first cache */
+#define DEPTH 256                 /* rows of b at a time: a panel has 48 KiB with AVX-512, the L1 cache of Zen 5 */
 #define MOST_PANELS 64            /* at a time: some megabytes */
 #define BLOCK_ROWS (8 * TILE_ROWS)
 #define BLOCK_PANELS 4
@@ -51,7 +50,7 @@ static void copy_panel(const float *b, int64_t row, int64_t column, int64_t n, i
             for (int64_t i = 0; i < columns; i++) y[s * PANEL + i] = b[s * row + i];
 }
 
-/* Copy rows of a transposed a, for every tile [n, TILE_ROWS]. */
+/* Copy rows of a transposed a, for every tile [n, TILE_ROWS]. Of a whole tile the inner bound is known to the compiler. */
 static void copy_rows_of_tiles(const float *a, int64_t column, int64_t n, int64_t rows, float *y) {
     for (int64_t first = 0; first < rows; first += TILE_ROWS) {
         const float *x = a + first;
@@ -88,9 +87,11 @@ static void block(const LargeProduct *p, const Part *part, int64_t row, int64_t 
     }
 }
 
-void large_product(const LargeProduct *p, int64_t n_threads) {
+/* Not 0: there is no memory for it. */
+int64_t large_product(const LargeProduct *p, int64_t n_threads) {
     const int64_t most = least(whole(p->n_columns, PANEL), MOST_PANELS * PANEL);
     float *panels = aligned_alloc(64, most * DEPTH * sizeof(float));
+    if (!panels) return 1;
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
         float copied[BLOCK_ROWS * DEPTH] __attribute__((aligned(64)));
@@ -110,4 +111,5 @@ void large_product(const LargeProduct *p, int64_t n_threads) {
             }
     }
     free(panels);
+    return 0;
 }
