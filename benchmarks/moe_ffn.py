@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from common import parser, save
 from forced_routing import DISTRIBUTIONS
-from layer_parts import parts
+from layer_parts import parts, seen_kernels
 from layer_study import Row, gradients, run_cells
 from layers import BOTH, Absent, Contestant, trial
 from live_memory import resident_bytes
@@ -97,7 +97,9 @@ def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) ->
     if args.profile and (is_target or args.quick):
         for one in present:
             if one.name == "ours":
-                yield from ({"kind": "part"} | row for row in parts(one.calls[BOTH], 7, partial(purpose, cell)))
+                with seen_kernels():
+                    found = parts(one.calls[BOTH], 7, partial(purpose, cell))
+                yield from ({"kind": "part"} | row for row in found)
     if is_target and not args.no_resident:
         for name in [one.name for one in present if one.name in RESIDENT]:
             if (size := _resident_elsewhere(args, cell, name)) is not None:

@@ -39,6 +39,8 @@ _PRODUCTS = ("mm", "addmm", "matmul", "linear", "_grouped_mm", "grouped_mm", "ba
 
 def purpose(cell: Cell, operation: str, sizes: Sizes, direction: str) -> str:
     """Return the part of a layer that an operation belongs to; products are told apart by their sizes."""
+    if operation == "large_product":  # of which a profile shows no sizes
+        return "products by a kernel of ours"
     if operation not in _PRODUCTS:
         return _NAMES.get(operation, "other operations")
     matrices = [size for size in sizes if len(size) >= 2]

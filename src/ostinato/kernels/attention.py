@@ -1,9 +1,9 @@
 """Attention of all queries, y = drop(softmax(s q k^T + m)) v, with own backward passes; and of some sentences.
 
-On a CPU in float32 compiled kernels run both passes, and keep no weights: queries, keys, values, two numbers a query,
-and of dropped weights one byte each. Elsewhere torch's fused kernels do; where weights are dropped by bytes, which
-those of a CPU do not, products of torch, that keep the weights as well. Masks are finite: hidden keys have large
-negative scores, and no row is looked at for whether it sees any.
+In float32 on a CPU a compiled kernel runs both passes. It saves q, k, v, two numbers a query and, where weights are
+dropped, one byte a weight. Otherwise torch's `scaled_dot_product_attention` runs; where bytes drop weights, which it
+does not do, `_Attend` multiplies step by step, and saves the weights. Masks are finite: hidden keys have large negative
+scores, and no row is looked at for whether it sees any.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def attend_plainly(
     *,
     is_causal: bool = False,
 ) -> Tensor:
-    """Return it by operations of torch, in any type and on any device: the plain twin of the compiled kernels."""
+    """Return what every query reads by operations of torch, in any type and on any device: the plain twin."""
     H, learns_mask = q_BHQK.shape[1], mask is not None and mask.requires_grad
     is_grouped = bool(k_BGSK.shape[1] != H)
     if is_grouped and (kept is not None or learns_mask):
@@ -195,8 +195,8 @@ class _AttendCompiled(torch.autograd.Function):
             found = iter(torch.autograd.grad(y, needed, grad, create_graph=torch.is_grad_enabled()))
             return *(next(found) if needs else None for needs in ctx.needs_input_grad[:3]), *[None] * 5
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        is_one = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
-        of_q, of_k, of_v = room_like([q, k, v]) if is_one else [*room_like([q]), *room_like([k, v])]
+        is_self = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+        of_q, of_k, of_v = room_like([q, k, v]) if is_self else [*room_like([q]), *room_like([k, v])]
         back = FullAttention(q, k, v, mask, scale, kept, makes_up, is_causal=is_causal)
         back.gradients(grad, rows, of_q, of_k, of_v)
         return of_q, of_k, of_v, None, None, None, None, None
@@ -320,6 +320,6 @@ class _Unbind(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         if torch.is_grad_enabled() or is_transformed(*grads):
             return torch.stack(grads)
-        # A new first dimension, whose stride is the distance between the parts.
+        # With a first dimension of one number, whose stride tells how far the next part is away.
         distance = max(0, grads[-1].storage_offset() - grads[0].storage_offset()) // max(1, len(grads) - 1)
         return _joined([grad.as_strided((1, *grad.shape), (distance, *grad.stride())) for grad in grads], 0)

@@ -12,8 +12,8 @@ its products hang on that one node, which autograd runs after the last of them a
 The pass in which a product is made is a context variable and no argument: it concerns every product of a pass and no
 layer between the loop and the product.
 
-The plain twin is `torch.nn.functional.linear`: used without `summing()`, under autocast, and for weights that want no
-gradient. Gradients that are to be differentiated again are left to autograd.
+The plain twin is `product` (`ostinato.kernels.large_products`): used without `summing()`, under autocast, and for
+weights that want no gradient. Gradients that are to be differentiated again are left to autograd.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from ostinato.nn.shapes import Float, Tensor
 
 
 class Linear(nn.Linear):
-    """x W^T + b, or some of its outputs: `torch.nn.Linear` with two faster ways to make the same product.
+    """x W^T + b, or some of its outputs: `torch.nn.Linear` with faster ways to make the same product.
 
     In a training pass the gradients of a W that many steps use are added up in place (`ostinato.kernels.sums`). In
-    decoding, packed copies of W are read (`ostinato.kernels.packed`).
+    decoding, packed copies of W are read (`ostinato.kernels.packed`). Products of many rows may be made by a kernel
+    (`ostinato.kernels.large_products`).
     """
 
     takes_rows = True
