@@ -244,11 +244,13 @@ def test_compiled_attention_is_the_plain_one_in_outputs_and_gradients(
 
 
 @needs_kernels
-def test_it_is_the_compiled_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (heads(2, 3, 5, 4, seed=seed, layout="") for seed in range(3))
-    plain = attend_plainly(q, k, v, None, 0.5, None)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
-    torch.testing.assert_close(attend(q, k, v, None, 0.5), plain)
+def test_few_queries_are_torchs_unless_gradients_are_wanted(counted: type[Counted]) -> None:
+    for n_queries, learns, is_compiled in ((7, False, False), (7, True, True), (8, False, True)):
+        q, k, v = (heads(2, 3, n, 4, seed=seed, layout="") for seed, n in enumerate((n_queries, 9, 9)))
+        before = counted.n_read
+        found = attend(q.requires_grad_(learns), k, v, None, 0.5)
+        assert counted.n_read == before + is_compiled
+        torch.testing.assert_close(found, attend_plainly(q, k, v, None, 0.5, None))
 
 
 @needs_kernels

@@ -36,6 +36,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(native, "large_product", noted)
     monkeypatch.setattr(large_products, "has_slow_products", lambda: True)
     monkeypatch.setattr(large_products, "_LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(large_products, "_FEWEST", 0)
     return taken
 
 
@@ -168,6 +169,10 @@ def test_other_products_are_torchs(ours: list[tuple[int, ...]], monkeypatch: pyt
         monkeypatch.setattr(large_products, "_LEAST_PRODUCTS", 9 * 8 * 7 + 1)
         multiply(a, b)
         monkeypatch.setattr(large_products, "_LEAST_PRODUCTS", 0)
+        for few in (8, 10):
+            monkeypatch.setattr(large_products, "_FEWEST", few)
+            multiply(a, b)
+        monkeypatch.setattr(large_products, "_FEWEST", 0)
         monkeypatch.setattr(large_products, "has_slow_products", lambda: False)
         multiply(a, b)
     assert not ours

@@ -21,6 +21,8 @@ from ostinato.kernels.dropout import Draws, Kept, draw_kept, draws_bytes, factor
 from ostinato.kernels.linear import product_dtype
 from ostinato.kernels.native import FullAttention, takes
 
+_FEW_QUERIES = 8
+
 
 def hidden_score(dtype: torch.dtype) -> float:
     """Return what is added to the score of a key that is not seen: -1e30, in float16 half of the least number it has.
@@ -89,6 +91,10 @@ def _fit(
     if torch.get_num_threads() > B * G:
         return False
     if kept is not None and not (kept.bytes.shape == (B, H, Q, S) and kept.bytes.is_contiguous()):
+        return False
+    # Keys are copied, transposed: that pays for some queries, or where the backward pass is the kernel's, too.
+    is_learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q_BHQK, k_BGSK, v_BGSK))
+    if Q < _FEW_QUERIES and not is_learning:
         return False
     if mask is None:
         return True

@@ -25,6 +25,8 @@ from ostinato.kernels import native
 _ZEN_5 = 26
 _LEAST_PRODUCTS = 2**20
 """Multiplications below which a call takes as long as what it saves."""
+_FEWEST = 8
+"""Rows, or columns, below which a tile is mostly empty, and the right side takes longer to copy than to multiply by."""
 
 
 def multiply(
@@ -61,7 +63,8 @@ def product(x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
 def _is_ours(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out: Tensor | None = None) -> bool:
     """Return whether the kernel takes a product. Where sizes are wrong, torch's product says so."""
     (n_rows, n), n_columns = a_ND.shape, b_DF.shape[1]
-    if n_rows * n * n_columns < _LEAST_PRODUCTS or not has_slow_products():
+    is_large = min(n_rows, n_columns) >= _FEWEST and n_rows * n * n_columns >= _LEAST_PRODUCTS
+    if not is_large or not has_slow_products():
         return False
     fit = b_DF.shape[0] == n and 1 in a_ND.stride() and 1 in b_DF.stride()
     fit = fit and (bias_F is None or (bias_F.shape == (n_columns,) and bias_F.stride(0) == 1))
