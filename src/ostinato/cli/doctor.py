@@ -90,7 +90,8 @@ def _means() -> dict[str, dict[str, str]]:
     import torch
 
     from ostinato.data.registry import DataAccess
-    from ostinato.kernels.native import described
+    from ostinato.kernels.large_products import has_slow_products
+    from ostinato.kernels.native import described, library
 
     devices = {"cpu": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"}
     for index in range(torch.cuda.device_count()):
@@ -100,4 +101,8 @@ def _means() -> dict[str, dict[str, str]]:
         devices["mps"] = "Apple GPU"
     access = DataAccess.default()
     data = {"cache": str(access.cache), "mirror": access.mirror or "none (OSTINATO_MIRROR)"}
-    return {"devices": devices, "kernels": {"cached decoding": described()}, "data": data}
+    products = (
+        "compiled: torch's leave half of this processor unused" if has_slow_products() and library() else "torch's"
+    )
+    kernels = {"attention, dropout, cached decoding": described(), "products of many rows": products}
+    return {"devices": devices, "kernels": kernels, "data": data}
