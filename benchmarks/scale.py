@@ -41,8 +41,8 @@ def planned_with(name: str, length: int, n_rows: int | None = None, *, keeps: bo
     fsdp = f"{{kind: fsdp, keep_shared: {str(keeps).lower()}}}"
     (planned,) = plan_recipes(
         [name],
-        ["training.checkpoint_activations=true", f"training.parallel={fsdp}"],
-        assumptions=Assumptions(length, length, batch_size=1, precision="bfloat16"),
+        ["training.checkpoint_activations=true", "training.precision=bfloat16", f"training.parallel={fsdp}"],
+        assumptions=Assumptions(length, length, batch_size=1),
         target_vocab=n_rows,
     )
     return planned
