@@ -283,7 +283,8 @@ def room_like(parts: Sequence[Tensor]) -> list[Tensor]:
 
 def _has_own_backward(x: Tensor) -> bool:
     # The gradient of a leaf stays with it, where gradients are added up in place: it must have memory of its own.
-    return not is_transformed(x) and x.requires_grad and torch.is_grad_enabled() and not x.is_leaf
+    # What costs nothing is asked first: decoding comes here at every token.
+    return x.requires_grad and torch.is_grad_enabled() and not is_transformed(x) and not x.is_leaf
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
@@ -324,7 +325,7 @@ class _Unbind(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or is_transformed(*grads):
+        if torch.is_grad_enabled() or is_transformed(*grads):  # as in `_joined`, and they may have no memory to lie in
             return torch.stack(grads)
         # With a first dimension of one number, whose stride tells how far the next part is away.
         distance = max(0, grads[-1].storage_offset() - grads[0].storage_offset()) // max(1, len(grads) - 1)
