@@ -18,6 +18,7 @@ _PURPOSE = {
         "_linear_pointwise",
         "_reorder_linear_weight",
         "large_product",
+        "grouped_products",
     ),
     "attention": (
         "read_cache",

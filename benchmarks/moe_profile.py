@@ -29,8 +29,30 @@ _PURPOSE = {
     ),
     "rows taken out": ("index_select", "index", "slice_backward"),
     "rows put back": ("index_add", "index_add_", "index_copy", "index_copy_", "index_put_", "cat"),
-    "activation": ("relu", "relu_", "clamp_min", "clamp_min_", "gelu", "gelu_", "threshold_backward", "gelu_backward"),
-    "sums and products with gates": ("mul", "mul_", "sum", "add", "add_", "addcmul_", "bmm", "addmv_", "masked_fill_"),
+    "activation": (
+        "drop_relu",
+        "drop_relu_gradient",
+        "relu",
+        "relu_",
+        "clamp_min",
+        "clamp_min_",
+        "gelu",
+        "gelu_",
+        "threshold_backward",
+        "gelu_backward",
+    ),
+    "sums and products with gates": (
+        "row_products",
+        "mul",
+        "mul_",
+        "sum",
+        "add",
+        "add_",
+        "addcmul_",
+        "bmm",
+        "addmv_",
+        "masked_fill_",
+    ),
     "room made": ("empty", "new_empty", "new_zeros", "zeros", "empty_like", "zeros_like", "zero_", "fill_", "clone"),
 }
 _NAMES = {operation: part for part, operations in _PURPOSE.items() for operation in operations}
@@ -39,7 +61,7 @@ _PRODUCTS = ("mm", "addmm", "matmul", "linear", "_grouped_mm", "grouped_mm", "ba
 
 def purpose(cell: Cell, operation: str, sizes: Sizes, direction: str) -> str:
     """Return the part of a layer that an operation belongs to; products are told apart by their sizes."""
-    if operation == "large_product":  # of which a profile shows no sizes
+    if operation in ("large_product", "grouped_products"):  # of which a profile shows no sizes
         return "products by a kernel of ours"
     if operation not in _PRODUCTS:
         return _NAMES.get(operation, "other operations")

@@ -245,7 +245,10 @@ def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) ->
 
 
 _PURPOSES = {
-    "matrix products": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv_", "large_product"),
+    "matrix products": (
+        *("mm", "addmm", "bmm", "baddbmm", "matmul", "linear"),
+        *("large_product", "grouped_products", "row_products"),
+    ),
     "attention": (
         "full_attention",
         "scaled_dot_product_attention",

@@ -42,8 +42,8 @@ With E experts, M = top_k N rows sorted by expert, and d_e the width of a hypers
     heads           side by side 2 N J; two decisions, of k N H rows and of k N H_kv
     weights         a bfloat16 copy of all experts' weights and biases
 
-Rows are taken out of the states one expert at a time: neither sorted rows nor an expert's results are saved
-(`ostinato.kernels.feedforward`, backend "segments", which is the one of a CPU).
+Rows are taken from where they lie: neither sorted rows nor experts' results are saved (`ostinato.kernels.feedforward`,
+backend "segments", which is the one of a CPU).
 
 Under stick-breaking a sub-layer that mixes tokens reads, in every round but the first, the expected states of all
 tokens in place of the states themselves:

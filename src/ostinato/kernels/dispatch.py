@@ -65,6 +65,13 @@ class Dispatch:
             self._bounds.extend(zip([0, *ends[:-1]], ends, strict=True))
         return self._bounds
 
+    def places(self, experts: slice | None) -> slice:
+        """Return the places of some experts, which stand side by side; None: all, also those without an expert."""
+        if experts is None:
+            return slice(0, self.slots_M.shape[0])
+        bounds = self.bounds()[experts]
+        return slice(bounds[0][0], bounds[-1][1])
+
     def bags(self) -> tuple[Tensor, Tensor]:
         """Return the places `[M]` in the order of their slots, and where those of every row begin among them, `[N]`."""
         if not self._firsts:
@@ -85,10 +92,6 @@ class Dispatch:
     def n_kept(self) -> int:
         """Return how many places have an expert; waits for an accelerator where some have none."""
         return self.slots_M.shape[0] if self.kept_M1 is None else self.bounds()[-1][1]
-
-    def longest(self) -> int:
-        """Return how many places the expert with most has."""
-        return max(end - start for start, end in self.bounds())
 
 
 @dataclass(frozen=True, slots=True)

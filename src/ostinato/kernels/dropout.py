@@ -182,6 +182,29 @@ class _AddDropped(torch.autograd.Function):
         return grad, _dropped(grad, kept, ctx.scale) if ctx.needs_input_grad[1] else None, None, None
 
 
+def drop_relu_(x: Tensor, kept: Tensor, scale: float) -> Tensor:
+    """Replace x by scale kept max(0, x)."""
+    if _is_compiled(kept, x):
+        native.drop_relu(x, kept, scale)
+        torch.autograd.graph.increment_version(x)  # who has saved x for a backward pass must hear of it
+        return x
+    return x.clamp_min_(0.0).mul_(factors(kept, scale, x.dtype))
+
+
+def drop_relu_gradient(grad: Tensor, y: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+    """Return the gradient of x, given that of the result y of `drop_relu_`.
+
+    Args:
+        out: where it is written, perhaps `grad`; None: a new tensor.
+    """
+    out = torch.empty_like(grad) if out is None else out
+    if _is_compiled(None, grad, y, out):
+        native.drop_relu_gradient(grad, y, scale, out)
+        return out
+    torch.ops.aten.threshold_backward.grad_input(grad, y, 0, grad_input=out)
+    return out if scale == 1.0 else out.mul_(scale)
+
+
 class _DropRelu(torch.autograd.Function):
     """y = f max(0, x) in place of x. Where y is 0, x was below 0 or dropped: the gradient needs nothing else."""
 
@@ -191,12 +214,7 @@ class _DropRelu(torch.autograd.Function):
         # place, twice. Detached, it is a new result that happens to lie in the same memory.
         if x.is_leaf and ctx.needs_input_grad[0]:
             raise RuntimeError("a leaf that wants a gradient cannot be changed in place")
-        y = x.detach()
-        if _is_compiled(kept, y):
-            native.drop_relu(y, kept, scale)
-            torch.autograd.graph.increment_version(y)  # who has saved x for a backward pass must hear of it
-        else:
-            y.clamp_min_(0.0).mul_(factors(kept, scale, x.dtype))
+        y = drop_relu_(x.detach(), kept, scale)
         ctx.save_for_backward(y)
         ctx.scale = scale
         return y
@@ -205,6 +223,4 @@ class _DropRelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        if _is_compiled(None, grad, y):
-            return native.drop_relu_gradient(grad, y, ctx.scale), None, None
-        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None, None
+        return drop_relu_gradient(grad, y, ctx.scale), None, None

@@ -1,6 +1,6 @@
 """Feed-forwards of many experts as one map: y_n = sum_k g_nk f_{e_nk}(x_n),  f_e(x) = drop(act(x U_e + b_e)) V_e + c_e.
 
-segments          an own backward over the whole map, one expert at a time; keeps the hidden layer and nothing else
+segments          an own backward over the whole map; keeps the hidden layer and nothing else
 any other name    gather, grouped product, activation, grouped product, combine, differentiated by autograd
 """
 

@@ -5,7 +5,7 @@
 in any order of rows, chosen slots or sorted places before and after; written to rows, the results of a row's experts
 are summed, weighted by their gates.
 
-    segments          an own backward over the whole map, one expert at a time
+    segments          an own backward over the whole map, rows taken from where they lie
     any other name    gather, grouped product (`products`), scatter, differentiated by autograd
 """
 

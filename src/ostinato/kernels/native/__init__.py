@@ -11,8 +11,11 @@ from ostinato.kernels.native.calls import (
     drop_relu,
     drop_relu_gradient,
     few_rows,
+    grouped_gradients,
+    grouped_products,
     large_product,
     read_cache,
+    row_products,
     takes,
 )
 from ostinato.kernels.native.gates import MOST_ROWS, ActGate, StickBreakingGate
@@ -36,8 +39,11 @@ __all__ = [
     "drop_relu",
     "drop_relu_gradient",
     "few_rows",
+    "grouped_gradients",
+    "grouped_products",
     "large_product",
     "library",
     "read_cache",
+    "row_products",
     "takes",
 ]

@@ -43,6 +43,8 @@ SIGNATURES = {
     "chain": "pnppppnnn",
     "full_attention": "pnn",
     "large_product": "pn",
+    "grouped_products": "pn",
+    "row_products": "pnppnpnnn",
     "draw_kept": "pnpn",
     "drop": "ppfpnn",
     "add_dropped": "pppfpnn",

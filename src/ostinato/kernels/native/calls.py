@@ -25,7 +25,7 @@ _WORTH_A_THREAD = 2**14
 _drawing = Lock()
 
 _TYPES = {"p": c_void_p, "n": c_int64, "f": c_float}
-_COUNTING = {"act_enter", "stick_halt", "full_attention", "large_product"}
+_COUNTING = {"act_enter", "stick_halt", "full_attention", "large_product", "grouped_products"}
 """They return a number, the others nothing."""
 
 
@@ -196,13 +196,22 @@ class FullAttention:
             raise MemoryError(f"there is no memory for attention to {S:,} keys")
 
 
-class _LargeProduct(ctypes.Structure):
+class _Product(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("a", "b", "bias", "c")),
         *((name, c_int64) for name in ("n_rows", "n_columns", "n")),
         *((name, c_int64) for name in ("a_row", "a_column", "b_row", "b_column", "c_row")),
-        ("adds", c_int32),
+        *(("adds", c_int32), ("is_transposed", c_int32)),
+        *((name, c_void_p) for name in ("a_index", "b_index", "weights", "sums")),
     ]
+
+    @classmethod
+    def of(cls, a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out_NF: Tensor) -> _Product:
+        """Return the product c = a b + bias; who calls keeps all of them."""
+        (N, D), F = a_ND.shape, b_DF.shape[1]
+        given = a_ND.data_ptr(), b_DF.data_ptr(), address(bias_F), out_NF.data_ptr(), N, F, D
+        is_transposed = a_ND.stride(1) != 1
+        return cls(*given, *a_ND.stride(), *b_DF.stride(), out_NF.stride(0), False, is_transposed)
 
 
 def large_product(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out_NF: Tensor, *, adds: bool) -> None:
@@ -211,11 +220,79 @@ def large_product(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out_NF: Ten
     Args:
         a_ND, b_DF: rows or columns contiguous. bias_F: contiguous; None: none. out_NF: rows contiguous.
     """
-    (N, D), F = a_ND.shape, b_DF.shape[1]
-    given = a_ND.data_ptr(), b_DF.data_ptr(), address(bias_F), out_NF.data_ptr(), N, F, D
-    found = _LargeProduct(*given, *a_ND.stride(), *b_DF.stride(), out_NF.stride(0), adds)
-    if kernels().large_product(byref(found), n_threads(N * F * D)):
-        raise MemoryError(f"there is no memory for a product of {N:,} rows")
+    found = _Product.of(a_ND, b_DF, bias_F, out_NF)
+    found.adds = adds
+    if kernels().large_product(byref(found), n_threads(out_NF.numel() * a_ND.shape[1])):
+        raise MemoryError(f"there is no memory for a product of {a_ND.shape[0]:,} rows")
+
+
+class _GroupedProducts(ctypes.Structure):
+    _fields_ = [
+        *(("all", _Product), ("ends", c_void_p)),
+        *(("n_groups", c_int64), ("b_group", c_int64), ("c_group", c_int64), ("is_by_sums", c_int32)),
+    ]
+
+    def run(self, n_products: int) -> None:
+        if kernels().grouped_products(byref(self), n_threads(n_products)):
+            raise MemoryError("there is no memory for products of experts")
+
+
+def grouped_products(
+    x_ND: Tensor,
+    index_M: Tensor | None,
+    weight_EDF: Tensor,
+    bias_EF: Tensor | None,
+    ends_E: Tensor,
+    out_MF: Tensor,
+) -> None:
+    """Write x W + b to `out`, of every place's row and expert.
+
+    Args:
+        x_ND: rows contiguous. index_M: int64, the row of every place; None: rows are places.
+        weight_EDF: rows or columns contiguous. bias_EF: contiguous. ends_E: int32, where the places of an expert end.
+        out_MF: rows contiguous.
+    """
+    found = _GroupedProducts(_Product.of(x_ND, weight_EDF[0], bias_EF, out_MF))
+    found.all.a_index, found.ends, found.n_groups = address(index_M), ends_E.data_ptr(), ends_E.shape[0]
+    found.b_group = weight_EDF.stride(0)
+    found.run(out_MF.numel() * x_ND.shape[1])
+
+
+def grouped_gradients(
+    x_ND: Tensor,
+    x_index_M: Tensor | None,
+    grad_NF: Tensor,
+    grad_index_M: Tensor | None,
+    gates_M: Tensor | None,
+    ends_E: Tensor,
+    of_weight_EDF: Tensor,
+    of_bias_EF: Tensor | None,
+) -> None:
+    """Write the sums over an expert's places of x^T g dy and of g dy.
+
+    Args:
+        x_ND, grad_NF: rows contiguous. x_index_M, grad_index_M: int64, the row of every place; None: rows are places.
+        gates_M: g, contiguous; None: 1. of_weight_EDF, of_bias_EF: contiguous; of the latter None: not wanted.
+    """
+    found = _GroupedProducts(_Product.of(x_ND.t(), grad_NF, None, of_weight_EDF[0]))
+    found.all.is_transposed, found.is_by_sums = True, True
+    found.all.a_index, found.all.b_index = address(x_index_M), address(grad_index_M)
+    found.all.weights, found.all.sums = address(gates_M), address(of_bias_EF)
+    found.ends, found.n_groups, found.c_group = ends_E.data_ptr(), ends_E.shape[0], of_weight_EDF.stride(0)
+    n_places = max(x.shape[0] for x in (x_ND, grad_NF))
+    found.run(n_places * of_weight_EDF[0].numel())
+
+
+def row_products(a_ND: Tensor, index_M: Tensor | None, b_MD: Tensor) -> Tensor:
+    """Return the product of every row of b and its row of a, `[M]`.
+
+    Args:
+        a_ND, b_MD: rows contiguous. index_M: int64, the row of a; None: the same.
+    """
+    (M, D), y_M = b_MD.shape, b_MD.new_empty(b_MD.shape[0])
+    of_a, of_b = (a_ND.data_ptr(), a_ND.stride(0), address(index_M)), (b_MD.data_ptr(), b_MD.stride(0))
+    kernels().row_products(*of_a, *of_b, y_M.data_ptr(), M, D, n_threads(M * D))
+    return y_M
 
 
 def draw_kept(level: int, kept: Tensor) -> None:
@@ -252,12 +329,10 @@ def drop_relu(x: Tensor, kept: Tensor, scale: float) -> None:
     kernels().drop_relu(x.data_ptr(), kept.data_ptr(), scale, x.numel(), n_threads(x.numel()))
 
 
-def drop_relu_gradient(grad: Tensor, y: Tensor, scale: float) -> Tensor:
-    """Return the gradient of x, given that of the result y of `drop_relu`; both contiguous."""
-    of_x = torch.empty_like(y)
-    given = grad.data_ptr(), y.data_ptr(), scale, of_x.data_ptr()
+def drop_relu_gradient(grad: Tensor, y: Tensor, scale: float, out: Tensor) -> None:
+    """Write the gradient of x, given that of the result y of `drop_relu`; all contiguous, `out` perhaps `grad`."""
+    given = grad.data_ptr(), y.data_ptr(), scale, out.data_ptr()
     kernels().drop_relu_gradient(*given, y.numel(), n_threads(y.numel()))
-    return of_x
 
 
 def takes(*tensors: Tensor | None) -> bool:

@@ -54,7 +54,7 @@ INLINE void product(int64_t rows, int64_t columns, int64_t n, const float *a, in
         for (int64_t i = 0; i < rows; i += TILE_ROWS) {
             const float *left_side = a + i * a_row;
             float *out = c + i * c_row;
-#define TILE(v) tile(v, TILE_ROWS, v * LANES, n, left_side, a_row, a_column, b, b_row, out, c_row, mode, NULL)
+#define TILE(v) tile(v, TILE_ROWS, v * LANES, n, left_side, NULL, a_row, a_column, b, b_row, out, c_row, mode, NULL)
             if (vecs == 3) TILE(3);
             if (vecs == 2) TILE(2);
             if (vecs == 1) TILE(1);
