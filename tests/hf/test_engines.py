@@ -6,6 +6,7 @@ files, whose names and keys are those of the package gguf, and which transformer
 
 from __future__ import annotations
 
+import copy
 import json
 import urllib.request
 from dataclasses import dataclass, field
@@ -118,9 +119,12 @@ def test_ctranslate2_decodes_the_same_tokens_with_the_same_scores(name: str, tmp
 
 @torch.no_grad()
 def log_p(run: LoadedRun, source: list[int], written: list[int], among: list[int]) -> list[float]:
-    """Return the log-probability of every token of an output among some ids, the end symbol's last."""
+    """Return the log-probability of every token of an output among some ids, the end symbol's last, in float64.
+
+    In float32 that of a random model may be as far from it as the tolerance of the test.
+    """
     batch = Batch.from_lists([written], [source])
-    logits_TV = run.model(batch).logits_BTV[0]
+    logits_TV = copy.deepcopy(run.model).double()(batch).logits_BTV[0]
     log_p_TV = logits_TV - logits_TV[:, among].logsumexp(-1, keepdim=True)
     return log_p_TV.gather(1, batch.labels_BT[0][:, None])[:, 0].tolist()  # type: ignore[no-any-return]
 
