@@ -19,7 +19,12 @@ from pathlib import Path
 from layer_study import read_runs
 
 ROOT = Path(__file__).parents[1]
-STUDIES = {"train-step": "update_report", "decode": "decode_report", "startup": "startup"}
+STUDIES = {
+    "train-step": "update_report",
+    "train-step-intel": "update_report",
+    "decode": "decode_report",
+    "startup": "startup",
+}
 """What judges and shows the rows of a file."""
 NOT_MEASURED = "Not measured yet."
 DETAILS = ("Where the time of", "Time / time of the matmul limit", "New tokens/s")
