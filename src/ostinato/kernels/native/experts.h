@@ -85,7 +85,12 @@ typedef struct {
     float *y, gate;
 } Visit;
 
+/* At a time; two vectors of each, even and odd, are as many sums as leave registers for weights. */
+#if LANES == 16
 #define MOST_VISITS 4
+#else
+#define MOST_VISITS 3
+#endif
 
 /* `n_vecs` vectors of outputs from f on, of some rows. Even and odd inputs have sums of their own: a sum alone would wait for
  * itself. */
@@ -101,7 +106,9 @@ INLINE void expert_block(int n_rows, int n_vecs, const Visit *visits, const Matr
     for (; d + 2 <= D; d += 2) {
 #pragma GCC unroll 4
         for (int i = 0; i < n_vecs; i++) {
-            const vec first = load(w + d * F + i * LANES), second = load(w + (d + 1) * F + i * LANES);
+            vec first = load(w + d * F + i * LANES), second = load(w + (d + 1) * F + i * LANES);
+            KEEP_IN_REGISTER(first);
+            KEEP_IN_REGISTER(second);
 #pragma GCC unroll 4
             for (int n = 0; n < n_rows; n++) {
                 even[n][i] += visits[n].x[d] * first;

@@ -20,7 +20,7 @@ enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, RELU2 = 3, GELU_TANH = 4, SILU = 5
 #define MOST_TALL 6
 #else
 #define TALL 1
-#define MOST_TALL TALL
+#define MOST_TALL 3
 #endif
 
 typedef struct {
@@ -49,17 +49,19 @@ INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Mat
 #pragma GCC unroll 8
         for (int i = 0; i < n_out; i++) sums[n][i] = (vec){0};
     for (; d + LANES <= D; d += LANES) {
-        vec row[WIDE];
-#pragma GCC unroll 8
-        for (int i = 0; i < n_out; i++) {
-            row[i] = load(w + i * D + d);
-            if (is_first) __builtin_prefetch(w + (WIDE + i) * D + d); /* what no processor sees coming */
-        }
+        vec values[MOST_TALL];
 #pragma GCC unroll 8
         for (int n = 0; n < n_rows; n++) {
-            const vec value = load(x + n * D + d);
+            values[n] = load(x + n * D + d);
+            KEEP_IN_REGISTER(values[n]);
+        }
 #pragma GCC unroll 8
-            for (int i = 0; i < n_out; i++) sums[n][i] += value * row[i];
+        for (int i = 0; i < n_out; i++) {
+            vec row = load(w + i * D + d);
+            if (n_rows > 1) KEEP_IN_REGISTER(row);
+            if (is_first) __builtin_prefetch(w + (WIDE + i) * D + d); /* what no processor sees coming */
+#pragma GCC unroll 8
+            for (int n = 0; n < n_rows; n++) sums[n][i] += values[n] * row;
         }
     }
     for (int n = 0; n < n_rows; n++)
@@ -71,12 +73,13 @@ INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Mat
         }
 }
 
-/* All rows of x, `tall` of them at a time, and what is left one by one. */
+/* All rows of x, `tall` of them at a time, and what is left. */
 INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y,
                    int64_t width) {
     int64_t n = 0;
     if (n_rows >= tall) block(tall, n_out, 1, x, m, f, y, width), n = tall;
     for (; n + tall <= n_rows; n += tall) block(tall, n_out, 0, x + n * m->n_in, m, f, y + n * width, width);
+    if (tall == 3 && n_rows - n == 2) block(2, n_out, 0, x + n * m->n_in, m, f, y + n * width, width), n += 2;
     for (; n < n_rows; n++) block(1, n_out, !n, x + n * m->n_in, m, f, y + n * width, width);
 }
 
@@ -94,6 +97,10 @@ static __attribute__((noinline)) void activate(float *y, int64_t n_rows, int64_t
 static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t first, int64_t last, float *y, int64_t width,
                     int activation) {
     int64_t f = first;
+#if LANES == 8
+    if (n_rows >= 3) /* three rows by four are as many sums as a row of x and of W leave registers for */
+        for (; f + NARROW <= last; f += NARROW) column(3, NARROW, n_rows, x, m, f, y, width);
+#else
     if (n_rows > TALL && n_rows <= MOST_TALL) /* the hypotheses of one sentence: all rows in one block */
         for (; f + NARROW <= last; f += NARROW) {
             if (n_rows == 3) column(3, NARROW, 3, x, m, f, y, width);
@@ -101,6 +108,7 @@ static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t fir
             if (n_rows == 5) column(5, NARROW, 5, x, m, f, y, width);
             if (n_rows == 6) column(6, NARROW, 6, x, m, f, y, width);
         }
+#endif
     for (; f + WIDE <= last; f += WIDE) column(TALL, WIDE, n_rows, x, m, f, y, width);
     for (; f < last; f++) column(TALL, 1, n_rows, x, m, f, y, width);
     /* Apart: calls among the sums would take their registers away. */

@@ -40,7 +40,10 @@ INLINE void tile(int vecs, int rows, int64_t columns, int64_t n, const float *a,
     for (int64_t s = 0; s < n; s++) {
         vec right[TILE_VECS];
 #pragma GCC unroll 3
-        for (int j = 0; j < vecs; j++) right[j] = load(b + s * b_row + j * LANES);
+        for (int j = 0; j < vecs; j++) {
+            right[j] = load(b + s * b_row + j * LANES);
+            KEEP_IN_REGISTER(right[j]);
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < TILE_ROWS; i++) {
             const float left = of_row[i][s * a_column];

@@ -22,6 +22,13 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 INLINE vec load(const float *at) { return *(const vec *)at; }
 INLINE void store(float *at, vec value) { *(vec *)at = value; }
 
+/* Otherwise GCC reads a vector anew wherever it is multiplied: a third more loads than an AVX2 processor does meanwhile. */
+#if defined(__x86_64__)
+#define KEEP_IN_REGISTER(x) __asm__("" : "+v"(x))
+#else
+#define KEEP_IN_REGISTER(x)
+#endif
+
 /* Sum of all lanes, by halves. */
 typedef float vec4 __attribute__((vector_size(16), aligned(4)));
 typedef union {
