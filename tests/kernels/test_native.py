@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,18 @@ def test_this_machine_has_them_or_says_why(caplog: pytest.LogCaptureFixture) -> 
 
 
 @needs_kernels
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of x86-64")
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_they_are_made_for_processors_without_wide_registers_and_with(
+    processor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = [f"-march={processor}" if one.startswith("-march") else one for one in build._OPTIONS]
+    assert f"-march={processor}" in options
+    monkeypatch.setattr(build, "_OPTIONS", tuple(options))
+    assert build._made(tmp_path, build._compiler()).is_file()
+
+
+@needs_kernels
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 256, 384), (5, 1024, 40), (2, 33, 101), (12, 7, 9), (3, 16, 8), (1, 1, 1)])
 def test_few_rows_are_the_plain_product_whatever_the_number_of_threads(
@@ -60,6 +73,16 @@ def test_few_rows_are_the_plain_product_whatever_the_number_of_threads(
     torch.testing.assert_close(found[0], F.linear(x, weight, bias)[:, None])
     assert all(torch.equal(found[0], other) for other in found)
     torch.testing.assert_close(few_rows(x.t().contiguous().t(), weight, bias), F.linear(x, weight, bias))
+
+
+@needs_kernels
+@pytest.mark.parametrize("D", [64, 37])
+def test_what_a_row_makes_does_not_depend_on_the_rows_beside_it(D: int) -> None:
+    x, weight, bias = numbers(14, D), numbers(27, D, seed=1) / D**0.5, numbers(27, seed=2)
+    alone = torch.cat([few_rows(row, weight, bias) for row in x.split(1)])
+    torch.testing.assert_close(alone, F.linear(x, weight, bias))
+    for n in range(2, 15):  # whole blocks of rows, and everything that is left of them
+        assert torch.equal(few_rows(x[:n], weight, bias), alone[:n]), n
 
 
 def read_plainly(

@@ -85,7 +85,7 @@ typedef struct {
     float *y, gate;
 } Visit;
 
-/* At a time; two vectors of each, even and odd, are as many sums as leave registers for weights. */
+/* Visits at a time. Each has two vectors of even and of odd sums: 16 in 32 registers, 12 in 16. */
 #if LANES == 16
 #define MOST_VISITS 4
 #else

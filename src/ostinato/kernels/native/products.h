@@ -12,7 +12,8 @@
 
 enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, RELU2 = 3, GELU_TANH = 4, SILU = 5, TANH = 6 };
 
-/* Rows of W in a block, and of x: with as many sums as there are registers, or half as many where there are few. */
+/* Rows of W in a block (NARROW: beside more rows of x), and of x: with as many sums as leave registers for what they are
+ * made of. */
 #define WIDE 8
 #define NARROW 4
 #if LANES == 16
@@ -98,7 +99,7 @@ static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t fir
                     int activation) {
     int64_t f = first;
 #if LANES == 8
-    if (n_rows >= 3) /* three rows by four are as many sums as a row of x and of W leave registers for */
+    if (n_rows >= 3) /* of 16 registers twelve are sums, three rows of x and one a row of W */
         for (; f + NARROW <= last; f += NARROW) column(3, NARROW, n_rows, x, m, f, y, width);
 #else
     if (n_rows > TALL && n_rows <= MOST_TALL) /* the hypotheses of one sentence: all rows in one block */

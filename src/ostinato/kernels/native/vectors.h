@@ -22,8 +22,9 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 INLINE vec load(const float *at) { return *(const vec *)at; }
 INLINE void store(float *at, vec value) { *(vec *)at = value; }
 
-/* Otherwise GCC reads a vector anew wherever it is multiplied: a third more loads than an AVX2 processor does meanwhile. */
-#if defined(__x86_64__)
+/* Without it GCC may read a vector from memory again in every multiplication, which then waits for loads: with AVX2 a
+ * processor does two multiplications and two loads at a time. */
+#if defined(__AVX__) /* otherwise no register holds a vector */
 #define KEEP_IN_REGISTER(x) __asm__("" : "+v"(x))
 #else
 #define KEEP_IN_REGISTER(x)
