@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 STUDIES = {
     "train-step": "update_report",
     "train-step-intel": "update_report",
+    "train-step-avx2": "update_report",
     "decode": "decode_report",
     "startup": "startup",
 }
