@@ -26,6 +26,7 @@ from ostinato.kernels.dropout import (
     drop_activated,
     drop_by,
     drop_relu_by,
+    drop_relu_gradient,
     realised,
 )
 from ostinato.training.threads import cpu_threads
@@ -204,6 +205,17 @@ def test_what_is_no_number_stays_none() -> None:
     assert drop_by(x, kept).isnan().all()
     assert add_by(torch.ones(3, 4), x, kept).isnan().all()
     assert drop_relu_by(x, kept).isnan().all()
+
+
+@needs_kernels
+def test_nothing_comes_back_where_relu_or_dropout_left_nothing() -> None:
+    y = torch.tensor([0.0, -0.0, 2.0, 2.0, 2.0, math.nan]).repeat(5)
+    grad = torch.tensor([math.inf, math.nan, math.inf, math.nan, -3.0, 1.0]).repeat(5)
+    expected = torch.tensor([0.0, 0.0, math.inf, math.nan, -6.0, 2.0]).repeat(5)
+    in_place = grad.clone()
+    for found in (drop_relu_gradient(grad, y, 2.0), drop_relu_gradient(in_place, y, 2.0, in_place)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert not in_place[:2].signbit().any()
 
 
 def test_a_map_whose_result_is_dropped_in_place_copies_no_gradient() -> None:

@@ -21,9 +21,17 @@ void drop_relu(float *x, const uint8_t *kept, float scale, int64_t n, int64_t n_
     OVER(i, n, n_threads) x[i] = scale * kept[i] * (x[i] < 0 ? 0 : x[i]);
 }
 
-/* y = scale g where the result r of `drop_relu` is not 0 */
+/* y = scale g where the result r of `drop_relu` is not 0. Others lose their bits: by a condition GCC would multiply behind a
+ * branch, number by number, as products may raise a flag, and every other branch is guessed wrong. */
 void drop_relu_gradient(const float *g, const float *r, float scale, float *y, int64_t n, int64_t n_threads) {
-    OVER(i, n, n_threads) y[i] = r[i] <= 0 ? 0 : scale * g[i];
+    OVER(i, n, n_threads) {
+        union {
+            float number;
+            int32_t bits;
+        } scaled = {scale * g[i]};
+        scaled.bits &= r[i] <= 0 ? 0 : -1;
+        y[i] = scaled.number;
+    }
 }
 
 /* The state of torch's generator of a CPU, as `torch.get_rng_state` gives it: the Mersenne twister MT19937 (Matsumoto and
