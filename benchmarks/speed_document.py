@@ -24,6 +24,7 @@ STUDIES = {
     "train-step-intel": "update_report",
     "train-step-avx2": "update_report",
     "decode": "decode_report",
+    "decode-avx2": "decode_report",
     "startup": "startup",
 }
 """What judges and shows the rows of a file."""
