@@ -26,6 +26,7 @@ STUDIES = {
     "decode": "decode_report",
     "decode-avx2": "decode_report",
     "startup": "startup",
+    "startup-avx2": "startup",
 }
 """What judges and shows the rows of a file."""
 NOT_MEASURED = "Not measured yet."
