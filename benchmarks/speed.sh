@@ -30,6 +30,7 @@ once train-step-2 train_step --threads 2
 once decode-2 decode --threads 2 --rounds 5
 once moe-ffn-2 moe_ffn --threads 2 --without "HF Mixtral eager" "HF Mixtral batched_mm" "ours geglu" "dense geglu" "ours new memory" --minutes 5.5 --no-resident
 once startup-3 startup --threads 2 --minutes 0.8
+once moe-ffn-3 moe_ffn --threads 2 --without "HF Mixtral eager" "HF Mixtral batched_mm" "ours geglu" "dense geglu" "ours new memory" --minutes 5.5 --no-resident
 once train-step-compiled train_step --threads 2 --no-memory --families dense --dropouts 0 --compiled --without "HF Bart" "HF T5" x-transformers torch.nn "HF Marian" --rounds 7
 once momha momha --threads 2 --minutes 4
 once decoding-speed decoding_speed --threads 2 --minutes 9
@@ -61,11 +62,12 @@ cat "$out/train-step-1.jsonl" "$out/train-step-parts.jsonl" > "$out/train-step-1
 together train-step train_step "$out/train-step-1-with-parts.jsonl" "$out/train-step-2.jsonl"
 together decode decode "$out/decode-1.jsonl" "$out/decode-2.jsonl"
 together startup startup "$out/startup-1.jsonl" "$out/startup-2.jsonl" "$out/startup-3.jsonl"
-together moe-ffn moe_ffn "$out/moe-ffn-1.jsonl" "$out/moe-ffn-2.jsonl"
+together moe-ffn moe_ffn "$out/moe-ffn-1.jsonl" "$out/moe-ffn-2.jsonl" "$out/moe-ffn-3.jsonl"
 # Its page has a run a file, some layers ran in the first one only; the verdicts are of all three.
 verdict='"kind": "verdict"'
 { grep -v "$verdict" "$out/moe-ffn-1.jsonl"; grep "$verdict" "$out/moe-ffn.jsonl"; } > docs/results/moe-ffn.jsonl
 grep -v "$verdict" "$out/moe-ffn-2.jsonl" > docs/results/moe-ffn-run-2.jsonl
+grep -v "$verdict" "$out/moe-ffn-3.jsonl" > docs/results/moe-ffn-run-3.jsonl
 if test -n "$HALTING_TRACE"; then
     together halting halting "$out/halting-1.jsonl" "$out/halting-2.jsonl" "$out/halting-3.jsonl"
 fi

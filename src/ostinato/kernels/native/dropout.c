@@ -21,8 +21,8 @@ void drop_relu(float *x, const uint8_t *kept, float scale, int64_t n, int64_t n_
     OVER(i, n, n_threads) x[i] = scale * kept[i] * (x[i] < 0 ? 0 : x[i]);
 }
 
-/* y = scale g where the result r of `drop_relu` is not 0. Others lose their bits: by a condition GCC would multiply behind a
- * branch, number by number, as products may raise a flag, and every other branch is guessed wrong. */
+/* y = scale g where the result r of `drop_relu` is not 0, else 0, by a mask of bits. With a condition GCC does not vectorise
+ * the loop: a product may raise a floating-point exception, so it stands behind a branch, which is mispredicted half the time. */
 void drop_relu_gradient(const float *g, const float *r, float scale, float *y, int64_t n, int64_t n_threads) {
     OVER(i, n, n_threads) {
         union {

@@ -39,8 +39,9 @@ INLINE float activated(float x, int activation) {
     return activation == TANH ? tanhf(x) : x;
 }
 
-/* The first block of a column asks for the rows of W that a later column reads, which no processor sees coming when several
- * rows of x keep it busy. Beside a single row one with AVX2 reads faster without. */
+/* The first block of a column prefetches the rows of W that the next column reads: processors do not see them coming when
+ * several rows of x keep them busy. With AVX2 a block of a single row is faster without; with AVX-512 that was not
+ * measured. */
 INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Matrix *m, int64_t f, float *y, int64_t width) {
     const int64_t D = m->n_in;
     const float *w = m->weight + f * D;
