@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from forced_depth import ForcedDepths
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ostinato.kernels import MOST_ROWS
 from ostinato.nn.cache import KeyValues
-from ostinato.nn.compiled import KeyValuesInPlace
+from ostinato.nn.compiled import KeyValuesInPlace, stretch_of
 from ostinato.nn.context import Keys, Pass, Round
 from ostinato.nn.program import Program
 from ostinato.nn.rows import Rows
@@ -40,8 +40,9 @@ class DepthFloor(Stack):
         if not stack.plan.is_fully_shared or any(len(steps) > 1 for steps in stack.plan.loop.rounds()):
             raise ValueError("the floor is that of a stack which runs the same weights once every round")
         self.__dict__.update(stack.__dict__)
-        self.halting = ForcedDepths(depths_BT)  # where tokens halt, compiled steps run round by round
+        self.halting = ForcedDepths(depths_BT)
         self._column = 0
+        self._calls: list[Any] = []  # of one round each
         runs_RBT = depths_BT > torch.arange(stack.plan.n_rounds)[:, None, None]
         # Columns of a sentence in a round: those of the mean sentence. Rows of one step of decoding: as many as run.
         self._columns_R: list[int] = [-(-int(n) // depths_BT.shape[0]) for n in runs_RBT.sum((1, 2))]
@@ -51,6 +52,9 @@ class DepthFloor(Stack):
         """Run the first columns of whole sentences, and of the one new column of a cached pass the first sentences."""
         (looped,), (segment,) = self.program(None, run.execution), program
         own, is_compiled = looped.rounds, not isinstance(segment.rounds[0][0][0], SubLayer)
+        if is_compiled and not self._calls:
+            self._calls = [[stretch_of(cast(Any, step), True)] for (step,) in own]
+        steps = self._calls if is_compiled else [step for (step,) in own]
         dim, sizes_R = (1, self._columns_R) if run.cache is None else (0, self._rows_of_column())
         run_step = _run_compiled if is_compiled else _run_sliced
         for sub_layer in own[0][0]:
@@ -61,7 +65,7 @@ class DepthFloor(Stack):
         # Of tokens that have halted: states, and keys and values. Those that halted last stand first.
         halted: list[Tensor] = []
         halted_kv: Tensor | None = None
-        for index, ((step,), n) in enumerate(zip(segment.rounds, sizes_R, strict=True)):
+        for index, (step, n) in enumerate(zip(steps, sizes_R, strict=True)):
             if n < states.shape[dim]:
                 states, new = states.tensor_split((n,), dim)
                 halted.insert(0, new)

@@ -101,6 +101,8 @@ class ForcedDepths(HaltingRule):
         depths_BT: see `prescribe`.
     """
 
+    is_prescribed = True
+
     def __init__(self, depths_BT: Tensor) -> None:
         self.prescribe(depths_BT)
 
@@ -113,11 +115,14 @@ class ForcedDepths(HaltingRule):
         """
         self._depths_BT, self._column = depths_BT, 0
 
-    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> ForcedPass:
-        """Begin a pass."""
+    def ends(self, rows: Rows, run: Pass, n_rounds: int | Tensor) -> Tensor:
+        """Return the rounds of the columns that come next."""
         first, self._column = self._column, (self._column + rows.n_columns) % self._depths_BT.shape[1]
-        depths_N = self._depths_BT[: rows.n_sentences, first : first + rows.n_columns].flatten()
-        return ForcedPass(states_ND, rows, run, depths_N)
+        return self._depths_BT[: rows.n_sentences, first : first + rows.n_columns].flatten()
+
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> ForcedPass:
+        """Begin a pass."""
+        return ForcedPass(states_ND, rows, run, self.ends(rows, run, n_rounds))
 
 
 class ForcedPass(SentencesPass):
@@ -128,17 +133,16 @@ class ForcedPass(SentencesPass):
     """
 
     def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, depths_N: Tensor) -> None:
-        super().__init__(states_ND, rows, run, *depths_N.new_zeros(2, rows.n_sentences))
-        self._end_N = depths_N if self._keep_N is None else torch.where(self._keep_N, depths_N, 0)
+        super().__init__(states_ND, rows, run, torch.zeros_like(depths_N), depths_N)
         self._ends_R = torch.bincount(self._end_N.cpu()).tolist()  # how many tokens end after 0, 1, ... rounds
 
-    def active(self, index: int, states_ND: Tensor) -> Tensor | None:
+    def active(self, index: int | Tensor, states_ND: Tensor) -> Tensor | None:
         """Those who have rounds to go."""
-        n = sum(self._ends_R[index + 1 :])
+        n = sum(self._ends_R[int(index) + 1 :])
         self._set_active(None if n == self._end_N.shape[0] else self._end_N > index, n)
         return self.active_N
 
-    def enter(self, index: int, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
+    def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:
         """Halted tokens show the state that left their last round; nothing is recorded."""
         active_N = self.active_N
         if active_N is None:

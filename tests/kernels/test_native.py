@@ -177,9 +177,12 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
     x = torch.randn(N, D, generator=make)
     shown = torch.randn(N, D, generator=make) if draw(st.booleans()) else None
     links: list[Any] = []
-    expected, readers = x, {}
+    expected, readers, added = x, {}, {}
     for i, kind in enumerate(draw(st.lists(st.sampled_from(["self", "cross", *ACTIVATIONS]), min_size=1, max_size=4))):
         of_norm = norm()
+        if i and (n_added := draw(st.sampled_from([0, 1, N]))):  # nothing, the same to all rows, or one each
+            added[i] = torch.randn(n_added, D, generator=make)
+            expected = expected + added[i]
         entered = normed(expected, of_norm) if is_before else expected
         if kind in ("self", "cross"):
             q, kv, out = affine(D, H * K), affine(D, 2 * H * K), affine(H * K, D)
@@ -203,6 +206,8 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
     chain = Chain(links)
     for i, keys in readers.items():
         chain.read(i, keys)
+    for i, added_ND in added.items():
+        chain.add(i, added_ND)
     for n in THREADS:
         with cpu_threads(n):
             torch.testing.assert_close(chain(x, shown), expected, rtol=2e-4, atol=2e-4)

@@ -17,14 +17,20 @@ from torch import Tensor
 
 import ostinato.nn.compiled
 from architectures import Model, Sentence, any_architecture, draws, left_padded, random_model, right_padded, sentences
-from ostinato.config.halting import ActConfig, HaltingConfig, StickBreakingConfig
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.halting import (
+    ActConfig,
+    ByLengthConfig,
+    HaltingConfig,
+    NoHaltingConfig,
+    StickBreakingConfig,
+)
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import ActGate, Chain, StickBreakingGate, packing
 from ostinato.kernels.native import library
 from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import CompiledStack, compiled_step
-from ostinato.plan import PLACES, Placement
+from ostinato.plan import Placement
 from running import run_as
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler here")
@@ -70,9 +76,30 @@ def is_near(found: list[Tensor], expected: list[Tensor]) -> bool:
     return True
 
 
-def counted(gate: type, method: Callable[..., Any], found: Counter[str]) -> Callable[..., Any]:
+@st.composite
+def universal_transformers(draw: st.DrawFn, rules: st.SearchStrategy[HaltingConfig]) -> Any:
+    """Draw a model whose rounds share all weights and have a signal each."""
+    n_a_round, n_rounds = draw(st.integers(1, 2)), draw(st.integers(1, 4))
+    share = [step % n_a_round for step in range(n_a_round * n_rounds)]
+    stack: dict[str, Any] = {
+        "n_steps": n_a_round * n_rounds,
+        "steps_per_round": n_a_round,
+        "positions": {"kind": "coordinates"},
+        "norm": {"placement": draw(st.sampled_from(["post", "pre"]))},
+        "self_attention": {"n_heads": 2, "share": share},
+        "ffn": {"d_ff": 6, "share": share},
+        "halting": draw(rules),
+    }
+    if draw(st.booleans()):
+        stack["ffn"] |= {"kind": "experts", "n_experts": 3, "top_k": 2}
+    decoder = stack | {"cross_attention": {"n_heads": 2, "share": share}}
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9}
+    return Seq2SeqConfig.model_validate({"d_model": 8, "dropout": 0.0, "encoder": stack, "decoder": decoder, **sizes})
+
+
+def counted(what: str, method: Callable[..., Any], found: Counter[str]) -> Callable[..., Any]:
     def call(*given: Any, **named: Any) -> Any:
-        found[gate.__name__] += 1
+        found[what] += 1
         return method(*given, **named)
 
     return call
@@ -83,6 +110,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count what kernels do."""
     found: Counter[str] = Counter()
     chain, read = Chain.__call__, ostinato.nn.compiled.read_cache
+    for name in ("rounds", "add"):
+        monkeypatch.setattr(Chain, name, counted(name, getattr(Chain, name), found))
 
     def chained(self: Chain, *given: Any) -> Tensor:
         found["chains"] += 1
@@ -94,7 +123,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return read(*given)
 
     for gate, name in (ActGate, "enter"), (StickBreakingGate, "__call__"):
-        monkeypatch.setattr(gate, name, counted(gate, getattr(gate, name), found))
+        monkeypatch.setattr(gate, name, counted(gate.__name__, getattr(gate, name), found))
     monkeypatch.setattr(Chain, "__call__", chained)
     monkeypatch.setattr(ostinato.nn.compiled, "read_cache", reading)
     return found
@@ -104,14 +133,8 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     seen: Counter[str] = Counter()
     monkeypatch.setattr("ostinato.nn.keys_in_place._BLOCK", 4)
 
-    def check(
-        rule: st.SearchStrategy[HaltingConfig] | None,
-        placements: tuple[Placement, ...],
-        has_experts: bool,
-        data: st.DataObject,
-    ) -> None:
-        models = any_architecture(halting=rule, placements=placements)
-        config = data.draw(models.filter(lambda one: one.decoder.ffn.kind == "experts") if has_experts else models)
+    def check(models: st.SearchStrategy[Any], data: st.DataObject) -> None:
+        config = data.draw(models)
         pad = data.draw(st.sampled_from([right_padded, left_padded])) if hasattr(config, "encoder") else left_padded
         batch = pad(data.draw(sentences(config)))
         model = random_model(config).float()
@@ -142,17 +165,21 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
     act = st.builds(ActConfig, mix=st.sampled_from(["accumulate", "interpolate"]), force_remainder_at_max=st.booleans())
     stick_breaking = st.builds(StickBreakingConfig, threshold=st.sampled_from([0.5, 0.9]))
     known: tuple[Placement, ...] = ("post", "pre")
-    for rule, placements, has_experts, n, quick in (
-        (None, known, False, 20, 3),
-        (None, known, True, 30, 6),
-        (act, known, False, 20, 4),
-        (stick_breaking, known, False, 20, 4),
-        (None, tuple(PLACES), False, 10, 3),
+    with_experts = any_architecture(halting=None, placements=known).filter(
+        lambda one: one.decoder.ffn.kind == "experts"
+    )
+    for models, n, quick in (
+        (any_architecture(placements=known), 20, 3),
+        (with_experts, 30, 6),
+        (any_architecture(halting=act, placements=known), 20, 4),
+        (any_architecture(halting=stick_breaking, placements=known), 20, 4),
+        (any_architecture(), 10, 3),
+        (universal_transformers(act | stick_breaking | st.just(ByLengthConfig(per_token=0.4))), 40, 8),
+        (universal_transformers(st.just(NoHaltingConfig())), 20, 4),
     ):
-        chosen = {"rule": st.just(rule), "placements": st.just(placements), "has_experts": st.just(has_experts)}
-        draws(n, quick=quick)(seed(3)(given(**chosen, data=st.data())(check)))()
+        draws(n, quick=quick)(seed(3)(given(models=st.just(models), data=st.data())(check)))()
     least = 10 if os.environ.get("OSTINATO_ALL_DRAWS") else 2
-    for name in ("chains", "experts", "reads", "ActGate", "StickBreakingGate", "none"):
+    for name in ("chains", "experts", "reads", "rounds", "add", "ActGate", "StickBreakingGate", "none"):
         assert seen[name] >= least, seen
     assert seen["unknown"] <= 5, seen
 

@@ -1,22 +1,26 @@
-"""Halting rules by compiled kernels decide, weigh and show what their plain code does, round by round."""
+"""Halting rules by compiled kernels decide, weigh and show what their plain code does: by round, and in one call."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink, NormOf
 from ostinato.kernels.native import library
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Visibility
-from ostinato.nn.compiled_halting import compiled_rule
+from ostinato.nn.by_length import SentencesPass
+from ostinato.nn.compiled_halting import compiled_rule, halting_in_rounds
 from ostinato.nn.context import Pass
 from ostinato.nn.execution import DEFAULT_EXECUTION
-from ostinato.nn.halting import HaltingPass, HaltingRule
+from ostinato.nn.halting import HaltingPass, HaltingRule, Visible
 from ostinato.nn.layers import Linear
 from ostinato.nn.rows import Rows, kept_and_halted
 from ostinato.nn.stick_breaking import StickBreaking, StickBreakingUnit
@@ -169,3 +173,124 @@ def test_a_pass_of_many_rows_multiplies_by_packed_copies(monkeypatch: pytest.Mon
             followed(rule, states_RND, None, [False] * _ROUNDS, by_kernels=True)
     assert asked
     assert set(asked) == {33}
+
+
+class Prescribed(HaltingRule):
+    """Every row runs as many rounds as it is told."""
+
+    is_prescribed = True
+
+    def __init__(self, ends_N: Tensor) -> None:
+        self._ends_N = ends_N
+
+    def ends(self, rows: Rows, run: Pass, n_rounds: int | Tensor) -> Tensor:
+        return self._ends_N
+
+    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> HaltingPass:
+        return SentencesPass(states_ND, rows, run, torch.zeros_like(self._ends_N), self._ends_N)
+
+
+H, K, ROOM, LENGTH = 2, 4, 6, 5
+
+
+class Reading(NamedTuple):
+    """An attention of pre-norm: its maps, and whether it makes keys."""
+
+    norm: NormOf
+    queries: tuple[Tensor, Tensor]
+    keys_values: tuple[Tensor, Tensor] | None
+    output: tuple[Tensor, Tensor]
+
+    def __call__(self, x_ND: Tensor, visible: Visible, kv_2NHSK: Tensor) -> Tensor:
+        """Return what rows read, plainly; keys and values of what is visible are put at the last position."""
+        N = x_ND.shape[0]
+        if self.keys_values is not None:
+            seen_ND = self.normed(x_ND if visible is None else visible(x_ND))
+            kv_2NHSK[:, :, :, LENGTH - 1] = F.linear(seen_ND, *self.keys_values).view(N, 2, H, K).transpose(0, 1)
+        q_NHK = F.linear(self.normed(x_ND), *self.queries).view(N, H, K)
+        k_NHSK, v_NHSK = kv_2NHSK[:, :, :, :LENGTH]
+        weights_NHS = torch.softmax(K**-0.5 * torch.einsum("nhk,nhsk->nhs", q_NHK, k_NHSK), -1)
+        return x_ND + F.linear(torch.einsum("nhs,nhsk->nhk", weights_NHS, v_NHSK).flatten(1), *self.output)
+
+    def normed(self, x_ND: Tensor) -> Tensor:
+        return F.layer_norm(x_ND, (self.norm.width,), self.norm.weight_D, self.norm.bias_D, self.norm.eps)
+
+    @property
+    def link(self) -> AttentionLink:
+        return AttentionLink(
+            self.norm, is_before=True, queries=self.queries, keys_values=self.keys_values, output=self.output
+        )
+
+
+def test_rounds_in_one_call_are_the_rounds_one_by_one() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=150)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        draw = data.draw
+        N, R, D = draw(st.integers(1, 9)), draw(st.integers(1, 5)), draw(st.sampled_from([3, 16, 37]))
+        make = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+
+        def affine(n_in: int, n_out: int) -> tuple[Tensor, Tensor]:
+            return torch.randn(n_out, n_in, generator=make) / n_in**0.5, torch.randn(n_out, generator=make)
+
+        ends_N = torch.randint(1, R + 1, (N,), generator=make)
+        rule = Prescribed(ends_N) if draw(st.integers(0, 2)) == 0 else a_rule(data, D, make)
+        norm = NormOf(False, torch.rand(D, generator=make) + 0.5, torch.randn(D, generator=make), D, 1e-5)
+        # A mean of states is shown by the first sub-layer only.
+        more = [] if isinstance(rule, StickBreaking) else draw(st.lists(st.booleans(), max_size=1))
+        layers: list[Reading | tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = []
+        for makes_keys in (True, False, *more):
+            kv = affine(D, 2 * H * K) if makes_keys else None
+            layers.append(Reading(norm, affine(D, H * K), kv, affine(H * K, D)))
+        layers.append((affine(D, 9), affine(9, D)))
+        signal_R = [torch.randn(draw(st.sampled_from([1, N])), D, generator=make) for _ in range(R)]
+        kv_RL = [[torch.randn(2, N, H, ROOM, K, generator=make) for _ in layers] for _ in range(R)]
+        x_ND = torch.randn(N, D, generator=make)
+
+        positions_BT = torch.zeros(N, 1, dtype=torch.long)
+        run = Pass(Visibility(), positions_BT, positions_BT, DEFAULT_EXECUTION)
+        written = [[kv.clone() for kv in of_round] for of_round in kv_RL]
+        with torch.no_grad():
+            halting, states_ND = rule.start(x_ND, Rows.all(N, 1), run, R), x_ND
+            for r in range(R):
+                halting.active(r, states_ND)
+                left_ND = states_ND + signal_R[r] if r else states_ND
+                _, visible = halting.enter(r, states_ND, left_ND)
+                for layer, kv in zip(layers, written[r], strict=True):
+                    if isinstance(layer, Reading):
+                        left_ND = layer(left_ND, visible, kv)
+                    else:
+                        left_ND = left_ND + F.linear(F.linear(left_ND, *layer[0]).relu(), *layer[1])
+                seen[f"{type(rule).__name__} halted"] += halting.n_active < N
+                seen["all halted"] += not halting.n_active
+                states_ND = halting.leave(r, states_ND, left_ND)
+            expected = halting.output(states_ND)[:, 0]
+
+            links = [
+                layer.link
+                if isinstance(layer, Reading)
+                else FeedForwardLink(None, "relu", is_before=True, up=layer[0], down=layer[1])
+                for layer in layers
+            ]
+            chain = Chain(links * R)
+            halts = halting_in_rounds(rule, begins_with_keys=not more)
+            assert halts is not None
+            for n in (1, 2, 3):
+                cached = [[CachedKeys(kv.clone(), K**-0.5) for kv in of_round] for of_round in kv_RL]
+                for i, keys in enumerate(one for of_round in cached for one in of_round):
+                    if i % len(layers) < len(layers) - 1:
+                        chain.read(i, keys.see(LENGTH))
+                for r in range(1, R):
+                    chain.add(r * len(layers), signal_R[r])
+                with cpu_threads(n):
+                    found = chain.rounds(x_ND, R, halts(Rows.all(N, 1), run, R))
+                torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+                for of_round, of_round_written in zip(cached, written, strict=True):
+                    for keys, kv in zip(of_round, of_round_written, strict=True):
+                        torch.testing.assert_close(keys.kv_2RHSK, kv, rtol=2e-4, atol=2e-4)
+
+    check()
+    assert len(seen) == 4, seen
+    assert min(seen.values()) >= 10, seen

@@ -22,7 +22,7 @@ from ostinato.kernels import float64, on_device
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, HaltingRule, Visible, where_active
 from ostinato.nn.rows import Rows
-from ostinato.nn.shapes import Bool, Float, Tensor
+from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
 class ByLength(HaltingRule):
@@ -32,15 +32,22 @@ class ByLength(HaltingRule):
         per_token, extra: a and b.
     """
 
+    is_prescribed = True
+
     def __init__(self, per_token: float, extra: float) -> None:
         self.per_token, self.extra = per_token, extra
 
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
-        """Begin a pass."""
-        lengths_B = run.source_lengths(rows.n_sentences).to(float64(states_ND.device))
+    def ends(self, rows: Rows, run: Pass, n_rounds: int | Tensor) -> Int[Tensor, "N"]:
+        """Return T of every token's sentence."""
+        lengths_B = run.source_lengths(rows.n_sentences).to(float64(run.positions.device))
         # Decimal numbers: 0.07 times 100 is 7.000000000000001, and means 7 rounds.
         rounds_B = (self.per_token * lengths_B + self.extra - 1e-9).ceil().long().clamp(min=1).clamp(max=n_rounds)
-        return SentencesPass(states_ND, rows, run, torch.zeros_like(rounds_B), rounds_B)
+        return rows.take(rounds_B[:, None].expand(-1, rows.n_columns))
+
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
+        """Begin a pass."""
+        ends_N = self.ends(rows, run, n_rounds)
+        return SentencesPass(states_ND, rows, run, torch.zeros_like(ends_N), ends_N)
 
 
 class BySentence(HaltingRule):
@@ -62,18 +69,18 @@ class BySentence(HaltingRule):
         """
         if len(self.rounds) != rows.n_sentences:
             raise ValueError(f"rounds are given for {len(self.rounds)} sentences, and there are {rows.n_sentences}")
-        rounds_B = on_device(self.rounds, states_ND.device)
-        started = SentencesPass(states_ND, rows, run, n_rounds - rounds_B, torch.full_like(rounds_B, int(n_rounds)))
+        rounds_N = rows.take(on_device(self.rounds, states_ND.device)[:, None].expand(-1, rows.n_columns))
+        started = SentencesPass(states_ND, rows, run, n_rounds - rounds_N, torch.full_like(rounds_N, int(n_rounds)))
         started.ends_early = False
         return started
 
 
 class SentencesPass(HaltingPass):
-    """One pass: rows run from round `first_B` of their sentence to before `end_B`; those of padding in none."""
+    """One pass: rows run from their round `first_N` to before `end_N`; those of padding in none."""
 
-    def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, first_B: Tensor, end_B: Tensor) -> None:
+    def __init__(self, states_ND: Tensor, rows: Rows, run: Pass, first_N: Tensor, end_N: Tensor) -> None:
         super().__init__(states_ND, rows, run)
-        self._first_N, end_N = (rows.take(x_B[:, None].expand(-1, rows.n_columns)) for x_B in (first_B, end_B))
+        self._first_N = first_N
         self._end_N = end_N if self._keep_N is None else torch.where(self._keep_N, end_N, 0)
         self._learns, self._is_alike = torch.is_grad_enabled(), run.execution.any_process is not None
 

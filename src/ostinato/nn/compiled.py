@@ -6,7 +6,9 @@ and all modules are ones that kernels know. Where there are more rows, a kernel 
 the sub-layer's own code. Halting rules ask their gates by one call a round.
 
 The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `LoopProgram`. Nothing below it knows of
-it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting.
+it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting. Where nothing but a
+signal comes between rounds, all of them are one call, which such a program has as its only round; so are rounds of few
+rows that may halt.
 
 Which modules kernels know is in `ostinato.nn.links`; others are called. Prepared calls live as long as the `packing()`
 they were made in, in which weights do not change.
@@ -14,9 +16,11 @@ they were made in, in which weights do not change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain
 from threading import get_ident
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,11 +31,12 @@ from ostinato.kernels import (
     CachedKeys,
     Chain,
     FeedForwardLink,
+    HaltsBy,
     compiled_packing,
     read_cache,
 )
 from ostinato.nn.cache import Cache
-from ostinato.nn.compiled_halting import compiled_rule
+from ostinato.nn.compiled_halting import compiled_rule, halting_in_rounds
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
@@ -39,12 +44,16 @@ from ostinato.nn.halting import NoHalting
 from ostinato.nn.keys_in_place import KeyValuesInPlace, Moves
 from ostinato.nn.links import can_read, link_of
 from ostinato.nn.program import LoopProgram, Program
+from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import StackOutput
 
+_Link = AttentionLink | FeedForwardLink
+_Starts = Mapping[int, Callable[[Tensor | None], Tensor | None]]
+_NOWHERE: _Starts = MappingProxyType({})
 _TIMES_OF_EXPERTS = 8
 """Times as many rows, where all sub-layers are of experts: plain code sorts and gathers them."""
 
@@ -76,50 +85,94 @@ class CompiledStack:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Program, Program, Program]] = {}
 
     def step(
         self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T *W"] | None = None
     ) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
-        plain, compiled = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
+        plain, many, few = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
         if not cache.self_kv:  # the first step of a search
             moves = Moves()
             for segment in plain:
                 for sub_layer in chain.from_iterable(chain.from_iterable(segment.rounds)):
                     if isinstance(sub_layer, SelfAttention) and can_read(sub_layer):
                         cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
-        program = compiled if embedded_BTE.shape[1] == 1 else plain
+        program = plain
+        if embedded_BTE.shape[1] == 1:
+            rounds = [part for segment in few for part in chain.from_iterable(segment.rounds[0])]
+            takes = all(part.takes(embedded_BTE.shape[0], cache) for part in rounds if isinstance(part, _HaltingRounds))
+            program = few if takes else many
         return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
-    def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program]:
-        """Return what the stack runs, and what stands for it where one column is new."""
+    def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program, Program]:
+        """Return what the stack runs, and what stands for it where one column is new: of many rows, and of few."""
         n_rounds = execution.rounds_of(self._stack.plan.stack) if n_steps is None else n_steps
         halting = execution.halting, execution.halting_threshold, execution.exit, execution.exit_scope
-        key = n_rounds, *halting, execution.expert_backend, execution.paths.get(self._stack.plan.stack)
+        how = execution.expert_backend, execution.compaction, execution.paths.get(self._stack.plan.stack)
+        key = n_rounds, *halting, *how
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
-            any_backend = execution.expert_backend == "auto"
-            self._programs[key] = plain, [self._compiled(segment, any_backend) for segment in plain]
+            any_backend, gathers = execution.expert_backend == "auto", execution.compaction != "never"
+            many = [self._compiled(segment, any_backend) for segment in plain]
+            few = [
+                (self._halting(segment, any_backend) if gathers else None) or other
+                for segment, other in zip(plain, many, strict=True)
+            ]
+            self._programs[key] = plain, many, few
         return self._programs[key]
 
     def _compiled(self, segment: LoopProgram, any_backend: bool) -> LoopProgram:
         """Return what stands for a segment where one column is new."""
-        if not all(isinstance(s, SubLayer) for s in chain.from_iterable(chain.from_iterable(segment.rounds))):
-            return segment  # kernels know sub-layers that follow each other
-        by_step = [[[s for s in step if isinstance(s, SubLayer)] for step in steps] for steps in segment.rounds]
+        if (by_step := _known(segment)) is None:
+            return segment
         if segment.segment.phases:
             # Between steps one state may follow another: every step is a call.
-            calls: Any = [[[_stretch_of(s, any_backend)] if s else [] for s in steps] for steps in by_step]
+            calls: Any = [[[stretch_of(s, any_backend)] if s else [] for s in steps] for steps in by_step]
             return segment._replace(rounds=calls)
         rounds = [[s for step in steps for s in step] for steps in by_step]
-        has_signal = segment.segment.is_loop and self._stack.signal.acts_on_rounds
-        if isinstance(segment.rule, NoHalting) and not has_signal and not segment.acts_between_rounds:
-            # Nothing happens between rounds: all of them are one call.
-            rounds = [[sub_layer for steps in rounds for sub_layer in steps]]
-        stretches: Any = [[[_stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]
+        if isinstance(segment.rule, NoHalting) and not segment.acts_between_rounds:
+            # Nothing but a signal comes between rounds: all of them are one call.
+            whole = list(chain.from_iterable(rounds))
+            called = [[[stretch_of(whole, any_backend, self._starts(segment, rounds))]]] if whole else [[]]
+            return segment._replace(rounds=called)
+        stretches: Any = [[[stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]
         return segment._replace(rounds=stretches, rule=compiled_rule(segment.rule))
+
+    def _halting(self, segment: LoopProgram, any_backend: bool) -> LoopProgram | None:
+        """Return what stands for a segment where one column of few rows is new, which may halt; None: nothing does."""
+        by_step = None if segment.acts_between_rounds else _known(segment)
+        rounds = [[_by_kernels(s) for step in steps for s in step] for steps in by_step or ()]
+        parts = list(chain.from_iterable(rounds))
+        if not parts:
+            return None
+        # What a halted row shows, it shows to the same weights in all rounds.
+        if any([s.use for s in sub_layers] != [s.use for s in rounds[0]] for sub_layers in rounds):
+            return None
+        with_keys = [i for i, s in enumerate(rounds[0]) if isinstance(s, SelfAttention)]
+        halts = halting_in_rounds(segment.rule, begins_with_keys=with_keys in ([], [0]))
+        links = [link_of(s) if any_backend else None for s in parts]
+        known = [link for link in links if link is not None]
+        if halts is None or len(known) < len(parts):
+            return None
+        one = _HaltingRounds(parts, known, self._starts(segment, rounds), len(rounds), halts)
+        return segment._replace(rounds=[[[one]]], rule=NoHalting())
+
+    def _starts(self, segment: LoopProgram, rounds: Sequence[Sequence[Any]]) -> _Starts:
+        """Return before which of all sub-layers of a loop a round after the first begins that has a signal."""
+        signal = self._stack.signal
+        if not segment.segment.is_loop or not signal.acts_on_rounds:
+            return {}
+        starts = accumulate(len(sub_layers) for sub_layers in rounds[:-1])
+        return {start: partial(signal.at_round, index=number) for number, start in enumerate(starts, 1)}
+
+
+def _known(segment: LoopProgram) -> list[list[list[SubLayer]]] | None:
+    """Return the sub-layers of every step of every round, where all follow each other, as kernels know them."""
+    if not all(isinstance(s, SubLayer) for s in chain.from_iterable(chain.from_iterable(segment.rounds))):
+        return None
+    return [[[s for s in step if isinstance(s, SubLayer)] for step in steps] for steps in segment.rounds]
 
 
 class _Stretch:
@@ -128,33 +181,61 @@ class _Stretch:
     Args:
         sub_layers: what it stands for. chain: the call; None: there is none.
         most_rows: that it takes. otherwise: what runs in its place.
+        starts: before which of them something is added to the states, and what, of the signal that was prepared.
     """
 
     def __init__(
-        self, sub_layers: Sequence[SubLayer], chain: Chain | None, most_rows: int, otherwise: Sequence[Any]
+        self,
+        sub_layers: Sequence[SubLayer],
+        chain: Chain | None,
+        most_rows: int,
+        otherwise: Sequence[Any],
+        starts: _Starts = _NOWHERE,
     ) -> None:
         self._sub_layers, self._chain, self._most_rows, self._otherwise = sub_layers, chain, most_rows, otherwise
         self._self_attention = [(i, s) for i, s in enumerate(sub_layers) if isinstance(s, _SelfAttentionInPlace)]
         self._cross_attention = [(i, s) for i, s in enumerate(sub_layers) if isinstance(s, _CrossAttentionByKernel)]
+        self._starts = starts
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Tensor:
         """Return the states after the sub-layers."""
         visible_ND = None if here.visible is None else here.visible(states_ND)
+        signals = self._signals(run, here)
         if self._chain is None or states_ND.shape[0] > self._most_rows or not self._can_write(run, visible_ND):
-            for part in self._otherwise:
-                states_ND = part(states_ND, run, here)
+            for index, part in enumerate(self._otherwise):
+                states_ND = part(states_ND + signals[index] if index in signals else states_ND, run, here)
             return states_ND
-        for index, attention in self._self_attention:
-            self._chain.read(index, attention.next_keys(run, here))
-        for index, cross in self._cross_attention:
-            self._chain.read(index, cross.memory_keys(run, here))
+        self._read(self._chain, signals, run, here)
         return self._chain(states_ND.contiguous(), None if visible_ND is None else visible_ND.contiguous())
+
+    def _signals(self, run: Pass, here: Round) -> dict[int, Tensor]:
+        """Return what is added to all rows, `[N, D]` or `[1, D]`, by the sub-layer before which it is."""
+        found = {}
+        for start, of_round in self._starts.items():
+            added = of_round(run.signal)
+            assert added is not None  # this signal acts on rounds
+            added_ND = added[0] if added.shape[0] == 1 else here.rows.take(added)
+            found[start] = added_ND.float().contiguous()
+        return found
+
+    def _read(self, chain: Chain, signals: Mapping[int, Tensor], run: Pass, here: Round) -> None:
+        """Say what the call reads."""
+        for index, attention in self._self_attention:
+            chain.read(index, attention.next_keys(run, here))
+        for index, cross in self._cross_attention:
+            chain.read(index, cross.memory_keys(run, here))
+        for index, signal_ND in signals.items():
+            chain.add(index, signal_ND)
 
     def _can_write(self, run: Pass, visible_ND: Tensor | None) -> bool:
         """Return whether the call can put keys and values of what is visible of its rows into the caches."""
         if visible_ND is not None and self._self_attention and [i for i, _ in self._self_attention] != [0]:
             return False
-        return all(attention.in_place(run) is not None for _, attention in self._self_attention)
+        assert run.cache is not None
+        return self._is_in_place(run.cache)
+
+    def _is_in_place(self, cache: Cache) -> bool:
+        return all(attention.in_place(cache) is not None for _, attention in self._self_attention)
 
     def prepare(self, run: Pass) -> None:
         """Nothing is recomputed in decoding."""
@@ -165,22 +246,60 @@ class _Stretch:
             sub_layer.fill_cache(states_0D, run, here)
 
 
-def _stretch_of(sub_layers: Sequence[SubLayer], any_backend: bool) -> _Stretch:
+class _HaltingRounds(_Stretch):
+    """All rounds of a loop as one call, in which rows may halt.
+
+    Args:
+        sub_layers, links: of all rounds. starts: see `_Stretch`.
+        n_rounds: of the loop. halts: returns who halts, given the rows, the pass and that number.
+    """
+
+    def __init__(
+        self,
+        sub_layers: Sequence[SubLayer],
+        links: Sequence[_Link],
+        starts: _Starts,
+        n_rounds: int,
+        halts: Callable[[Rows, Pass, int], HaltsBy],
+    ) -> None:
+        # Also of experts: gates, and keys of rows that halt, are products of all rows with the same weights.
+        super().__init__(sub_layers, Chain(links), MOST_ROWS, (), starts)
+        self._n_rounds, self._halts = n_rounds, halts
+
+    def takes(self, n_rows: int, cache: Cache) -> bool:
+        """Return whether the call takes a new column: one of few rows, none of them padding."""
+        if self._most_rows < n_rows or not self._is_in_place(cache):
+            return False
+        return cache.keep_BS is None or bool(cache.keep_BS[:, -1].all())
+
+    def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Tensor:
+        """Return what the rule makes of the rounds' states."""
+        assert self._chain is not None
+        signals = self._signals(run, here)
+        self._read(self._chain, signals, run, here)
+        halts = self._halts(here.rows, run, self._n_rounds)
+        return self._chain.rounds(states_ND.contiguous(), self._n_rounds, halts)
+
+
+def stretch_of(sub_layers: Sequence[SubLayer], any_backend: bool, starts: _Starts = _NOWHERE) -> _Stretch:
     """Return what stands for some sub-layers: one call, or one each, or their own code that reads caches by kernels."""
     parts = [_by_kernels(sub_layer) for sub_layer in sub_layers]
     links = [link_of(sub_layer) if any_backend else None for sub_layer in sub_layers]
     singles = [_one_call([part], [link], [part]) for part, link in zip(parts, links, strict=True)]
-    return singles[0] if len(singles) == 1 else _one_call(parts, links, singles)
+    return singles[0] if len(singles) == 1 else _one_call(parts, links, singles, starts)
 
 
 def _one_call(
-    parts: Sequence[SubLayer], links: Sequence[AttentionLink | FeedForwardLink | None], otherwise: Sequence[Any]
+    parts: Sequence[SubLayer], links: Sequence[_Link | None], otherwise: Sequence[Any], starts: _Starts = _NOWHERE
 ) -> _Stretch:
     known = [link for link in links if link is not None]
     if len(known) < len(links):
-        return _Stretch(parts, None, 0, otherwise)
-    most_rows = MOST_ROWS * (_TIMES_OF_EXPERTS if all(link.call.route for link in known) else 1)
-    return _Stretch(parts, Chain(known), most_rows, otherwise)
+        return _Stretch(parts, None, 0, otherwise, starts)
+    return _Stretch(parts, Chain(known), _most_rows(known), otherwise, starts)
+
+
+def _most_rows(links: Sequence[_Link]) -> int:
+    return MOST_ROWS * (_TIMES_OF_EXPERTS if all(link.call.route for link in links) else 1)
 
 
 # Sub-layers that run plain code and only read caches by a kernel.
@@ -189,16 +308,15 @@ def _one_call(
 class _SelfAttentionInPlace(SelfAttention):
     """A self-attention that reads `KeyValuesInPlace` by a kernel."""
 
-    def in_place(self, run: Pass) -> KeyValuesInPlace | None:
-        """Return the cache of its step; None where that is a plain one."""
-        assert run.cache is not None
-        found = run.cache.self_kv.get(self.step)
+    def in_place(self, cache: Cache) -> KeyValuesInPlace | None:
+        """Return the cached keys and values of its step; None where these are plain ones."""
+        found = cache.self_kv.get(self.step)
         return found if isinstance(found, KeyValuesInPlace) else None
 
     def next_keys(self, run: Pass, here: Round) -> CachedKeys:
         """Return what a kernel reads at the new position, where keys and values of the rows are still to be written."""
-        cached = self.in_place(run)
         assert run.cache is not None
+        cached = self.in_place(run.cache)
         assert cached is not None
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
         if here.halted:
@@ -211,15 +329,16 @@ class _SelfAttentionInPlace(SelfAttention):
 
     def read(self, attention: Any, q_NI: Tensor, kv_MJ: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """See `SelfAttention`."""
-        if (cached := self.in_place(run)) is None:
-            return super().read(attention, q_NI, kv_MJ, run, here)
         assert run.cache is not None
+        if (cached := self.in_place(run.cache)) is None:
+            return super().read(attention, q_NI, kv_MJ, run, here)
         keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
         return read_cache(keys, q_NI, kv_MJ)
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """See `SelfAttention`."""
-        if self.in_place(run) is None:
+        assert run.cache is not None
+        if self.in_place(run.cache) is None:
             super().fill_cache(states_0D, run, here)
         else:
             self.next_keys(run, here)

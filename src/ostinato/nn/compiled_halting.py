@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from ostinato.kernels import (
     ActGate,
+    HaltsBy,
     StickBreakingGate,
 )
 from ostinato.nn.act import Act, ActPass, ActUnit
@@ -26,6 +28,22 @@ def compiled_rule(rule: HaltingRule) -> HaltingRule:
     if type(rule) is StickBreaking and (stick := _stick_breaking_gate(rule.unit)) is not None:
         return _CompiledStickBreaking(rule, stick)
     return rule
+
+
+def halting_in_rounds(rule: HaltingRule, *, begins_with_keys: bool) -> Callable[[Rows, Pass, int], HaltsBy] | None:
+    """Return what says who halts in rounds that are one call; None where the rule must be asked round by round.
+
+    Args:
+        begins_with_keys: the first sub-layer of a round makes keys, and no other: there kernels know rows that look
+            otherwise than they are.
+    """
+    if rule.is_prescribed and rule.freezes:
+        return lambda rows, run, n_rounds: HaltsBy.ends(rule.ends(rows, run, n_rounds))
+    compiled = compiled_rule(rule)
+    if isinstance(compiled, _CompiledAct) or (isinstance(compiled, _CompiledStickBreaking) and begins_with_keys):
+        halts = compiled.halts()
+        return lambda rows, run, n_rounds: halts
+    return None
 
 
 def _act_gate(unit: ActUnit) -> ActGate | None:
@@ -58,6 +76,11 @@ class _CompiledAct(Act):
     def __init__(self, rule: Act, gate: ActGate) -> None:
         self.__dict__.update(rule.__dict__)
         self.gate = gate
+
+    def halts(self) -> HaltsBy:
+        """Return this rule for rounds that are one call."""
+        is_interpolated = self.mix == "interpolate"
+        return self.gate.halts(self.enough, forces_remainder=self.forces_remainder, interpolates=is_interpolated)
 
     def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> _CompiledActPass:
         """Begin a pass."""
@@ -96,6 +119,15 @@ class _CompiledStickBreaking(StickBreaking):
         self.__dict__.update(rule.__dict__)
         self.gate = gate
 
+    @property
+    def least(self) -> float:
+        """Mass to go on with: at threshold 0 none is enough."""
+        return max(1.0 - self.threshold, LEAST_MASS) if self.threshold else math.inf
+
+    def halts(self) -> HaltsBy:
+        """Return this rule for rounds that are one call."""
+        return self.gate.halts(self.least)
+
     def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> _CompiledStickBreakingPass:
         """Begin a pass."""
         return _CompiledStickBreakingPass(self, states_ND, rows, run)
@@ -110,11 +142,11 @@ class _CompiledStickBreakingPass(_Unrecorded, StickBreakingPass):
 
     def active(self, index: int | Tensor, states_ND: Tensor) -> Tensor | None:
         """See `StickBreakingPass`."""
-        gate, threshold = self._rule.gate, self._rule.threshold
+        gate = self._rule.gate
         if not index or not gate.takes(states_ND):
             return super().active(index, states_ND)
-        least = max(1.0 - threshold, LEAST_MASS) if threshold else math.inf
-        self._set_active(*gate(states_ND, self._log_left_N, self._left_N, self._mean_ND, self.active_N, least))
+        held = self._log_left_N, self._left_N, self._mean_ND
+        self._set_active(*gate(states_ND, *held, self.active_N, self._rule.least))
         return self.active_N
 
     def enter(self, index: int | Tensor, states_ND: Tensor, entered_ND: Tensor) -> tuple[Tensor | None, Visible]:

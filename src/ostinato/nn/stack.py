@@ -159,6 +159,7 @@ class Stack:
             recomputes=execution.recompute and learns,
             request=request,
             offset_B=offset_B,
+            signal=self.signal.prepare(positions_BT, n_columns=positions_BT.shape[1], offset_B=offset_B),
         )
         # Gradients of weights are added up in place, but for what is compiled: it makes its own backward pass.
         with summing() if learns and not torch.compiler.is_compiling() else nullcontext():
@@ -200,15 +201,14 @@ class Stack:
             cache,
             request=request,
             cross_kv=cache.cross_kv,
+            signal=self.signal.prepare(key_positions[:, start:], n_columns=end),
         )
         output = self._loop(embedded_BTE, run, program or self.program(cache.n_steps, execution))
         cache.length, cache.prefix_lengths_B = end, None
         return output
 
     def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
-        n_columns = run.key_positions.shape[1]
-        signal = self.signal.prepare(run.positions, n_columns=n_columns, offset_B=run.offset_B)
-        if (start := self.signal.at_start(signal)) is not None:
+        if (start := self.signal.at_start(run.signal)) is not None:
             states_BTD = states_BTD + start
         if self.has_embedding_norm:
             states_BTD = self.banks.norm[f"embedding_{self.plan.stack}"](states_BTD)
@@ -219,25 +219,24 @@ class Stack:
             states_BTD = at_least_float32(mapped_BTD)
         loop = next(number for number, one in enumerate(program) if one.segment.is_loop)
         for segment in program[:loop]:
-            states_BTD, _ = self._run(segment, states_BTD, run, signal)
+            states_BTD, _ = self._run(segment, states_BTD, run)
         if isinstance(program[loop].rule, Exit) and self.readout is not None:
             readout = self.readout
             run = replace(
                 run,
-                predict=lambda left_BTD: readout(self._after(left_BTD, program[loop:], run, signal)),
+                predict=lambda left_BTD: readout(self._after(left_BTD, program[loop:], run)),
                 predicts_alone=len(program) == loop + 1,
             )
-        advance = partial(self._advance, program[loop], states_BTD, run, signal) if "rounds" in run.request else None
-        states_BTD, halting = self._run(program[loop], states_BTD, run, signal)
+        advance = partial(self._advance, program[loop], states_BTD, run) if "rounds" in run.request else None
+        states_BTD, halting = self._run(program[loop], states_BTD, run)
         # A cost is for training; the steps of decoding would pay for it, token by token.
         cost = halting.aux_loss() if run.cache is None and not run.execution.as_graph else None
         # What is behind the loop is run again for each of them, and knows no keys that it makes below.
         rounds: list[Callable[[], Tensor]] = [
-            partial(self._after, left_BTD, program[loop:], replace(run, keys=dict(run.keys)), signal)
-            for left_BTD in run.rounds
+            partial(self._after, left_BTD, program[loop:], replace(run, keys=dict(run.keys))) for left_BTD in run.rounds
         ]
         for segment in program[loop + 1 :]:
-            states_BTD, _ = self._run(segment, states_BTD, run, signal)
+            states_BTD, _ = self._run(segment, states_BTD, run)
         if (norm := self.final_norm) is not None:
             states_BTD = norm(states_BTD)
         if rounds:
@@ -245,9 +244,7 @@ class Stack:
         of_rounds = tuple(rounds), tuple(run.rounds), advance
         return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, *of_rounds)
 
-    def _after(
-        self, left_BTE: Float[Tensor, "*B E"], program: Program, run: Pass, signal: Any
-    ) -> Float[Tensor, "*B D"]:
+    def _after(self, left_BTE: Float[Tensor, "*B E"], program: Program, run: Pass) -> Float[Tensor, "*B D"]:
         """Return what the stack would give if these states were the last to leave its loop; nothing is kept of it.
 
         Args:
@@ -258,7 +255,7 @@ class Stack:
         own = run.apart()
         with nullcontext() if run.cache is None else run.cache.trial():
             for segment in program[1:]:
-                states_BTD, _ = self._run(segment, states_BTD, own, signal)
+                states_BTD, _ = self._run(segment, states_BTD, own)
         return states_BTD if self.final_norm is None else self.final_norm(states_BTD)
 
     def _advance(
@@ -266,7 +263,6 @@ class Stack:
         segment: LoopProgram,
         entry_BTD: Float[Tensor, "B T D"],
         run: Pass,
-        signal: Any,
         index: int,
         left_BTE: Float[Tensor, "B T E"],
     ) -> Float[Tensor, "B T E"]:
@@ -275,7 +271,7 @@ class Stack:
         # What this round and later ones have left for others is made anew of the states that are given.
         alone = replace(run.apart(), keys={step: keys for step, keys in run.keys.items() if step < first})
         until = segment._replace(rounds=segment.rounds[: index + 1], rule=whole(segment.rule))
-        left_BTE, _ = self._run_rounds(until, entry_BTD, alone, signal, index, left_BTE)
+        left_BTE, _ = self._run_rounds(until, entry_BTD, alone, index, left_BTE)
         return left_BTE
 
     def _end(self, segment: Segment, states_BTD: Tensor) -> Tensor:
@@ -285,11 +281,9 @@ class Stack:
             states_BTD = at_least_float32(self.banks.end_map[segment.end_map](states_BTD))
         return states_BTD if segment.end_norm is None else self.banks.norm[segment.end_norm](states_BTD)
 
-    def _run(
-        self, segment: LoopProgram, states_BTD: Tensor, run: Pass, signal: Any
-    ) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
+    def _run(self, segment: LoopProgram, states_BTD: Tensor, run: Pass) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
         """Run one segment; return the states after it, and who took part."""
-        left_BTE, halting = self._run_rounds(segment, states_BTD, run, signal)
+        left_BTE, halting = self._run_rounds(segment, states_BTD, run)
         return self._end(segment.segment, left_BTE), halting
 
     def _run_rounds(
@@ -297,7 +291,6 @@ class Stack:
         segment: LoopProgram,
         states_BTD: Tensor,
         run: Pass,
-        signal: Any,
         first: int = 0,
         left_BTE: Tensor | None = None,
     ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
@@ -331,7 +324,7 @@ class Stack:
             for sub_layer in chain.from_iterable(rounds[-1]):
                 sub_layer.prepare(run)  # what all rounds share keeps its gradient
         if n_rounds is not None:
-            return self._repeat(segment, n_rounds, states_ND, injected_BTD, halting, run, signal)
+            return self._repeat(segment, n_rounds, states_ND, injected_BTD, halting, run)
         for index, steps in enumerate(rounds[first:], first):
             if index == n_free > 0:
                 run.halted_keys.clear()  # they were made without a gradient
@@ -353,7 +346,7 @@ class Stack:
                 break
             with torch.no_grad() if index < n_free else with_gradient:
                 round_of = index, steps, times[index]
-                states_ND = self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal, halted)
+                states_ND = self._round(segment, round_of, states_ND, injected_BTD, halting, run, halted)
             if own.is_loop and "rounds" in run.request:
                 run.rounds.append(halting.output(states_ND))
         return halting.output(states_ND), halting
@@ -366,7 +359,6 @@ class Stack:
         injected_BTD: Tensor,
         halting: HaltingPass,
         run: Pass,
-        signal: Any,
     ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
         """Run the rounds of a segment where their number is a tensor: the first one, then one loop of a graph."""
         rounds, own = segment.rounds, segment.segment
@@ -377,7 +369,7 @@ class Stack:
 
         def one_round(index: int | Tensor, states_ND: Tensor, halting: HaltingPass, run: Pass) -> Tensor:
             round_of = index, rounds[0 if isinstance(index, int) else 1], None
-            return self._round(segment, round_of, states_ND, injected_BTD, halting, run, signal)
+            return self._round(segment, round_of, states_ND, injected_BTD, halting, run)
 
         fills = list(chain.from_iterable(rounds[1]))
         return repeat_rounds(one_round, fills, first_steps, n_rounds, states_ND, halting, run, can_end=can_end)
@@ -390,7 +382,6 @@ class Stack:
         injected_BTD: Tensor,
         halting: HaltingPass,
         run: Pass,
-        signal: Any,
         halted: tuple[HaltedRows, ...] = (),
     ) -> Float[Tensor, "N E"]:
         """Run one round; return the states after it.
@@ -404,7 +395,7 @@ class Stack:
         entered_ND = states_ND if torch.is_grad_enabled() else states_ND.detach()  # a round may do nothing to them
         if own.inject is not None:
             entered_ND = banks.injection[own.inject](entered_ND, halting.rows.take(injected_BTD))
-        if (tick := self.signal.at_round(signal, index) if own.is_loop else None) is not None:
+        if (tick := self.signal.at_round(run.signal, index) if own.is_loop else None) is not None:
             entered_ND = entered_ND + halting.rows.take(tick)
         if own.vectors is not None:
             entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]

@@ -18,7 +18,7 @@ from ostinato.kernels.native.calls import (
     row_products,
     takes,
 )
-from ostinato.kernels.native.gates import MOST_ROWS, ActGate, StickBreakingGate
+from ostinato.kernels.native.gates import MOST_ROWS, ActGate, HaltsBy, StickBreakingGate
 from ostinato.kernels.native.links import AttentionLink, Chain, FeedForwardLink, NormOf, RouteOf
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Chain",
     "FeedForwardLink",
     "FullAttention",
+    "HaltsBy",
     "NormOf",
     "RouteOf",
     "StickBreakingGate",

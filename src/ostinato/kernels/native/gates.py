@@ -7,7 +7,7 @@ What a pass holds of its rows is changed in place; rows are contiguous. Plain tw
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_void_p
+from ctypes import byref, c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -17,6 +17,26 @@ from ostinato.kernels.native.calls import MatrixOf, address, kernels, n_threads,
 
 MOST_ROWS = 32
 """Many more rows are multiplied so much faster by packed copies of the weights that each product may be a call."""
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = [
+        *(("kind", c_int64), ("ends", c_void_p), ("act", c_void_p), ("stick", c_void_p)),
+        *(("enough", c_float), ("forces_remainder", c_int64), ("interpolates", c_int64)),
+    ]
+
+
+class HaltsBy:
+    """What says who halts in `Chain.rounds`: numbers of rounds, or a gate."""
+
+    def __init__(self, structure: _Rule, *held: Any) -> None:
+        self.structure, self._held = structure, held
+
+    @classmethod
+    def ends(cls, ends_N: Tensor) -> HaltsBy:
+        """Rounds of every row, 1 or more; int64."""
+        ends_N = ends_N.contiguous()
+        return cls(_Rule(0, ends_N.data_ptr()), ends_N)
 
 
 class ActGate:
@@ -29,6 +49,11 @@ class ActGate:
     def __init__(self, weight_1D: Tensor, bias_1: Tensor) -> None:
         self._held: Any = (weight_1D, bias_1)
         self._map = MatrixOf.of(weight_1D, bias_1)
+
+    def halts(self, threshold: float, *, forces_remainder: bool, interpolates: bool) -> HaltsBy:
+        """Return the rule of this gate; see `ostinato.nn.act.Act`."""
+        gate = ctypes.addressof(self._map)
+        return HaltsBy(_Rule(1, None, gate, None, threshold, forces_remainder, interpolates), self)
 
     def enter(
         self, x_ND: Tensor, total_N: Tensor, active_N: Tensor | None, threshold: float, *, is_last: bool
@@ -76,6 +101,10 @@ class StickBreakingGate:
     def __init__(self, hidden_DD: Tensor, hidden_bias_D: Tensor, map_2D: Tensor, bias: Tensor | None) -> None:
         self._held: Any = (hidden_DD, hidden_bias_D, map_2D, bias)
         self._gate = _Stick(MatrixOf.of(hidden_DD, hidden_bias_D), map_2D.data_ptr(), address(bias))
+
+    def halts(self, least: float) -> HaltsBy:
+        """Return the rule of this gate; `least`: mass to go on with."""
+        return HaltsBy(_Rule(2, None, None, ctypes.addressof(self._gate), least), self)
 
     @staticmethod
     def takes(states_ND: Tensor) -> bool:

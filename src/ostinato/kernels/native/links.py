@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import byref, c_float, c_int32, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ostinato.kernels.activation import GATES, Activation
 from ostinato.kernels.native.calls import CachedKeys, MatrixOf, address, kernels, n_threads, room
+from ostinato.kernels.native.gates import HaltsBy
 
 _ACTIVATIONS: dict[Activation, int] = {"relu": 1, "gelu": 2, "relu2": 3, "gelu_tanh": 4, "silu": 5}
 _TANH = 6
@@ -91,7 +92,10 @@ class _FeedForward(ctypes.Structure):
 
 
 class _Link(ctypes.Structure):
-    _fields_ = [("attention", c_void_p), ("feed_forward", c_void_p), ("keys", c_void_p)]
+    _fields_ = [
+        *(("attention", c_void_p), ("feed_forward", c_void_p), ("keys", c_void_p)),
+        *(("added", c_void_p), ("added_stride", c_int64)),
+    ]
 
 
 Map = tuple[Tensor, Tensor | None]
@@ -168,7 +172,7 @@ class FeedForwardLink:
 
 
 class Chain:
-    """Sub-layers that follow each other, in one call."""
+    """Sub-layers that follow each other, in one call: of one round, or of several."""
 
     def __init__(self, links: Sequence[AttentionLink | FeedForwardLink]) -> None:
         self.links = links
@@ -186,6 +190,14 @@ class Chain:
             self._keys[index] = keys
             self._links[index].keys = ctypes.addressof(keys.keys)
 
+    def add(self, index: int, added_ND: Tensor) -> None:
+        """Say what is added to the states before the sub-layer at this place, not the first: `[N, D]`, or `[1, D]`.
+
+        Whoever calls keeps it until the chain has run.
+        """
+        link = self._links[index]
+        link.added, link.added_stride = added_ND.data_ptr(), added_ND.shape[-1] if added_ND.shape[0] > 1 else 0
+
     def __call__(self, x_ND: Tensor, shown_ND: Tensor | None = None) -> Tensor:
         """Return the states after the last sub-layer.
 
@@ -197,4 +209,16 @@ class Chain:
         y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
         addresses = (x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), work.data_ptr())
         kernels().chain(self._links, len(self._links), *addresses, N, D, n_threads(N * self._n_weights))
+        return y_ND
+
+    def rounds(self, x_ND: Tensor, n_rounds: int, rule: HaltsBy) -> Tensor:
+        """Return what rows give out of rounds of sub-layers, all with the same weights, in which they may halt.
+
+        Keys and values of all rows are put at the last position of every round, those of halted ones as they look.
+        """
+        (N, D), n_links = x_ND.shape, len(self.links) // n_rounds
+        y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
+        addresses = (x_ND.data_ptr(), y_ND.data_ptr(), work.data_ptr())
+        threads = n_threads(N * self._n_weights // n_rounds)
+        kernels().rounds(self._links, n_links, n_rounds, byref(rule.structure), *addresses, N, D, threads)
         return y_ND

@@ -7,37 +7,7 @@
 
 #include <omp.h>
 
-#include "attention.h"
-#include "experts.h"
-
-enum { LAYER_NORM = 0, RMS_NORM = 1 };
-
-typedef struct {
-    const float *weight, *bias; /* [D], or NULL */
-    int64_t width;              /* 0: no norm at all */
-    float eps;
-    int32_t kind, is_before;
-} Norm;
-
-/* With a route, queries and output, up and down are those of experts, [E, D, F]. */
-typedef struct {
-    Norm norm;
-    const Route *route;
-    Matrix queries, keys_values, output; /* keys_values of no outputs: they are made elsewhere */
-} Attention;
-
-typedef struct {
-    Norm norm;
-    const Route *route;
-    Matrix up, down;
-    int64_t activation;
-} FeedForward;
-
-typedef struct {
-    const Attention *attention; /* or NULL */
-    const FeedForward *feed_forward;
-    const Keys *keys; /* of attention */
-} Link;
+#include "sub_layers.h"
 
 static void normalise(const Norm *norm, const float *x, float *y) {
     const int64_t D = norm->width;
@@ -61,7 +31,7 @@ static void normalise(const Norm *norm, const float *x, float *y) {
 }
 
 /* What a sub-layer reads of n rows: x, or `room` where a norm stands before it. */
-static const float *entered(const Norm *norm, const float *x, int64_t n, int64_t D, float *room) {
+const float *entered(const Norm *norm, const float *x, int64_t n, int64_t D, float *room) {
     if (!norm->width || !norm->is_before) return x;
     for (int64_t row = 0; row < n; row++) normalise(norm, x + row * D, room + row * D);
     return room;
@@ -192,7 +162,7 @@ static void feed_forward(const FeedForward *m, const float *x, float *f, float *
 
 static const Route *route_of(const Link *link) { return link->attention ? link->attention->route : link->feed_forward->route; }
 
-/* Sub-layers one after the other, from x to y [n, D]. `work`: room for what the widest one makes, and n D more. */
+/* Sub-layers one after the other, from x to y [n, D]; `added` of the first is in x. `work`: room for what the widest one makes, and n D more. */
 void chain(const Link *links, int64_t n_links, const float *x, const float *shown, float *y, float *work, int64_t n, int64_t D,
            int64_t n_threads) {
     int64_t most_experts = 0, most_chosen = 0;
@@ -211,6 +181,8 @@ void chain(const Link *links, int64_t n_links, const float *x, const float *show
         for (int64_t i = 0; i < n_links; i++) {
             const Attention *a = links[i].attention;
             const FeedForward *m = links[i].feed_forward;
+            if (i && links[i].added)
+                for (int64_t row = 0; row < n; row++) add_row(1, links[i].added + row * links[i].added_stride, states + row * D, D);
             if (a)
                 attention(a, links[i].keys, states, i || !shown ? states : shown, f, work + n * D, n, &own);
             else

@@ -57,6 +57,11 @@ INLINE float dot(const float *a, const float *b, int n) {
     return sum;
 }
 
+/* y += factor x */
+INLINE void add_row(float factor, const float *x, float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
+}
+
 /* e^x of x <= 0, to about 1e-7 of it: 2^n e^r, |r| <= ln(2) / 2, e^r by its series; 0 below the least normal number. */
 INLINE vec exp_below_zero(vec x) {
     const ivec is_tiny = x < -87.0f;
