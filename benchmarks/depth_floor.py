@@ -19,6 +19,7 @@ from ostinato.kernels import MOST_ROWS
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.compiled import KeyValuesInPlace, stretch_of
 from ostinato.nn.context import Keys, Pass, Round
+from ostinato.nn.links import link_of
 from ostinato.nn.program import Program
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
@@ -53,7 +54,7 @@ class DepthFloor(Stack):
         (looped,), (segment,) = self.program(None, run.execution), program
         own, is_compiled = looped.rounds, not isinstance(segment.rounds[0][0][0], SubLayer)
         if is_compiled and not self._calls:
-            self._calls = [[stretch_of(cast(Any, step), True)] for (step,) in own]
+            self._calls = [[stretch_of(cast(Any, step), link_of)] for (step,) in own]
         steps = self._calls if is_compiled else [step for (step,) in own]
         dim, sizes_R = (1, self._columns_R) if run.cache is None else (0, self._rows_of_column())
         run_step = _run_compiled if is_compiled else _run_sliced

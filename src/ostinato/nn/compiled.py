@@ -50,8 +50,10 @@ from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import SubLayer
 from ostinato.nn.types import StackOutput
+from ostinato.plan import Use
 
 _Link = AttentionLink | FeedForwardLink
+_Find = Callable[[SubLayer], _Link | None]
 _Starts = Mapping[int, Callable[[Tensor | None], Tensor | None]]
 _NOWHERE: _Starts = MappingProxyType({})
 _TIMES_OF_EXPERTS = 8
@@ -86,6 +88,7 @@ class CompiledStack:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._programs: dict[tuple[Any, ...], tuple[Program, Program, Program]] = {}
+        self._links: dict[Use, _Link | None] = {}
 
     def step(
         self, embedded_BTE: Float[Tensor, "B T E"], cache: Cache, ids_BT: Int[Tensor, "B T *W"] | None = None
@@ -101,8 +104,8 @@ class CompiledStack:
                         cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
         program = plain
         if embedded_BTE.shape[1] == 1:
-            rounds = [part for segment in few for part in chain.from_iterable(segment.rounds[0])]
-            takes = all(part.takes(embedded_BTE.shape[0], cache) for part in rounds if isinstance(part, _HaltingRounds))
+            parts = chain.from_iterable(steps for segment in few for step in segment.rounds for steps in step)
+            takes = all(part.takes(embedded_BTE.shape[0], cache) for part in parts if isinstance(part, _HaltingRounds))
             program = few if takes else many
         return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
@@ -114,33 +117,42 @@ class CompiledStack:
         key = n_rounds, *halting, *how
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
-            any_backend, gathers = execution.expert_backend == "auto", execution.compaction != "never"
-            many = [self._compiled(segment, any_backend) for segment in plain]
+            find = self._link if execution.expert_backend == "auto" else _no_link
+            gathers = execution.compaction != "never"
+            many = [self._compiled(segment, find) for segment in plain]
             few = [
-                (self._halting(segment, any_backend) if gathers else None) or other
+                (self._halting(segment, find) if gathers else None) or other
                 for segment, other in zip(plain, many, strict=True)
             ]
             self._programs[key] = plain, many, few
         return self._programs[key]
 
-    def _compiled(self, segment: LoopProgram, any_backend: bool) -> LoopProgram:
+    def _link(self, sub_layer: SubLayer) -> _Link | None:
+        """Return a sub-layer as a part of a call; made once for all rounds that use the same."""
+        if isinstance(sub_layer, SelfAttention) and not can_read(sub_layer):  # that depends on the round
+            return None
+        if sub_layer.use not in self._links:
+            self._links[sub_layer.use] = link_of(sub_layer)
+        return self._links[sub_layer.use]
+
+    def _compiled(self, segment: LoopProgram, find: _Find) -> LoopProgram:
         """Return what stands for a segment where one column is new."""
         if (by_step := _known(segment)) is None:
             return segment
         if segment.segment.phases:
             # Between steps one state may follow another: every step is a call.
-            calls: Any = [[[stretch_of(s, any_backend)] if s else [] for s in steps] for steps in by_step]
+            calls: Any = [[[stretch_of(s, find)] if s else [] for s in steps] for steps in by_step]
             return segment._replace(rounds=calls)
         rounds = [[s for step in steps for s in step] for steps in by_step]
         if isinstance(segment.rule, NoHalting) and not segment.acts_between_rounds:
             # Nothing but a signal comes between rounds: all of them are one call.
             whole = list(chain.from_iterable(rounds))
-            called = [[[stretch_of(whole, any_backend, self._starts(segment, rounds))]]] if whole else [[]]
+            called = [[[stretch_of(whole, find, self._starts(segment, rounds))]]] if whole else [[]]
             return segment._replace(rounds=called)
-        stretches: Any = [[[stretch_of(steps, any_backend)]] if steps else [] for steps in rounds]
+        stretches: Any = [[[stretch_of(steps, find)]] if steps else [] for steps in rounds]
         return segment._replace(rounds=stretches, rule=compiled_rule(segment.rule))
 
-    def _halting(self, segment: LoopProgram, any_backend: bool) -> LoopProgram | None:
+    def _halting(self, segment: LoopProgram, find: _Find) -> LoopProgram | None:
         """Return what stands for a segment where one column of few rows is new, which may halt; None: nothing does."""
         by_step = None if segment.acts_between_rounds else _known(segment)
         rounds = [[_by_kernels(s) for step in steps for s in step] for steps in by_step or ()]
@@ -152,7 +164,7 @@ class CompiledStack:
             return None
         with_keys = [i for i, s in enumerate(rounds[0]) if isinstance(s, SelfAttention)]
         halts = halting_in_rounds(segment.rule, begins_with_keys=with_keys in ([], [0]))
-        links = [link_of(s) if any_backend else None for s in parts]
+        links = [find(s) for s in parts]
         known = [link for link in links if link is not None]
         if halts is None or len(known) < len(parts):
             return None
@@ -166,6 +178,10 @@ class CompiledStack:
             return {}
         starts = accumulate(len(sub_layers) for sub_layers in rounds[:-1])
         return {start: partial(signal.at_round, index=number) for number, start in enumerate(starts, 1)}
+
+
+def _no_link(sub_layer: SubLayer) -> None:
+    """Let the code of all sub-layers run: one that multiplies experts by the backend asked for."""
 
 
 def _known(segment: LoopProgram) -> list[list[list[SubLayer]]] | None:
@@ -281,10 +297,14 @@ class _HaltingRounds(_Stretch):
         return self._chain.rounds(states_ND.contiguous(), self._n_rounds, halts)
 
 
-def stretch_of(sub_layers: Sequence[SubLayer], any_backend: bool, starts: _Starts = _NOWHERE) -> _Stretch:
-    """Return what stands for some sub-layers: one call, or one each, or their own code that reads caches by kernels."""
+def stretch_of(sub_layers: Sequence[SubLayer], find: _Find, starts: _Starts = _NOWHERE) -> _Stretch:
+    """Return what stands for some sub-layers: one call, or one each, or their own code that reads caches by kernels.
+
+    Args:
+        find: returns a sub-layer as a part of a call, None where its own code must run. starts: see `_Stretch`.
+    """
     parts = [_by_kernels(sub_layer) for sub_layer in sub_layers]
-    links = [link_of(sub_layer) if any_backend else None for sub_layer in sub_layers]
+    links = [find(sub_layer) for sub_layer in sub_layers]
     singles = [_one_call([part], [link], [part]) for part, link in zip(parts, links, strict=True)]
     return singles[0] if len(singles) == 1 else _one_call(parts, links, singles, starts)
 
