@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from forced_depth import ForcedDepths
@@ -17,9 +17,7 @@ from torch import Tensor
 
 from ostinato.kernels import MOST_ROWS
 from ostinato.nn.cache import KeyValues
-from ostinato.nn.compiled import KeyValuesInPlace, stretch_of
 from ostinato.nn.context import Keys, Pass, Round
-from ostinato.nn.links import link_of
 from ostinato.nn.program import Program
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
@@ -41,9 +39,8 @@ class DepthFloor(Stack):
         if not stack.plan.is_fully_shared or any(len(steps) > 1 for steps in stack.plan.loop.rounds()):
             raise ValueError("the floor is that of a stack which runs the same weights once every round")
         self.__dict__.update(stack.__dict__)
-        self.halting = ForcedDepths(depths_BT)
+        self.halting = ForcedDepths(depths_BT.sort(dim=0, descending=True).values)
         self._column = 0
-        self._calls: list[Any] = []  # of one round each
         runs_RBT = depths_BT > torch.arange(stack.plan.n_rounds)[:, None, None]
         # Columns of a sentence in a round: those of the mean sentence. Rows of one step of decoding: as many as run.
         self._columns_R: list[int] = [-(-int(n) // depths_BT.shape[0]) for n in runs_RBT.sum((1, 2))]
@@ -51,22 +48,21 @@ class DepthFloor(Stack):
 
     def _loop(self, states_BTD: Tensor, run: Pass, program: Program) -> StackOutput:
         """Run the first columns of whole sentences, and of the one new column of a cached pass the first sentences."""
-        (looped,), (segment,) = self.program(None, run.execution), program
-        own, is_compiled = looped.rounds, not isinstance(segment.rounds[0][0][0], SubLayer)
-        if is_compiled and not self._calls:
-            self._calls = [[stretch_of(cast(Any, step), link_of)] for (step,) in own]
-        steps = self._calls if is_compiled else [step for (step,) in own]
+        if not isinstance(program[0].rounds[0][0][0], SubLayer):
+            # Kernels run all rounds in one call, in which rows in the order of their depths stay where they are.
+            if len(states_BTD) > MOST_ROWS:
+                raise ValueError(f"kernels run at most {MOST_ROWS} rows in one call, not {len(states_BTD)}")
+            return super()._loop(states_BTD, run, program)
+        ((own, *_),) = self.program(None, run.execution)
         dim, sizes_R = (1, self._columns_R) if run.cache is None else (0, self._rows_of_column())
-        run_step = _run_compiled if is_compiled else _run_sliced
         for sub_layer in own[0][0]:
             sub_layer.prepare(run)
-        signal = self.signal.prepare(run.positions)
-        start = self.signal.at_start(signal)
+        start = self.signal.at_start(run.signal)
         states = states_BTD if start is None else states_BTD + start
         # Of tokens that have halted: states, and keys and values. Those that halted last stand first.
         halted: list[Tensor] = []
         halted_kv: Tensor | None = None
-        for index, (step, n) in enumerate(zip(steps, sizes_R, strict=True)):
+        for index, ((step,), n) in enumerate(zip(own, sizes_R, strict=True)):
             if n < states.shape[dim]:
                 states, new = states.tensor_split((n,), dim)
                 halted.insert(0, new)
@@ -76,11 +72,11 @@ class DepthFloor(Stack):
                 new_kv = attention.keys_values(attention.module, new.flatten(0, 1), (), run, of_none)
                 new_kv = new_kv.view(*new.shape[:2], -1)
                 halted_kv = new_kv if halted_kv is None else torch.cat([new_kv, halted_kv], dim)
-            if n and (tick := self.signal.at_round(signal, index)) is not None:
+            if n and (tick := self.signal.at_round(run.signal, index)) is not None:
                 states = states + tick[:, : states.shape[1]]
             # Later tokens of a cached pass may go deeper, and look at these.
             if n or run.cache is not None:
-                states = run_step(states, step, run, index, halted_kv)
+                states = _run_sliced(states, step, run, index, halted_kv)
         states = torch.cat([states, *halted], dim)
         return StackOutput(states if self.final_norm is None else self.final_norm(states))
 
@@ -128,25 +124,4 @@ def _run_sliced(states: Tensor, step: Sequence[Any], run: Pass, index: int, halt
             states_ND = sub_layer(states_ND, run, here)
         else:
             sub_layer.fill_cache(states_ND, run, here)
-    return states_ND.view_as(states)
-
-
-def _run_compiled(states: Tensor, step: Sequence[Any], run: Pass, index: int, halted_kv: Tensor | None) -> Tensor:
-    """Run a step of a cached pass as a call of kernels on the first sentences, `[n, 1, D]`; copy the others' keys."""
-    n, B = len(states), len(states) + (0 if halted_kv is None else len(halted_kv))
-    if B > MOST_ROWS:
-        raise ValueError(f"kernels run at most {MOST_ROWS} rows in one call, not {B}")
-    assert run.cache is not None
-    here = Round(index, Rows(B, 1, torch.arange(n), n_queries=1), None, None, run.positions, run.visibility)
-    states_ND = states.flatten(0, 1)
-    for call in step:
-        if n:
-            states_ND = call(states_ND, run, here)
-        else:
-            call.fill_cache(states_ND, run, here)
-    if halted_kv is not None:
-        kv = run.cache.self_kv[index]
-        assert isinstance(kv, KeyValuesInPlace)
-        newest_2BHK = kv.newest()
-        newest_2BHK[:, n:] = halted_kv.view(-1, 2, *newest_2BHK.shape[2:]).transpose(0, 1)
     return states_ND.view_as(states)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink, NormOf
+from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink, HaltsBy, NormOf
 from ostinato.kernels.native import library
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Visibility
@@ -294,3 +294,14 @@ def test_rounds_in_one_call_are_the_rounds_one_by_one() -> None:
     check()
     assert len(seen) == 4, seen
     assert min(seen.values()) >= 10, seen
+
+
+def test_rounds_in_one_call_are_refused_where_kernels_would_show_or_read_something_else() -> None:
+    unit = StickBreakingUnit(4, dropout=0.0, initial_bias=None).eval()
+    rule = StickBreaking(unit, 0.9, detaches_weight=False)
+    assert halting_in_rounds(rule, begins_with_keys=True) is not None
+    assert halting_in_rounds(rule, begins_with_keys=False) is None
+    maps = torch.ones(4, 4), None
+    chain = Chain([FeedForwardLink(None, "relu", is_before=True, up=maps, down=maps)])
+    with pytest.raises(ValueError, match="rounds are prescribed for 2 rows, and there are 3"):
+        chain.rounds(torch.ones(3, 4), 1, HaltsBy.ends(torch.ones(2)))

@@ -3,7 +3,7 @@
 A token of decoding meets few rows and many small operations: what takes time is to start each of them. So sub-layers
 that follow each other become one call, with norms, residuals and experts, where attention knows no relative positions
 and all modules are ones that kernels know. Where there are more rows, a kernel reads the cached keys, and the rest is
-the sub-layer's own code. Halting rules ask their gates by one call a round.
+the sub-layer's own code. Halting rules of many rows ask their gates by one call a round.
 
 The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `LoopProgram`. Nothing below it knows of
 it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting. Where nothing but a
@@ -110,7 +110,8 @@ class CompiledStack:
         return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
     def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program, Program]:
-        """Return what the stack runs, and what stands for it where one column is new: of many rows, and of few."""
+        """Return what the stack runs, and what stands for it where one column is new: of any rows, and of few rows
+        without padding."""
         n_rounds = execution.rounds_of(self._stack.plan.stack) if n_steps is None else n_steps
         halting = execution.halting, execution.halting_threshold, execution.exit, execution.exit_scope
         how = execution.expert_backend, execution.compaction, execution.paths.get(self._stack.plan.stack)
@@ -144,11 +145,14 @@ class CompiledStack:
             calls: Any = [[[stretch_of(s, find)] if s else [] for s in steps] for steps in by_step]
             return segment._replace(rounds=calls)
         rounds = [[s for step in steps for s in step] for steps in by_step]
-        if isinstance(segment.rule, NoHalting) and not segment.acts_between_rounds:
+        has_signal = segment.segment.is_loop and self._stack.signal.acts_on_rounds
+        is_plain = isinstance(segment.rule, NoHalting) and not segment.acts_between_rounds
+        if is_plain and (all(rounds) or not has_signal):
             # Nothing but a signal comes between rounds: all of them are one call.
             whole = list(chain.from_iterable(rounds))
-            called = [[[stretch_of(whole, find, self._starts(segment, rounds))]]] if whole else [[]]
-            return segment._replace(rounds=called)
+            return segment._replace(
+                rounds=[[[stretch_of(whole, find, self._starts(segment, rounds))]] if whole else []]
+            )
         stretches: Any = [[[stretch_of(steps, find)]] if steps else [] for steps in rounds]
         return segment._replace(rounds=stretches, rule=compiled_rule(segment.rule))
 
@@ -172,7 +176,10 @@ class CompiledStack:
         return segment._replace(rounds=[[[one]]], rule=NoHalting())
 
     def _starts(self, segment: LoopProgram, rounds: Sequence[Sequence[Any]]) -> _Starts:
-        """Return before which of all sub-layers of a loop a round after the first begins that has a signal."""
+        """Return before which of all sub-layers of a loop a round after the first begins that has a signal.
+
+        No round is without sub-layers.
+        """
         signal = self._stack.signal
         if not segment.segment.is_loop or not signal.acts_on_rounds:
             return {}
@@ -306,7 +313,7 @@ def stretch_of(sub_layers: Sequence[SubLayer], find: _Find, starts: _Starts = _N
     parts = [_by_kernels(sub_layer) for sub_layer in sub_layers]
     links = [find(sub_layer) for sub_layer in sub_layers]
     singles = [_one_call([part], [link], [part]) for part, link in zip(parts, links, strict=True)]
-    return singles[0] if len(singles) == 1 else _one_call(parts, links, singles, starts)
+    return singles[0] if len(singles) == 1 else _one_call(parts, links, singles, starts)  # one has no later rounds
 
 
 def _one_call(

@@ -34,7 +34,7 @@ def halting_in_rounds(rule: HaltingRule, *, begins_with_keys: bool) -> Callable[
     """Return what says who halts in rounds that are one call; None where the rule must be asked round by round.
 
     Args:
-        begins_with_keys: the first sub-layer of a round makes keys, and no other: there kernels know rows that look
+        begins_with_keys: no sub-layer but the first of a round makes keys: only there kernels know rows that look
             otherwise than they are.
     """
     if rule.is_prescribed and rule.freezes:

@@ -27,16 +27,20 @@ class _Rule(ctypes.Structure):
 
 
 class HaltsBy:
-    """What says who halts in `Chain.rounds`: numbers of rounds, or a gate."""
+    """What says who halts in `Chain.rounds`: numbers of rounds, or a gate.
 
-    def __init__(self, structure: _Rule, *held: Any) -> None:
-        self.structure, self._held = structure, held
+    Args:
+        n_rows: that it knows; None: any number. held: what the structure points into.
+    """
+
+    def __init__(self, structure: _Rule, held: Any, n_rows: int | None = None) -> None:
+        self.structure, self._held, self.n_rows = structure, held, n_rows
 
     @classmethod
     def ends(cls, ends_N: Tensor) -> HaltsBy:
-        """Rounds of every row, 1 or more; int64."""
-        ends_N = ends_N.contiguous()
-        return cls(_Rule(0, ends_N.data_ptr()), ends_N)
+        """Return the rule that every row runs so many rounds, 1 or more."""
+        ends_N = ends_N.long().contiguous()
+        return cls(_Rule(0, ends_N.data_ptr()), ends_N, ends_N.shape[0])
 
 
 class ActGate:

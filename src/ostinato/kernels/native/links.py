@@ -215,8 +215,13 @@ class Chain:
         """Return what rows give out of rounds of sub-layers, all with the same weights, in which they may halt.
 
         Keys and values of all rows are put at the last position of every round, those of halted ones as they look.
+
+        Raises:
+            ValueError: a rule of another number of rows.
         """
         (N, D), n_links = x_ND.shape, len(self.links) // n_rounds
+        if rule.n_rows not in (None, N):  # else kernels would read beyond them
+            raise ValueError(f"rounds are prescribed for {rule.n_rows} rows, and there are {N}")
         y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
         addresses = (x_ND.data_ptr(), y_ND.data_ptr(), work.data_ptr())
         threads = n_threads(N * self._n_weights // n_rounds)

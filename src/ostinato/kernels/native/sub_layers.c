@@ -162,7 +162,8 @@ static void feed_forward(const FeedForward *m, const float *x, float *f, float *
 
 static const Route *route_of(const Link *link) { return link->attention ? link->attention->route : link->feed_forward->route; }
 
-/* Sub-layers one after the other, from x to y [n, D]; `added` of the first is in x. `work`: room for what the widest one makes, and n D more. */
+/* Sub-layers one after the other, from x to y [n, D]; what is `added` before the first is in x. `work`: room for what the
+ * widest one makes, and n D more. */
 void chain(const Link *links, int64_t n_links, const float *x, const float *shown, float *y, float *work, int64_t n, int64_t D,
            int64_t n_threads) {
     int64_t most_experts = 0, most_chosen = 0;
@@ -182,7 +183,8 @@ void chain(const Link *links, int64_t n_links, const float *x, const float *show
             const Attention *a = links[i].attention;
             const FeedForward *m = links[i].feed_forward;
             if (i && links[i].added)
-                for (int64_t row = 0; row < n; row++) add_row(1, links[i].added + row * links[i].added_stride, states + row * D, D);
+                for (int64_t row = 0; row < n; row++)
+                    add_row(1, links[i].added + row * links[i].added_stride, states + row * D, D);
             if (a)
                 attention(a, links[i].keys, states, i || !shown ? states : shown, f, work + n * D, n, &own);
             else
