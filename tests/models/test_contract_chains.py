@@ -185,9 +185,9 @@ def test_cached_steps_are_those_of_plain_code(calls: Counter[str], monkeypatch: 
         (any_architecture(halting=act, placements=known), 20, 4),
         (any_architecture(halting=stick_breaking, placements=known), 20, 4),
         (any_architecture(), 10, 3),
-        (universal_transformers(act), 20, 6),
-        (universal_transformers(stick_breaking), 20, 4),
-        (universal_transformers(st.just(ByLengthConfig(per_token=0.4))), 20, 3),
+        (universal_transformers(act), 40, 6),
+        (universal_transformers(stick_breaking), 40, 4),
+        (universal_transformers(st.just(ByLengthConfig(per_token=0.4))), 60, 3),
         (universal_transformers(st.just(NoHaltingConfig())), 20, 3),
         (universal_transformers(st.just(NoHaltingConfig()), may_be_empty=True), 20, 4),
     ):
