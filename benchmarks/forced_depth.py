@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.nn.by_length import SentencesPass
+from ostinato.nn.by_length import Prescribed, SentencesPass
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import HaltingRule, Visible, where_active
+from ostinato.nn.halting import Visible, where_active
 from ostinato.nn.rows import Rows
 
 Pattern = Literal["half", "uniform", "early", "none", "trace"]
@@ -94,14 +94,12 @@ def _counts(rounds: Any) -> Tensor:
     return torch.from_numpy(np.bincount(rounds.astype(np.int64))[1:].astype(np.float64))
 
 
-class ForcedDepths(HaltingRule):
+class ForcedDepths(Prescribed):
     """A halting rule that lets every token run as many rounds as it is told, and leaves it as it then stands.
 
     Args:
         depths_BT: see `prescribe`.
     """
-
-    is_prescribed = True
 
     def __init__(self, depths_BT: Tensor) -> None:
         self.prescribe(depths_BT)

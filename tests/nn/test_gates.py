@@ -16,7 +16,7 @@ from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink, 
 from ostinato.kernels.native import library
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Visibility
-from ostinato.nn.by_length import SentencesPass
+from ostinato.nn.by_length import Prescribed
 from ostinato.nn.compiled_halting import compiled_rule, halting_in_rounds
 from ostinato.nn.context import Pass
 from ostinato.nn.execution import DEFAULT_EXECUTION
@@ -175,19 +175,14 @@ def test_a_pass_of_many_rows_multiplies_by_packed_copies(monkeypatch: pytest.Mon
     assert set(asked) == {33}
 
 
-class Prescribed(HaltingRule):
+class AsTold(Prescribed):
     """Every row runs as many rounds as it is told."""
-
-    is_prescribed = True
 
     def __init__(self, ends_N: Tensor) -> None:
         self._ends_N = ends_N
 
     def ends(self, rows: Rows, run: Pass, n_rounds: int | Tensor) -> Tensor:
         return self._ends_N
-
-    def start(self, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> HaltingPass:
-        return SentencesPass(states_ND, rows, run, torch.zeros_like(self._ends_N), self._ends_N)
 
 
 H, K, ROOM, LENGTH = 2, 4, 6, 5
@@ -236,7 +231,7 @@ def test_rounds_in_one_call_are_the_rounds_one_by_one() -> None:
             return torch.randn(n_out, n_in, generator=make) / n_in**0.5, torch.randn(n_out, generator=make)
 
         ends_N = torch.randint(1, R + 1, (N,), generator=make)
-        rule = Prescribed(ends_N) if draw(st.integers(0, 2)) == 0 else a_rule(data, D, make)
+        rule = AsTold(ends_N) if draw(st.integers(0, 2)) == 0 else a_rule(data, D, make)
         norm = NormOf(False, torch.rand(D, generator=make) + 0.5, torch.randn(D, generator=make), D, 1e-5)
         # A mean of states is shown by the first sub-layer only.
         more = [] if isinstance(rule, StickBreaking) else draw(st.lists(st.booleans(), max_size=1))

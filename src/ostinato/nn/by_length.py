@@ -14,6 +14,7 @@ of a pass, through which a gradient goes, are the last k of every sentence, or a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -25,14 +26,25 @@ from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
-class ByLength(HaltingRule):
+class Prescribed(HaltingRule):
+    """A rule that knows before the first round how many every token runs; kernels ask for these alone."""
+
+    @abstractmethod
+    def ends(self, rows: Rows, run: Pass, n_rounds: int | Tensor) -> Int[Tensor, "N"]:
+        """Return how many rounds every token runs, 1 or more; padding counts as a token."""
+
+    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
+        """Begin a pass."""
+        ends_N = self.ends(rows, run, n_rounds)
+        return SentencesPass(states_ND, rows, run, torch.zeros_like(ends_N), ends_N)
+
+
+class ByLength(Prescribed):
     """The rule of one stack.
 
     Args:
         per_token, extra: a and b.
     """
-
-    is_prescribed = True
 
     def __init__(self, per_token: float, extra: float) -> None:
         self.per_token, self.extra = per_token, extra
@@ -43,11 +55,6 @@ class ByLength(HaltingRule):
         # Decimal numbers: 0.07 times 100 is 7.000000000000001, and means 7 rounds.
         rounds_B = (self.per_token * lengths_B + self.extra - 1e-9).ceil().long().clamp(min=1).clamp(max=n_rounds)
         return rows.take(rounds_B[:, None].expand(-1, rows.n_columns))
-
-    def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> SentencesPass:
-        """Begin a pass."""
-        ends_N = self.ends(rows, run, n_rounds)
-        return SentencesPass(states_ND, rows, run, torch.zeros_like(ends_N), ends_N)
 
 
 class BySentence(HaltingRule):

@@ -13,6 +13,7 @@ from ostinato.kernels import (
     StickBreakingGate,
 )
 from ostinato.nn.act import Act, ActPass, ActUnit
+from ostinato.nn.by_length import Prescribed
 from ostinato.nn.context import Pass
 from ostinato.nn.halting import HaltingPass, HaltingRule, Visible
 from ostinato.nn.links import are_plain, is_changed
@@ -37,7 +38,7 @@ def halting_in_rounds(rule: HaltingRule, *, begins_with_keys: bool) -> Callable[
         begins_with_keys: no sub-layer but the first of a round makes keys: only there kernels know rows that look
             otherwise than they are.
     """
-    if rule.is_prescribed and rule.freezes:
+    if isinstance(rule, Prescribed):
         return lambda rows, run, n_rounds: HaltsBy.ends(rule.ends(rows, run, n_rounds))
     compiled = compiled_rule(rule)
     if isinstance(compiled, _CompiledAct) or (isinstance(compiled, _CompiledStickBreaking) and begins_with_keys):

@@ -35,13 +35,11 @@ class HaltingRule(ABC):
         freezes: a halted token stays as it was; only then is there nothing left to compute for it.
         chooses_tokens: routers choose the tokens of every round, which see each other only, and weigh what it adds:
             another rule would be another model.
-        is_prescribed: how many rounds every token runs is known before the first: see `ends`.
     """
 
     threshold: float = math.inf
     freezes: bool = True
     chooses_tokens: bool = False
-    is_prescribed: bool = False
 
     def at(self, threshold: float) -> HaltingRule:
         """Return the same rule, with the same unit, at another threshold; itself where it has none."""
@@ -50,10 +48,6 @@ class HaltingRule(ABC):
         found = copy(self)
         found.threshold = threshold
         return found
-
-    def ends(self, rows: Rows, run: Pass, n_rounds: int | Tensor) -> Int[Tensor, "N"]:
-        """Return how many rounds every token runs, 1 or more; padding counts as a token. Of prescribed rules only."""
-        raise NotImplementedError(f"{type(self).__name__} decides round by round")
 
     @abstractmethod
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> HaltingPass:
