@@ -145,14 +145,11 @@ class CompiledStack:
             calls: Any = [[[stretch_of(s, find)] if s else [] for s in steps] for steps in by_step]
             return segment._replace(rounds=calls)
         rounds = [[s for step in steps for s in step] for steps in by_step]
-        has_signal = segment.segment.is_loop and self._stack.signal.acts_on_rounds
-        is_plain = isinstance(segment.rule, NoHalting) and not segment.acts_between_rounds
-        if is_plain and (all(rounds) or not has_signal):
+        starts, halts = self._starts(segment, rounds), not isinstance(segment.rule, NoHalting)
+        if not halts and not segment.acts_between_rounds and (all(rounds) or not starts):
             # Nothing but a signal comes between rounds: all of them are one call.
             whole = list(chain.from_iterable(rounds))
-            return segment._replace(
-                rounds=[[[stretch_of(whole, find, self._starts(segment, rounds))]] if whole else []]
-            )
+            return segment._replace(rounds=[[[stretch_of(whole, find, starts)]] if whole else []])
         stretches: Any = [[[stretch_of(steps, find)]] if steps else [] for steps in rounds]
         return segment._replace(rounds=stretches, rule=compiled_rule(segment.rule))
 
@@ -178,7 +175,7 @@ class CompiledStack:
     def _starts(self, segment: LoopProgram, rounds: Sequence[Sequence[Any]]) -> _Starts:
         """Return before which of all sub-layers of a loop a round after the first begins that has a signal.
 
-        No round is without sub-layers.
+        Rounds without sub-layers would begin where the next one does: who merges rounds sees to it that none is.
         """
         signal = self._stack.signal
         if not segment.segment.is_loop or not signal.acts_on_rounds:
