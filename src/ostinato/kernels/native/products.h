@@ -16,6 +16,7 @@ enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, RELU2 = 3, GELU_TANH = 4, SILU = 5
  * made of. */
 #define WIDE 8
 #define NARROW 4
+#define SHORT_ROW 512 /* numbers */
 #if LANES == 16
 #define TALL 2
 #define MOST_TALL 6
@@ -39,10 +40,10 @@ INLINE float activated(float x, int activation) {
     return activation == TANH ? tanhf(x) : x;
 }
 
-/* The first block of a column prefetches the rows of W that the next column reads: processors do not see them coming when
- * several rows of x keep them busy. With AVX2 a block of a single row is faster without; with AVX-512 that was not
- * measured. */
-INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Matrix *m, int64_t f, float *y, int64_t width) {
+/* What a block asks for ahead of its time. */
+enum { NOTHING = 0, NEXT_BLOCK = 1, NEXT_ROWS = 2 };
+
+INLINE void block(int n_rows, int n_out, int ahead, const float *x, const Matrix *m, int64_t f, float *y, int64_t width) {
     const int64_t D = m->n_in;
     const float *w = m->weight + f * D;
     vec sums[MOST_TALL][WIDE];
@@ -62,7 +63,8 @@ INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Mat
         for (int i = 0; i < n_out; i++) {
             vec row = load(w + i * D + d);
             if (n_rows > 1) KEEP_IN_REGISTER(row);
-            if (is_first && (n_rows > 1 || LANES == 16)) __builtin_prefetch(w + (WIDE + i) * D + d);
+            if (ahead == NEXT_BLOCK) __builtin_prefetch(w + n_out * (D + d) + i * LANES);
+            if (ahead == NEXT_ROWS) __builtin_prefetch(w + (WIDE + i) * D + d);
 #pragma GCC unroll 8
             for (int n = 0; n < n_rows; n++) sums[n][i] += values[n] * row;
         }
@@ -76,14 +78,27 @@ INLINE void block(int n_rows, int n_out, int is_first, const float *x, const Mat
         }
 }
 
+/* The first block of a column of W, which asks for what the next column reads. With AVX2 (else it was not measured) rows of up
+ * to half a page are over before a processor sees them coming: the next block is asked for in the order in which it lies in
+ * memory. Longer ones it does see coming, but not where several rows of x keep it busy. */
+INLINE void first_block(int n_rows, int n_out, const float *x, const Matrix *m, int64_t f, float *y, int64_t width) {
+    if (LANES == 8 && m->n_in <= SHORT_ROW)
+        block(n_rows, n_out, NEXT_BLOCK, x, m, f, y, width);
+    else
+        block(n_rows, n_out, LANES == 16 || n_rows > 1 ? NEXT_ROWS : NOTHING, x, m, f, y, width);
+}
+
 /* All rows of x, `tall` of them at a time, and what is left. */
 INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Matrix *m, int64_t f, float *y,
                    int64_t width) {
     int64_t n = 0;
-    if (n_rows >= tall) block(tall, n_out, 1, x, m, f, y, width), n = tall;
-    for (; n + tall <= n_rows; n += tall) block(tall, n_out, 0, x + n * m->n_in, m, f, y + n * width, width);
-    if (tall == 3 && n_rows - n == 2) block(2, n_out, 0, x + n * m->n_in, m, f, y + n * width, width), n += 2;
-    for (; n < n_rows; n++) block(1, n_out, !n, x + n * m->n_in, m, f, y + n * width, width);
+    if (n_rows >= tall)
+        first_block(tall, n_out, x, m, f, y, width), n = tall;
+    else if (n_rows)
+        first_block(1, n_out, x, m, f, y, width), n = 1;
+    for (; n + tall <= n_rows; n += tall) block(tall, n_out, NOTHING, x + n * m->n_in, m, f, y + n * width, width);
+    if (tall == 3 && n_rows - n == 2) block(2, n_out, NOTHING, x + n * m->n_in, m, f, y + n * width, width), n += 2;
+    for (; n < n_rows; n++) block(1, n_out, NOTHING, x + n * m->n_in, m, f, y + n * width, width);
 }
 
 /* Numbers `first` to before `last` of all rows, in place. */
