@@ -16,7 +16,7 @@ from live_memory import peak_bytes
 from ostinato.evaluation.loading import resolve_device
 from ostinato.evaluation.timing import Stopwatch
 from ostinato.experiments.results import read_rows
-from ostinato.experiments.timing.environment import describe_environment
+from ostinato.experiments.timing.environment import describe_environment, versions_of
 from ostinato.kernels import keep_freed_memory
 from ostinato.training.rng import preserved_randomness
 from ostinato.training.threads import cpu_threads
@@ -138,6 +138,6 @@ def conditions(rows: Sequence[Row]) -> str:
     rounds = sorted({row["n"] for row in rows if row["kind"] == "time"})
     return (
         f"{machine['device']}, {machine['cpu']}, {machine['threads']} of {machine['cores']} cores used, "
-        f"{machine['system']}, torch {machine['torch']}, Python {machine['python']}, ostinato {machine['ostinato']}; "
+        f"{machine['system']}, {versions_of(machine)}; "
         f"float32, {rounds[0]} to {rounds[-1]} rounds a cell. * marks fewer than five undisturbed rounds.\n"
     )

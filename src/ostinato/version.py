@@ -24,3 +24,19 @@ def source_hash(parts: tuple[str, ...]) -> str:
                 content = hashlib.sha256(file.read_bytes()).hexdigest()
                 digest.update(f"{file.relative_to(PACKAGE).as_posix()} {content}\n".encode())
     return digest.hexdigest()
+
+
+def source_commit() -> str | None:
+    """Return the commit of the source tree that runs, "-dirty" where it was changed since; None without one."""
+    import subprocess  # few commands ask, and all are started with this module
+
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        tracked = [*command[:3], "ls-files", "--error-unmatch", "__init__.py"]
+        is_tracked = subprocess.run(tracked, capture_output=True, timeout=10)
+        if is_tracked.returncode:  # installed somewhere inside another project's repository
+            return None
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None

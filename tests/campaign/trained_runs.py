@@ -29,7 +29,7 @@ def small_recipe(folder: Path, **training: Any) -> Recipe:
 def with_known_source() -> None:
     """Hash the sources once and ask git for no commit: that is slow, and they may change meanwhile."""
     found = rundir.source_hash(rundir.LEARNING)
-    rundir._commit = lambda: None
+    rundir.source_commit = lambda: None
     rundir.source_hash = lambda parts: found
 
 

@@ -22,7 +22,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
@@ -53,7 +52,7 @@ from ostinato.tasks.own_files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.changes import Changes, changes_between
 from ostinato.training.checkpoint import Checkpoints
-from ostinato.version import LEARNING, __version__, source_hash
+from ostinato.version import LEARNING, __version__, source_commit, source_hash
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
 _CHANGES, _LOCK, _HOLDER = "changes.jsonl", ".lock", ".lock.json"
@@ -285,22 +284,7 @@ def _versions() -> dict[str, Any]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
-    return found | {"platform": platform.platform(), "commit": _commit(), "source": source_hash(LEARNING)}
-
-
-def _commit() -> str | None:
-    """Return the commit of the source tree that runs, "-dirty" where it was changed since; None without one."""
-    here = Path(__file__).parents[1]
-    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    try:
-        tracked = [*command[:3], "ls-files", "--error-unmatch", "__init__.py"]
-        is_tracked = subprocess.run(tracked, capture_output=True, timeout=10)
-        if is_tracked.returncode:  # installed somewhere inside another project's repository
-            return None
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+    return found | {"platform": platform.platform(), "commit": source_commit(), "source": source_hash(LEARNING)}
 
 
 def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[str, Any]:

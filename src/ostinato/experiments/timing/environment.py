@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ostinato.version import __version__
+from ostinato.version import __version__, source_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Environment:
         device: cpu, or the name of the accelerator. cpu: the processor's name.
         cores: that this process may use. threads: that torch uses.
         system: operating system and architecture.
+        commit: of this library's source, "-dirty" where it was changed since; None: not known.
     """
 
     device: str
@@ -30,6 +33,7 @@ class Environment:
     python: str
     torch: str
     ostinato: str = __version__
+    commit: str | None = None
 
 
 def describe_environment(device: torch.device) -> Environment:
@@ -42,7 +46,15 @@ def describe_environment(device: torch.device) -> Environment:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=str(torch.__version__),
+        commit=source_commit(),
     )
+
+
+def versions_of(environment: Mapping[str, Any]) -> str:
+    """Return in words which software a measurement was of, given its environment as data."""
+    commit, _, dirty = (environment.get("commit") or "").partition("-")
+    at = f" at {commit[:8]}{dirty and ', changed'}" if commit else ""
+    return f"torch {environment['torch']}, Python {environment['python']}, ostinato {environment['ostinato']}{at}"
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

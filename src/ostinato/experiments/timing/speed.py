@@ -12,6 +12,7 @@ from ostinato.budget import count_macs, count_parameters
 from ostinato.config.common import SequenceModelConfig
 from ostinato.config.model import ModelConfig
 from ostinato.evaluation.timing import Effort
+from ostinato.experiments.timing.environment import versions_of
 from ostinato.experiments.timing.latency import Measurement, Timer, TimingPlan
 from ostinato.experiments.timing.spread import speed_ratio
 from ostinato.experiments.timing.workloads import TimedModel, Workload
@@ -140,5 +141,5 @@ def conditions(row: dict[str, Any]) -> str:
     return (
         f"{work['source_length']} source and {work['target_length']} target tokens a sentence; "
         f"{where}{machine['cpu']}, {machine['threads']} of {machine['cores']} cores used, {machine['system']}, "
-        f"torch {machine['torch']}, Python {machine['python']}, ostinato {machine['ostinato']}"
+        f"{versions_of(machine)}"
     )
