@@ -174,6 +174,43 @@ def test_a_search_waits_at_most_once_in_eight_tokens(name: str, settings: dict[s
     assert "stopped_S" in look.line, _described(searched.device)
 
 
+def test_sentences_that_leave_early_cost_a_search_five_copies_when_it_is_over() -> None:
+    model = model_of("dense").eval()
+    pretend_model(model)
+    config = DecodingConfig.model_validate({"max_length": 26, "max_length_ratio": 0.0})
+    compute, eos, n_waits = model.step, model.special_ids.eos, list[int]()
+
+    def step(*given: Any) -> Any:
+        n_waits.append(len(device.waits))
+        logits_RV = compute(*given).clone()
+        logits_RV[:, eos] = -1e4
+        if len(n_waits) == 3:
+            logits_RV[0, eos] = 1e4  # one ends at its third token, which the first look sees
+        return logits_RV
+
+    with pretended_device() as device, inference(model), patch.object(model, "step", step):
+        found = search(model, ragged_batch(3).to(DEVICE), config)
+    assert [len(one.ids) for one in found] == [2, 26, 26]
+    during, after = device.waits[n_waits[1] : n_waits[-1]], device.waits[n_waits[-1] :]
+    assert ["stopped_S" in wait.line for wait in during] == [True] * 3, _described(device)
+    n_looks_at_which_some_had_left = 2  # the first of them, and the end
+    assert len(after) == 5 * n_looks_at_which_some_had_left, _described(device)
+
+
+def test_grouped_products_which_wait_in_float32_are_as_many_as_the_page_says() -> None:
+    model = model_of("experts").train()
+    pretend_model(model)
+    config = TrainingConfig(n_updates=10)
+    updater = Updater(model, build_optimizer(model, config.optimizer), config)
+    with pretended_device() as device:
+        updater.apply(updater.accumulate([ragged_batch(seed=1)], 1), 1)
+        device.forget()
+        updater.accumulate([ragged_batch()], 2)
+    assert device.launches["_grouped_mm"] == 2 * ROUNDS * (2 + 4)  # feed-forwards of two stacks, forwards and backwards
+    short, long = (_Searched("experts", n, min_length=n).device for n in (3, 5))
+    assert long.launches["_grouped_mm"] - short.launches["_grouped_mm"] == 2 * ROUNDS * 2  # two tokens
+
+
 @pytest.mark.parametrize("name", ["act", pytest.param("stick_breaking", marks=pytest.mark.slow)])
 def test_where_tokens_halt_a_token_of_a_search_waits_at_most_once_a_round(name: str) -> None:
     short, long = (_Searched(name, n, min_length=n).device for n in (2, 4))
