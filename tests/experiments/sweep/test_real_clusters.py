@@ -139,6 +139,16 @@ def test_jobs_of_submitit_find_what_this_process_finds(file: Path, expected: byt
 
 
 @needs_submitit
+def test_so_does_the_command(file: Path, expected: bytes, tmp_path: Path) -> None:
+    options = ["--executor", "slurm", "--store", str(tmp_path / "slurm"), "--workers", "2", "--slurm", "cluster=local"]
+    command = [sys.executable, "-m", "ostinato", "sweep", str(file), *options]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    code, _, err = run_in_session(command, environment, timeout=1800)
+    assert code == 0, err[-3000:]
+    assert (tmp_path / "slurm" / RESULTS).read_bytes() == expected
+
+
+@needs_submitit
 def test_a_job_of_submitit_that_is_killed_is_started_again(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
