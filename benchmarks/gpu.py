@@ -13,7 +13,8 @@
     compiled     an update as above, ours plain and compiled; last, as torch takes minutes to generate the code
 
 Contestants take turns in one process (`ostinato.evaluation.timing`); those that are not installed, or fail, are named.
-Rows are written after every table. Without a GPU it says so in one line.
+Rows are written after every table. Several sections are a process each; what is not done within `--minutes` is ended
+and said to be absent. Without a GPU it says so in one line.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -45,7 +48,7 @@ from ostinato.config.model import LanguageModelConfig
 from ostinato.data.batch import Tokens
 from ostinato.decoding import inference, search
 from ostinato.evaluation.timing import Effort, Stopwatch, interleave
-from ostinato.experiments.results import markdown, write_rows
+from ostinato.experiments.results import markdown, read_rows, write_rows
 from ostinato.experiments.timing.environment import describe_environment
 from ostinato.models import build_model
 from ostinato.tasks.recipes import load_recipe
@@ -69,6 +72,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--tiny", action="store_true", help="small models and few rounds: shows that it runs")
     options.add_argument("--sections", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), metavar="NAME")
     options.add_argument("--seconds", type=float, default=30.0, help="for each table, warm-up included")
+    options.add_argument("--minutes", type=float, default=9.5, help="for several sections together")
     options.add_argument("--out", type=Path, default=OUT, help="folder (default: docs/results/gpu)")
     return options.parse_args(given)
 
@@ -291,26 +295,53 @@ def main(given: Sequence[str] | None = None) -> None:
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print("no GPU here: nothing was measured (--device cpu --tiny shows that it runs)")
         return
+    args.out.mkdir(parents=True, exist_ok=True)
+    if len(args.sections) == 1:
+        _measure(args.sections[0], args)
+    elif failed := [name for name, code in _one_by_one(args) if code]:
+        raise SystemExit(f"these sections ended early: {', '.join(failed)}")
+
+
+def _one_by_one(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """Measure every section in a process of its own while there is time; yield what each ended with, 1 without time."""
+    end = time.monotonic() + 60 * args.minutes
+    settings = [f"--{name}={getattr(args, name)}" for name in ("device", "seconds", "out")] + ["--tiny"] * args.tiny
+    for name in args.sections:
+        path = args.out / f"{name}.jsonl"
+        path.unlink(missing_ok=True)  # else rows of another time could stay
+        try:
+            left = max(0.0, end - time.monotonic())
+            command = [sys.executable, __file__, *settings, "--sections", name]
+            run = subprocess.run(command, timeout=left, check=False)
+        except subprocess.TimeoutExpired:
+            reason = f"not done within {args.minutes:g} minutes"
+            row = {"section": name, "kind": "absent", "name": name, "reason": reason}
+            write_rows([*(read_rows(path) if path.exists() else []), row], path)
+            print(f"{name}: {reason}", flush=True)
+            yield name, 1
+        else:
+            yield name, run.returncode
+
+
+def _measure(name: str, args: argparse.Namespace) -> None:
     device = torch.device(args.device)
     environment = asdict(describe_environment(device))
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.sections:
-        rows: list[Row] = []
-        for title, contestants in SECTIONS[name](device, tiny=args.tiny):
-            found = list(contestants)
-            present, absent = trial([one for one in found if isinstance(one, Contestant)])
-            absent += [one for one in found if isinstance(one, Absent)]
-            timed = measured(title, present, device, args) if present else []
-            verdict = None if args.tiny or not timed else judged(timed)  # small ones are judged by nothing
-            timed += [{"section": title, "kind": "absent", **asdict(one)} for one in absent]
-            rows += [row | {"environment": environment} for row in timed + ([] if verdict is None else [verdict])]
-            # After every table: what comes next may end this process.
-            write_rows(rows, args.out / f"{name}.jsonl")
-            print(f"\n{title}\n\n{_table(timed)}")
-            if verdict is not None:
-                said = "holds" if verdict["holds"] else "missed"
-                print(f"ours / {verdict['to']}: {verdict['ratio']:.3f}, at most {verdict['at_most']}: {said}")
-            sys.stdout.flush()
+    rows: list[Row] = []
+    for title, contestants in SECTIONS[name](device, tiny=args.tiny):
+        found = list(contestants)
+        present, absent = trial([one for one in found if isinstance(one, Contestant)])
+        absent += [one for one in found if isinstance(one, Absent)]
+        timed = measured(title, present, device, args) if present else []
+        verdict = None if args.tiny or not timed else judged(timed)  # small ones are judged by nothing
+        timed += [{"section": title, "kind": "absent", **asdict(one)} for one in absent]
+        rows += [row | {"environment": environment} for row in timed + ([] if verdict is None else [verdict])]
+        # After every table: what comes next may end this process.
+        write_rows(rows, args.out / f"{name}.jsonl")
+        print(f"\n{title}\n\n{_table(timed)}")
+        if verdict is not None:
+            said = "holds" if verdict["holds"] else "missed"
+            print(f"ours / {verdict['to']}: {verdict['ratio']:.3f}, at most {verdict['at_most']}: {said}")
+        sys.stdout.flush()
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -22,7 +22,7 @@ Script = Callable[[str], ModuleType]
 def test_every_part_runs_on_a_cpu(script: Script, tmp_path: Path) -> None:
     study = script("gpu")
     # A process of its own: torch cannot compile the checks of shapes that the suite puts around every call.
-    command = [sys.executable, study.__file__, "--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    command = [sys.executable, study.__file__, "--device", "cpu", "--tiny", "--minutes", "60", "--out", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for section in study.SECTIONS:
         rows = [json.loads(line) for line in (tmp_path / f"{section}.jsonl").read_text().splitlines()]
@@ -57,6 +57,17 @@ def test_who_fails_is_absent_and_a_table_is_kept_whatever_comes_after_it(
         ("one", "ours, compiled", "RuntimeError: backend raised: no compiler"),
         ("none", "ours, compiled", "RuntimeError: backend raised: no compiler"),
     ]
+
+
+def test_what_is_not_done_in_time_is_said_to_be_absent_and_what_was_done_stays(script: Script, tmp_path: Path) -> None:
+    study = script("gpu")
+    (tmp_path / "update.jsonl").write_text("{}\n")  # of another time
+    command = ["--device", "cpu", "--tiny", "--out", str(tmp_path), "--sections", "update", "experts", "--minutes", "0"]
+    with pytest.raises(SystemExit, match="these sections ended early: update, experts"):
+        study.main(command)
+    for section in ("update", "experts"):
+        [row] = [json.loads(line) for line in (tmp_path / f"{section}.jsonl").read_text().splitlines()]
+        assert (row["kind"], row["name"], row["reason"]) == ("absent", section, "not done within 0 minutes")
 
 
 def test_without_a_gpu_it_says_so_in_one_line(
