@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,12 @@ def test_the_python_examples_are_short_and_need_no_deep_import() -> None:
     code, of_tensors = blocks(README, "python")
     assert sum(1 for line in code.splitlines() if line) <= 10
     assert all("from ostinato" not in example for example in (code, of_tensors))
+
+
+def test_its_results_are_those_of_the_pages_that_are_written_from_rows() -> None:
+    pages = " ".join(page.read_text(encoding="utf-8") for page in (README.parent / "docs" / "results").glob("*.md"))
+    said = " ".join(README.read_text(encoding="utf-8").split())
+    results = re.findall(r"\d+\.\d+ ± \d+\.\d+|-?\d+\.\d+ \[[^]]*\]", said)
+    assert len(results) > 10
+    known = " ".join(pages.split())
+    assert [one for one in results if one not in known] == []
