@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from plans import HALTING, PLANS, ROUNDS, VOCABULARY, batch_of, model_of, ragged_batch
+from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.training import TrainingConfig
@@ -112,12 +114,15 @@ def test_an_update_of_a_toy_recipe_waits_once_and_once_a_round_where_some_take_n
 
 
 class _Searched:
-    """A search of a number of tokens that was counted; `between`: its waits after the second token and before the last.
+    """A search of a number of tokens that was counted; `between`: its waits after the second token and before the last;
+    `after`: those since. `change` makes other logits of those of a step, given its number and the end symbol.
 
     What comes once is not among those: tables, trials and the prompt's padding before, reading the outputs after.
     """
 
-    def __init__(self, name: str, n_tokens: int, **settings: object) -> None:
+    def __init__(
+        self, name: str, n_tokens: int, change: Callable[[Tensor, int, int], Tensor] | None = None, **settings: object
+    ) -> None:
         model = model_of(name).eval()
         pretend_model(model)
         config = DecodingConfig.model_validate({"max_length": n_tokens, "max_length_ratio": 0.0} | settings)
@@ -125,12 +130,17 @@ class _Searched:
 
         def step(*given: Any) -> Any:
             n_waits.append(len(device.waits))
-            return compute(*given)
+            logits_RV = compute(*given)
+            return logits_RV if change is None else change(logits_RV.clone(), len(n_waits), model.special_ids.eos)
 
         with pretended_device() as device, inference(model), patch.object(model, "step", step):
-            search(model, ragged_batch(3).to(DEVICE), config)
+            self.found = search(model, ragged_batch(3).to(DEVICE), config)
         assert len(n_waits) == n_tokens  # it did not stop before
-        self.device, self.between = device, device.waits[n_waits[1] : n_waits[-1]]
+        self.device, self.between, self.after = (
+            device,
+            device.waits[n_waits[1] : n_waits[-1]],
+            device.waits[n_waits[-1] :],
+        )
 
 
 BEAM, SAMPLE = {"strategy": "beam", "beam": 3}, {"strategy": "sample"}
@@ -175,26 +185,17 @@ def test_a_search_waits_at_most_once_in_eight_tokens(name: str, settings: dict[s
 
 
 def test_sentences_that_leave_early_cost_a_search_five_copies_when_it_is_over() -> None:
-    model = model_of("dense").eval()
-    pretend_model(model)
-    config = DecodingConfig.model_validate({"max_length": 26, "max_length_ratio": 0.0})
-    compute, eos, n_waits = model.step, model.special_ids.eos, list[int]()
-
-    def step(*given: Any) -> Any:
-        n_waits.append(len(device.waits))
-        logits_RV = compute(*given).clone()
+    def one_ends_at_its_third_token(logits_RV: Tensor, number: int, eos: int) -> Tensor:
         logits_RV[:, eos] = -1e4
-        if len(n_waits) == 3:
-            logits_RV[0, eos] = 1e4  # one ends at its third token, which the first look sees
+        if number == 3:
+            logits_RV[0, eos] = 1e4
         return logits_RV
 
-    with pretended_device() as device, inference(model), patch.object(model, "step", step):
-        found = search(model, ragged_batch(3).to(DEVICE), config)
-    assert [len(one.ids) for one in found] == [2, 26, 26]
-    during, after = device.waits[n_waits[1] : n_waits[-1]], device.waits[n_waits[-1] :]
-    assert ["stopped_S" in wait.line for wait in during] == [True] * 3, _described(device)
+    searched = _Searched("dense", 26, one_ends_at_its_third_token)
+    assert [len(one.ids) for one in searched.found] == [2, 26, 26]
+    assert ["stopped_S" in look.line for look in searched.between] == [True] * 3, _described(searched.device)
     n_looks_at_which_some_had_left = 2  # the first of them, and the end
-    assert len(after) == 5 * n_looks_at_which_some_had_left, _described(device)
+    assert len(searched.after) == 5 * n_looks_at_which_some_had_left, _described(searched.device)
 
 
 def test_grouped_products_which_wait_in_float32_are_as_many_as_the_page_says() -> None:

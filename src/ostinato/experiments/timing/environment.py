@@ -53,7 +53,8 @@ def describe_environment(device: torch.device) -> Environment:
 def versions_of(environment: Mapping[str, Any]) -> str:
     """Return in words which software a measurement was of, given its environment as data."""
     commit, _, dirty = (environment.get("commit") or "").partition("-")
-    at = f" at {commit[:8]}{dirty and ', changed'}" if commit else ""
+    at = f" at {commit[:8]}" if commit else ""
+    at += ", changed" if dirty else ""
     return f"torch {environment['torch']}, Python {environment['python']}, ostinato {environment['ostinato']}{at}"
 
 
