@@ -108,16 +108,16 @@ def test_rows_are_those_of_the_data_set_in_memory(
     assert [row.index for row in found] == [row.index for row in expected]
 
 
-def test_processes_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_processes_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     small_units(monkeypatch, 400)
     place = write_folder(tmp_path / "texts")
-    for how in ({}, {"streaming": True}):
-        contents = []
-        for n_processes in (1, 2):
-            monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / f"{n_processes}{how}"))
-            folder = make_pack(source_of(place, how=how), JOINT, n_processes=n_processes).folder
-            contents.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
-        assert contents[0] == contents[1]
+    contents = []
+    for n_processes in (1, 2):
+        monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / str(n_processes)))
+        folder = make_pack(source_of(place, how={"streaming": streaming}), JOINT, n_processes=n_processes).folder
+        contents.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
+    assert contents[0] == contents[1]
 
 
 def test_parts_of_splits_and_renamed_columns_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

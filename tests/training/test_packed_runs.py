@@ -104,7 +104,7 @@ def test_a_run_is_that_of_rows_in_memory(tmp_path: Path, how: dict[str, Any]) ->
     assert results["always"]["data_sha256"]["train"] != results["never"]["data_sha256"]["train"]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_on_a_data_set_is_that_of_rows_in_memory_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
 ) -> None:

@@ -9,8 +9,8 @@ what products make of them is 0.
     gather:   sorted[m] = x[row of m]
     combine:  out[n] = sum_k gate[n, k] * sorted[place of slot (n, k)]
 
-In a pass that is traced once for all data every expert has a place for every row, and the gates of those that a row did
-not choose are 0 (`DenseDispatch`).
+In a pass that is traced once for all data, and where there are few rows on an accelerator, every expert has a place for
+every row, and the gates of those that a row did not choose are 0 (`DenseDispatch`).
 """
 
 from __future__ import annotations

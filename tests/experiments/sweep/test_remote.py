@@ -33,7 +33,7 @@ RESULTS = "sweeps/tiny/results.jsonl"
 LONG = ["training.n_updates=12", "training.evaluate_every=4", "training.save_every=2"]
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.slow), "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
     return f"{request.param}://{tmp_path}/place"
