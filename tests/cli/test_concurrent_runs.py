@@ -34,7 +34,7 @@ def together(folder: Path, commands: Sequence[Sequence[str]]) -> list[tuple[int,
         )
         for command in commands
     ]
-    errors = [process.communicate(timeout=300)[1] for process in started]
+    errors = [process.communicate(timeout=1800)[1] for process in started]
     return [(process.returncode, error) for process, error in zip(started, errors, strict=True)]
 
 
