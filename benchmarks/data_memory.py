@@ -13,7 +13,7 @@ Every step is a process of its own, so that peaks are its own:
 
 Peaks are the largest resident set of the process, as the system counts it, in MB of 1024^2 bytes. What is private is
 told apart from mapped files: libraries, and pages of the pack that were read, which the system takes back when it needs
-memory; these two are looked at ten times a second. `above_model_mb` is the peak less that of `model`. Seconds to the
+memory. All are looked at ten times a second. `above_model_mb` is the peak less that of `model`. Seconds to the
 first update are counted from the start of the process, imports and the update included. `epoch` counts labels: every
 token of the text, and an end for every line. The text is made of invented words, drawn by Zipf's law, in lines of 20 to
 400 words; it and the packs are deleted at the end.
@@ -211,7 +211,7 @@ def measure(folder: Path, gigabytes: float, seed: int, tokenizer: str) -> list[d
     rows = [shared | run(name, words, environment) for name, words in steps.items()]
     model = next(row for row in rows if row["step"] == "model")
     for row in rows:
-        if row["step"] in ("first", "second", "epoch"):
+        if row["step"] in ("first", "second"):
             row["above_model_mb"] = round(row["peak_mb"] - model["peak_mb"], 1)
     return rows
 

@@ -208,9 +208,8 @@ def test_grouped_products_which_wait_in_float32_are_as_many_as_the_page_says() -
         device.forget()
         updater.accumulate([ragged_batch()], 2)
     assert device.launches["_grouped_mm"] == 2 * ROUNDS * (2 + 4)  # feed-forwards of two stacks, forwards and backwards
-    assert "_grouped_mm" not in _Searched("experts", 3, min_length=3, strategy="beam", beam=21).device.launches
-    short, long = (_Searched("experts", n, min_length=n, strategy="beam", beam=22).device for n in (3, 5))
-    assert long.launches["_grouped_mm"] - short.launches["_grouped_mm"] == 2 * ROUNDS * 2  # two tokens of 66 rows
+    short, long = (_Searched("experts", n, min_length=n).device for n in (3, 5))
+    assert long.launches["_grouped_mm"] - short.launches["_grouped_mm"] == 2 * ROUNDS * 2  # two tokens
 
 
 @pytest.mark.parametrize("name", ["act", pytest.param("stick_breaking", marks=pytest.mark.slow)])

@@ -25,8 +25,7 @@ Trial = Callable[..., list[Tensor]]
 """Called with a backend, a device, a type and the sizes of a map: returns output and all gradients on fixed small
 numbers, and touches no random state."""
 BackendChoice = Backend | Literal["auto", "dense"]
-"""By name, or chosen. "dense": every expert for every row, for few rows and passes that are traced once
-(`DenseDispatch`)."""
+"""By name, or chosen. "dense": every expert for every row, for passes that are traced once (`DenseDispatch`)."""
 # CPU: by the time of a feed-forward of experts, forward and backward. CUDA: the order has not been measured.
 _PREFERRED: dict[str, tuple[Backend, ...]] = {
     "cpu": ("segments", "grouped", "padded", "loop"),

@@ -9,8 +9,8 @@ what products make of them is 0.
     gather:   sorted[m] = x[row of m]
     combine:  out[n] = sum_k gate[n, k] * sorted[place of slot (n, k)]
 
-In a pass that is traced once for all data, and where there are few rows on an accelerator, every expert has a place for
-every row, and the gates of those that a row did not choose are 0 (`DenseDispatch`).
+In a pass that is traced once for all data every expert has a place for every row, and of these only those are combined
+whose expert the row chose (`DenseDispatch`).
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ class DenseDispatch(Dispatch):
 
     def combine(self, y_MD: Tensor, gates_NK: Tensor) -> Tensor:
         """See `combine`."""
-        gates_NE = gates_NK.new_zeros(self.n_rows, self.n_experts).scatter(1, self.experts_NK, gates_NK)
-        return torch.bmm(self._kept(gates_NE).to(y_MD.dtype)[:, None], self._by_row(y_MD)).squeeze(1)
+        # Of the chosen ones only: what overflows in another expert would be NaN, also times 0.
+        y_NKD = self.to_slots(y_MD).view(self.n_rows, self.n_chosen, y_MD.shape[1])
+        return torch.bmm(self._kept(gates_NK).to(y_MD.dtype)[:, None], y_NKD).squeeze(1)
 
     def to_slots(self, y_MD: Tensor) -> Tensor:
         """See `reorder`."""

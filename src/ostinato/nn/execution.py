@@ -83,8 +83,7 @@ class Execution:
         static_cache: in cached decoding, tensors of every step but the first have the same sizes, and the step can be
             recorded and replayed (`ostinato.decoding.static_cache`); of stacks in which no token halts. With it
             "auto" experts are "dense" ones.
-        expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial,
-            but "dense" for few rows without gradients where the host runs ahead.
+        expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         as_graph: the pass is traced once for all data (torch.export): nothing is decided by what tensors hold, and
             every row is computed. The results are the same; nothing but them is returned: no trace, no costs. With

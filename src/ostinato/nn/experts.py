@@ -33,7 +33,6 @@ from ostinato.kernels import (
     expert_feed_forward,
     gather,
     routed_linear,
-    runs_ahead,
 )
 from ostinato.nn.attention import MultiHead, QkNorm
 from ostinato.nn.by_round import LowRank
@@ -42,8 +41,6 @@ from ostinato.nn.routing import Gate, Router
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.types import Routing
-
-_FEW_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +141,6 @@ class Routed(nn.Module):
         """Choose experts by a router, every head among its own. Args: see `route`."""
         kept = None if weight_N is None else weight_N.to(torch.promote_types(x_ND.dtype, weight_N.dtype))
         weight_N = x_ND.new_ones(x_ND.shape[0]) if kept is None else kept
-        if backend == "auto" and _are_few(x_ND):
-            backend = "dense"
         send = dense_dispatch if backend == "dense" else dispatch
         if router is None:
             experts_NK = torch.zeros(x_ND.shape[0], 1, dtype=torch.long, device=x_ND.device)
@@ -164,17 +159,6 @@ class Routed(nn.Module):
             gates_NK, probs_NE = by_head.gates_NK.view_as(experts_NK), by_head.probs_NE.view_as(scores_NE) / n_heads
         to = send(experts_NK, scores_NE.shape[1], kept)
         return Decision(to, experts_NK, gates_NK, weight_N, logits_NE, probs_NE, backend, n_heads)
-
-
-def _are_few(x_ND: Float[Tensor, "N D"]) -> bool:
-    """Return whether these are so few rows, as at a token of a search, that every expert runs for all of them.
-
-    That is where the host runs ahead: nothing is sorted then, and nothing asks the host where the rows of an expert
-    end, for which torch's grouped product waits in most types. Few rows read most experts' weights anyway.
-    """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return x_ND.shape[0] <= _FEW_ROWS and runs_ahead(x_ND.device)
 
 
 class ExpertMaps(Dropping, nn.Module):
