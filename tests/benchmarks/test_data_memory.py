@@ -26,5 +26,5 @@ def test_a_small_text_takes_every_step_and_little_memory(
         assert 0 < rows[name]["seconds_to_first_update"] <= rows[name]["seconds"]
         assert rows[name]["above_model_mb"] < 100
     epoch = rows["epoch"]
-    assert epoch["n_labels"] == epoch["n_words"] + epoch["n_lines"]  # every word once, and an end for every line
+    assert epoch["n_labels"] == epoch["n_words"] + epoch["n_lines"]
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]  # text, packs and runs are deleted

@@ -117,8 +117,9 @@ class DenseDispatch(Dispatch):
 
     def to_slots(self, y_MD: Tensor) -> Tensor:
         """See `reorder`."""
+        y_NED = y_MD.view(self.n_experts, self.n_rows, y_MD.shape[1]).transpose(0, 1)
         index_NKD = self.experts_NK[..., None].expand(-1, -1, y_MD.shape[1])
-        return self._kept(self._by_row(y_MD).gather(1, index_NKD)).flatten(0, 1)
+        return self._kept(y_NED.gather(1, index_NKD)).flatten(0, 1)
 
     def from_slots(self, x_SD: Tensor) -> Tensor:
         """See `reorder`."""
@@ -126,9 +127,6 @@ class DenseDispatch(Dispatch):
         x_NED = x_NKD.new_zeros(self.n_rows, self.n_experts, x_SD.shape[1])
         x_NED = x_NED.scatter(1, self.experts_NK[..., None].expand_as(x_NKD), x_NKD)
         return x_NED.transpose(0, 1).flatten(0, 1)
-
-    def _by_row(self, y_MD: Tensor) -> Tensor:
-        return y_MD.view(self.n_experts, self.n_rows, y_MD.shape[1]).transpose(0, 1)
 
     def _kept(self, values: Tensor) -> Tensor:
         """Return values `[N, ...]`, 0 of rows that take no part."""
