@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.special_ids import SpecialIds
-from ostinato.kernels import float64
+from ostinato.kernels import float64, highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Greedy(Proposer):
 
     def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
         """Propose one token a sentence."""
-        best_S1, ids_S1 = log_p_RV.max(dim=1, keepdim=True)
+        best_S1, ids_S1 = highest(log_p_RV, 1)
         return Proposals(ids_S1, torch.zeros_like(ids_S1), log_prob_SK + best_S1)
 
 
@@ -79,28 +79,6 @@ class Beam(Proposer):
         total = log_p_RV.view(S, K, V).add_(log_prob_SK[:, :, None]).view(S, K * V)
         values_SN, indices_SN = highest(total, min(2 * K, K * V))
         return Proposals(indices_SN % V, indices_SN // V, values_SN)
-
-
-def highest(x_SM: Tensor, n: int, *, width: int = 64, least: int = 2**15) -> tuple[Tensor, Tensor]:
-    """Return the n highest numbers of every row, best first, and where they are. Plain twin: `torch.topk`.
-
-    A row is divided into blocks of `width` numbers. The n highest numbers lie in the n blocks with the highest maxima,
-    so only those blocks are ranked, which is faster from rows of about `least` numbers on. Of equal numbers any is
-    returned.
-    """
-    S, M = x_SM.shape
-    n_blocks = M // width
-    if least > M or n_blocks < 4 * n:
-        return x_SM.topk(n, dim=1)
-    within = n_blocks * width
-    blocks_SBW = x_SM[:, :within].view(S, n_blocks, width)
-    best_SN = blocks_SBW.amax(2).topk(n, dim=1).indices
-    places_SC = (best_SN[:, :, None] * width + torch.arange(width, device=x_SM.device)).flatten(1)
-    if within < M:
-        rest = torch.arange(within, M, device=x_SM.device).expand(S, -1)
-        places_SC = torch.cat([places_SC, rest], dim=1)
-    values_SN, chosen_SN = x_SM.gather(1, places_SC).topk(n, dim=1)
-    return values_SN, places_SC.gather(1, chosen_SN)
 
 
 class Sampling:

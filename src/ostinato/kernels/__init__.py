@@ -24,6 +24,7 @@ from ostinato.kernels.devices import (
 from ostinato.kernels.dispatch import Dispatch, combine, dense_dispatch, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
+from ostinato.kernels.highest import highest
 from ostinato.kernels.large_products import product
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.memory import keep_freed_memory
@@ -85,6 +86,7 @@ __all__ = [
     "float64",
     "gather",
     "hidden_score",
+    "highest",
     "is_exporting",
     "keep_freed_memory",
     "mean_where",

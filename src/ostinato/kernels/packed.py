@@ -28,8 +28,10 @@ from torch import Tensor
 from ostinato.kernels.native import few_rows, library
 
 _log = logging.getLogger(__name__)
-_MOST_ROWS, _LARGE_MATRIX, _MOST_ROWS_OF_LARGE = 12, 2**22, 4
-"""Rows up to which our kernels are faster than packed copies; fewer where the matrix has more numbers than that."""
+_MOST_ROWS = 16
+"""Rows up to which our kernels are faster than packed copies."""
+_MOST_ROWS_AVX512, _LARGE_MATRIX, _MOST_ROWS_OF_LARGE_AVX512 = 12, 2**22, 4
+"""The same with AVX-512: fewer where the matrix has more numbers than that."""
 
 
 class Packing:
@@ -99,9 +101,8 @@ class PackedMatrix:
             x.dtype == torch.float32 and x.device.type == "cpu" and x.shape[0] == part_FD.shape[0] for x in maps
         ):
             return F.linear(x_ND, part_FD, bias_F)
-        most = _MOST_ROWS if part_FD.numel() < _LARGE_MATRIX else _MOST_ROWS_OF_LARGE
         is_contiguous = part_FD.is_contiguous() and (bias_F is None or bias_F.is_contiguous())
-        if x_ND.numel() <= most * x_ND.shape[-1] and library() is not None and is_contiguous:
+        if x_ND.numel() <= _most_rows(part_FD) * x_ND.shape[-1] and library() is not None and is_contiguous:
             return few_rows(x_ND, part_FD, bias_F)
         if not has_packed_products():
             return F.linear(x_ND, part_FD, bias_F)
@@ -123,6 +124,13 @@ def _is_plain_float(x: Tensor) -> bool:
     return (
         x.is_cpu and x.dtype == torch.float32 and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
     )
+
+
+def _most_rows(weight_FD: Tensor) -> int:
+    """Return up to how many rows our kernels are faster than a packed copy of the matrix."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return _MOST_ROWS
+    return _MOST_ROWS_AVX512 if weight_FD.numel() < _LARGE_MATRIX else _MOST_ROWS_OF_LARGE_AVX512
 
 
 @lru_cache(maxsize=1)

@@ -54,6 +54,7 @@ SIGNATURES = {
     "act_after": "pppnppnn",
     "stick_halt": "ppnpfpppppn",
     "rounds": "pnnppppnnn",
+    "highest": "pnnnppn",
 }
 """What the functions of the library take, in order: p an address, n a count, f a number."""
 _PROBE = "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); [getattr(library, name) for name in sys.argv[2:]]"

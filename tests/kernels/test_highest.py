@@ -1,0 +1,70 @@
+"""The highest of many numbers, found in one look or by blocks, against ranking all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.kernels import highest, native
+from ostinato.training.threads import cpu_threads
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@given(st.integers(1, 4), st.integers(8, 300), st.integers(1, 8), st.integers(1, 16), st.integers(0, 99), st.booleans())
+def test_it_finds_what_ranking_everything_finds(
+    is_compiled: bool, n_rows: int, n_numbers: int, n: int, width: int, seed: int, has_ties: bool
+) -> None:
+    make = torch.Generator().manual_seed(seed)
+    x = torch.randn(n_rows, n_numbers, generator=make)
+    x = x.round() if has_ties else x
+    x[:, :: 1 + seed % 7] = -torch.inf
+    with pytest.MonkeyPatch.context() as patch, cpu_threads(1 + seed % 3):
+        if not is_compiled:
+            patch.setattr(native, "takes", lambda *_: False)
+        values, places = highest(x, n, width=width, least=0)
+    assert torch.equal(values, x.topk(n, dim=1).values)
+    assert torch.equal(x.gather(1, places), values)
+    assert all(len(set(row)) == n for row in places.tolist())
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 99))
+def test_compiled_kernels_return_the_first_of_equal_numbers(n_numbers: int, n: int, seed: int) -> None:
+    x = torch.randn(3, n_numbers, generator=torch.Generator().manual_seed(seed)).round()
+    x[1] = -torch.inf
+    values, places = native.highest(x, min(n, n_numbers))
+    expected = x.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, : min(n, n_numbers)])
+    assert torch.equal(places, expected.indices[:, : min(n, n_numbers)])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@given(st.integers(5, 100), st.data())
+def test_what_is_no_number_is_the_highest_as_it_is_to_torch(n: int, n_numbers: int, data: st.DataObject) -> None:
+    x = torch.arange(2.0 * n_numbers).view(2, n_numbers)
+    where = data.draw(st.sets(st.integers(0, n_numbers - 1), max_size=4))
+    x[1, list(where)] = torch.nan
+    values, places = highest(x, n)
+    torch.testing.assert_close(values, x.topk(n, dim=1).values, equal_nan=True, rtol=0, atol=0)
+    assert set(places[1, : min(n, len(where))].tolist()) <= where or not where
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_more_than_there_are_is_what_it_is_to_torch(n: int) -> None:
+    x = torch.randn(2, 8)
+    if n:
+        with pytest.raises(RuntimeError, match="out of range"):
+            highest(x, n)
+    else:
+        assert highest(x, n)[0].shape == (2, 0)
+
+
+def test_rows_with_gaps_and_numbers_that_want_gradients_are_ranked_by_torch() -> None:
+    x = torch.randn(6, 40)
+    assert torch.equal(highest(x.t(), 2)[0], x.t().topk(2).values)
+    x.requires_grad_(True)
+    highest(x, 1)[0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.count_nonzero() == 6
