@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_model import TableModel, pad, plain_beams, sources
+from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.decoding import Hypothesis, length_penalty, search, search_n_best
 from ostinato.errors import DataError
+from ostinato.nn.cache import Cache
 
 BOS, EOS = 1, 2
 NO_PENALTY = LengthPenaltyConfig(kind="none")
@@ -280,3 +282,22 @@ def test_every_step_is_told_with_the_leading_hypothesis_of_every_sentence_and_ma
 
     with pytest.raises(KeyboardInterrupt):
         search_n_best(model, batch, config, on_step=stop)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_model_may_keep_the_logits_that_it_returns(beam: int) -> None:
+    class Kept(TableModel):
+        """Returns a table's one row itself, whatever was read."""
+
+        def step(self, ids_BT: Tensor, cache: Cache, keep_BT: Tensor | None = None) -> Tensor:
+            super().step(ids_BT, cache, keep_BT)
+            return self.logits_NV[:1].expand(len(ids_BT), -1)
+
+    model = Kept(9, bias={EOS: 9.0})
+    before = model.logits_NV.clone()
+    config = DecodingConfig(strategy="greedy" if beam == 1 else "beam", beam=beam, min_length=4, max_length=9)
+    found = search(model, sources([[3, 4]]), config)[0]
+    assert torch.equal(model.logits_NV, before)
+    assert (len(found.ids), found.finished) == (3, True)
+    log_p_V = torch.log_softmax(before[0].double(), 0)
+    assert found.log_prob == pytest.approx(float(log_p_V[[*found.ids, EOS]].sum()), abs=1e-5)

@@ -157,14 +157,14 @@ class Beams:
         self._is_cut_S = torch.zeros(S, dtype=torch.bool, device=device)
         self.last_ids_R1 = torch.empty(S * K, 1, dtype=torch.long, device=device)
 
-    def mask_early_ends(self, log_p_RV: Tensor) -> Tensor:
-        """Set the end symbol's log-probability to -inf, in place, where a sentence is shorter than its minimum."""
+    def mask_early_ends(self, x_RV: Tensor) -> Tensor:
+        """Set x of the end symbol (see `next_log_probs`) to -inf, in place, where a sentence is too short to end."""
         if self.length + 1 < self._shortest_minimum:
-            log_p_RV[:, self._eos] = -torch.inf
+            x_RV[:, self._eos] = -torch.inf
         elif self.length + 1 < self._longest_minimum:
             is_short_R = (self._minimum_S > self.length + 1).repeat_interleave(self.n_beams)
-            log_p_RV[:, self._eos].masked_fill_(is_short_R, -torch.inf)
-        return log_p_RV
+            x_RV[:, self._eos].masked_fill_(is_short_R, -torch.inf)
+        return x_RV
 
     def advance(self, proposals: Proposals) -> None:
         """Finish and continue hypotheses."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig
 from ostinato.config.special_ids import SpecialIds
-from ostinato.kernels import float64, highest
+from ostinato.kernels import float64, highest, log_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,13 @@ class Proposals:
 class Proposer(Protocol):
     """Turns the model's next-token distribution into proposals."""
 
-    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
-        """Propose the token after `length` generated ones, from `log_prob_SK` of the hypotheses so far.
+    def __call__(self, x_RV: Tensor, so_far_SK: Tensor, length: int) -> Proposals:
+        """Propose the token after `length` generated ones.
 
-        `log_p_RV` may be overwritten: with a large vocabulary, new memory takes longer than a sum.
+        Args:
+            x_RV: log-probabilities of all tokens, up to a constant a row. It may be overwritten: with a large
+                vocabulary, new memory takes longer than a sum.
+            so_far_SK: those of the hypotheses so far, without these constants: x + so_far is a continuation's.
         """
 
     def keep(self, sentences_S: Tensor) -> None:
@@ -48,36 +51,39 @@ class Proposer(Protocol):
         return
 
 
-def next_log_probs(logits_RV: Tensor, special_ids: SpecialIds) -> Tensor:
-    """Return float32 log-probabilities, -inf for padding and the begin symbol, which are never generated.
+def next_log_probs(logits_RV: Tensor, log_prob_SK: Tensor, special_ids: SpecialIds) -> tuple[Tensor, Tensor]:
+    """Return x_RV and c_SK, float32: hypothesis r continued by v has log-probability x_rv + c_r.
 
-    The two are removed after normalising, so that the others keep the model's own log-probabilities. An id that is also
-    the end symbol's stays.
+    Either x is the logits, which are overwritten, and c = log p - log sum_v e^x, or x is their log-softmax, and c is
+    log p. Padding and the begin symbol, which are never generated, have x = -inf: set after normalising, so that the
+    others keep the model's own log-probabilities. An id that is also the end symbol's stays.
     """
-    log_p_RV = torch.log_softmax(logits_RV.float(), dim=-1)
+    logits_RV = logits_RV.float()
+    if not logits_RV.is_inference():  # made before the search: the model may keep it
+        logits_RV = logits_RV.clone()
+    x_RV, log_sum_R = log_probs(logits_RV)
     for i in {special_ids.pad, special_ids.bos} - {special_ids.eos}:
-        log_p_RV[:, i] = -torch.inf
-    return log_p_RV
+        x_RV[:, i] = -torch.inf
+    return x_RV, log_prob_SK if log_sum_R is None else log_prob_SK - log_sum_R.view_as(log_prob_SK)
 
 
 class Greedy(Proposer):
     """The most probable token."""
 
-    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
+    def __call__(self, x_RV: Tensor, so_far_SK: Tensor, length: int) -> Proposals:
         """Propose one token a sentence."""
-        best_S1, ids_S1 = highest(log_p_RV, 1)
-        return Proposals(ids_S1, torch.zeros_like(ids_S1), log_prob_SK + best_S1)
+        best_S1, ids_S1 = highest(x_RV, 1)
+        return Proposals(ids_S1, torch.zeros_like(ids_S1), so_far_SK + best_S1)
 
 
 class Beam(Proposer):
     """The 2K most probable continuations of K hypotheses: at most K of them end, so that K can be continued."""
 
-    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
+    def __call__(self, x_RV: Tensor, so_far_SK: Tensor, length: int) -> Proposals:
         """Propose 2K continuations a sentence, or all there are."""
-        S, K = log_prob_SK.shape
-        V = log_p_RV.shape[1]
-        total = log_p_RV.view(S, K, V).add_(log_prob_SK[:, :, None]).view(S, K * V)
-        values_SN, indices_SN = highest(total, min(2 * K, K * V))
+        S, K = so_far_SK.shape
+        V = x_RV.shape[1]
+        values_SN, indices_SN = highest(x_RV.view(S, K * V), min(2 * K, K * V), so_far_SK)
         return Proposals(indices_SN % V, indices_SN // V, values_SN)
 
 
@@ -101,19 +107,19 @@ class Sampling:
             uniform_ST[row, :limit] = torch.rand(limit, dtype=torch.float64, generator=generator, device="cpu")
         self._uniform_ST = uniform_ST.to(device)
 
-    def __call__(self, log_p_RV: Tensor, log_prob_SK: Tensor, length: int) -> Proposals:
+    def __call__(self, x_RV: Tensor, so_far_SK: Tensor, length: int) -> Proposals:
         """Draw one token a sentence."""
-        if self.top_k is None or self.top_k >= log_p_RV.shape[1]:
-            kept, kept_ids = log_p_RV, None
+        if self.top_k is None or self.top_k >= x_RV.shape[1]:
+            kept, kept_ids = x_RV, None
         else:
-            kept, kept_ids = log_p_RV.topk(self.top_k, dim=1)
+            kept, kept_ids = x_RV.topk(self.top_k, dim=1)
         # From the highest one, whose quotient no temperature makes infinite.
         below_RV = kept.double() - kept.double().amax(dim=1, keepdim=True)
         cumulated = torch.softmax(below_RV / self.temperature, dim=1).cumsum(dim=1)
         u_S1 = self._uniform_ST[:, length, None] * cumulated[:, -1:]
         drawn_S1 = torch.searchsorted(cumulated, u_S1, right=True).clamp_(max=cumulated.shape[1] - 1)
         ids_S1 = drawn_S1 if kept_ids is None else kept_ids.gather(1, drawn_S1)
-        return Proposals(ids_S1, torch.zeros_like(ids_S1), log_prob_SK + log_p_RV.gather(1, ids_S1))
+        return Proposals(ids_S1, torch.zeros_like(ids_S1), so_far_SK + x_RV.gather(1, ids_S1))
 
     def keep(self, sentences_S: Tensor) -> None:
         """Keep these sentences' streams."""

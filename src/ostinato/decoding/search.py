@@ -71,7 +71,8 @@ class Decodable(Protocol):
         """Return the cache that decoding starts from, one row a sentence."""
 
     def step(self, ids_BT: Tensor, cache: Cache, keep_BT: Tensor | None = None) -> Tensor:
-        """Add T target columns to the cache and return the logits after the last one, `[B, V]`."""
+        """Add T target columns to the cache and return the logits after the last one, `[B, V]`, which the search may
+        overwrite."""
 
 
 @runtime_checkable
@@ -195,8 +196,8 @@ def search_n_best(
     removed_at = 1.0 if is_static else _REMOVED_AT  # fewer rows would be another step
     outputs: list[Outputs] = []
     while True:
-        log_p_RV = beams.mask_early_ends(next_log_probs(logits_RV, special_ids))
-        beams.advance(propose(log_p_RV, beams.log_prob_SK, beams.length))
+        x_RV, so_far_SK = next_log_probs(logits_RV, beams.log_prob_SK, special_ids)
+        beams.advance(propose(beams.mask_early_ends(x_RV), so_far_SK, beams.length))
         if on_step is not None:
             on_step(beams.leading())
         stopped = beams.who_stopped()

@@ -24,9 +24,9 @@ from ostinato.kernels.devices import (
 from ostinato.kernels.dispatch import Dispatch, combine, dense_dispatch, dispatch, gather
 from ostinato.kernels.dropout import Draws, Kept, add_dropped, draw_kept, drop, drop_activated
 from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
-from ostinato.kernels.highest import highest
 from ostinato.kernels.large_products import product
 from ostinato.kernels.linear import routed_linear
+from ostinato.kernels.log_probs import highest, log_probs
 from ostinato.kernels.memory import keep_freed_memory
 from ostinato.kernels.native import (
     MOST_ROWS,
@@ -89,6 +89,7 @@ __all__ = [
     "highest",
     "is_exporting",
     "keep_freed_memory",
+    "log_probs",
     "mean_where",
     "moved",
     "on_device",

@@ -103,14 +103,22 @@ def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     return y_NF
 
 
-def highest(x_NM: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the n <= M highest numbers of every row, contiguous, highest first, and their places.
+def log_sums(x_NV: Tensor) -> Tensor:
+    """Return log sum_v e^x of every row, `[N]`; contiguous. Plain twin: `torch.logsumexp`."""
+    (N, V), y_N = x_NV.shape, x_NV.new_empty(x_NV.shape[0])
+    kernels().log_sums(x_NV.data_ptr(), y_N.data_ptr(), N, V, n_threads(N * V))
+    return y_N
+
+
+def highest(x_NPV: Tensor, n: int, added_NP: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the n <= P V highest of all x + a of every row, highest first, and their places, `[N, n]`; contiguous.
 
     Of equal numbers the first ones. Plain twin: `torch.topk`.
     """
-    (N, M), values_NH = x_NM.shape, x_NM.new_empty(x_NM.shape[0], n)
+    (N, P, V), values_NH = x_NPV.shape, x_NPV.new_empty(x_NPV.shape[0], n)
     places_NH = torch.empty_like(values_NH, dtype=torch.int64)
-    kernels().highest(x_NM.data_ptr(), N, M, n, values_NH.data_ptr(), places_NH.data_ptr(), n_threads(N * M))
+    given, found = (x_NPV.data_ptr(), address(added_NP), N, P, V, n), (values_NH.data_ptr(), places_NH.data_ptr())
+    kernels().highest(*given, *found, n_threads(x_NPV.numel()))
     return values_NH, places_NH
 
 

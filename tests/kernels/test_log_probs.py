@@ -1,4 +1,4 @@
-"""The highest of many numbers, found in one look or by blocks, against ranking all of them."""
+"""Log-probabilities, and the highest of many numbers, found in one look or by blocks, against plain ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.kernels import highest, native
+from ostinato.kernels import highest, log_probs, native
 from ostinato.training.threads import cpu_threads
 
 
@@ -34,7 +34,7 @@ def test_it_finds_what_ranking_everything_finds(
 def test_compiled_kernels_return_the_first_of_equal_numbers(n_numbers: int, n: int, seed: int) -> None:
     x = torch.randn(3, n_numbers, generator=torch.Generator().manual_seed(seed)).round()
     x[1] = -torch.inf
-    values, places = native.highest(x, min(n, n_numbers))
+    values, places = native.highest(x[:, None], min(n, n_numbers))
     expected = x.sort(dim=1, descending=True, stable=True)
     assert torch.equal(values, expected.values[:, : min(n, n_numbers)])
     assert torch.equal(places, expected.indices[:, : min(n, n_numbers)])
@@ -68,3 +68,45 @@ def test_rows_with_gaps_and_numbers_that_want_gradients_are_ranked_by_torch() ->
     highest(x, 1)[0].sum().backward()
     assert x.grad is not None
     assert x.grad.count_nonzero() == 6
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 100), st.data())
+def test_what_is_added_to_a_part_counts(
+    is_compiled: bool, n_rows: int, n_parts: int, n_numbers: int, data: st.DataObject
+) -> None:
+    make = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    x = torch.randn(n_rows, n_parts * n_numbers, generator=make)
+    added = torch.randn(n_rows, n_parts, generator=make) * data.draw(st.sampled_from([0.1, 10.0]))
+    added[0, -1] = data.draw(st.sampled_from([0.0, -torch.inf]))
+    total = (x.view(n_rows, n_parts, n_numbers) + added[:, :, None]).flatten(1)
+    n = data.draw(st.integers(1, min(12, total.shape[1])))
+    with pytest.MonkeyPatch.context() as patch, cpu_threads(data.draw(st.integers(1, 3))):
+        if not is_compiled:
+            patch.setattr(native, "takes", lambda *_: False)
+        values, places = highest(x, n, added, width=8, least=0)
+    assert torch.equal(values, total.topk(n, dim=1).values)
+    assert torch.equal(total.gather(1, places), values)
+    assert all(len(set(row)) == n for row in places.tolist())
+
+
+@given(st.integers(1, 4), st.integers(1, 9000), st.sampled_from([0.1, 3.0, 40.0]), st.integers(0, 99))
+def test_log_probabilities_are_those_of_float64(n_rows: int, n_numbers: int, scale: float, seed: int) -> None:
+    logits = torch.randn(n_rows, n_numbers, generator=torch.Generator().manual_seed(seed)) * scale
+    logits[0, n_numbers // 2 :: 3] = -torch.inf
+    logits[0, 0] = -5.0
+    with cpu_threads(1 + seed % 3):
+        x, c = log_probs(logits.clone())
+    found = x if c is None else x - c[:, None]
+    torch.testing.assert_close(found.double(), torch.log_softmax(logits.double(), -1), atol=2e-5, rtol=1e-6)
+    twin = torch.log_softmax(logits, -1)
+    torch.testing.assert_close(found, twin, atol=2e-5, rtol=1e-6)
+
+
+def test_a_row_in_which_a_number_is_none_has_no_log_probabilities() -> None:
+    logits = torch.zeros(3, 20)
+    logits[1, 7] = torch.nan
+    x, c = log_probs(logits)
+    found = x if c is None else x - c[:, None]
+    assert found[1].isnan().all()
+    assert not found[[0, 2]].isnan().any()
