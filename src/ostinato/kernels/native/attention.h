@@ -62,16 +62,24 @@ INLINE int64_t stretch_end(const Keys *k, int64_t row, int64_t s) {
     return end;
 }
 
+/* y += sum_s weights[s] values[s], of `width` vectors from column i on. Each sum waits for the one before: several at a time do not
+ * have to wait for each other. */
+INLINE void add_columns(int width, float *y, const float *weights, const float *values, int64_t n, int64_t K, int64_t i) {
+    vec sums[8];
+#pragma GCC unroll 8
+    for (int j = 0; j < width; j++) sums[j] = load(y + i + j * LANES);
+    for (int64_t s = 0; s < n; s++)
+#pragma GCC unroll 8
+        for (int j = 0; j < width; j++) sums[j] += weights[s] * load(values + s * K + i + j * LANES);
+#pragma GCC unroll 8
+    for (int j = 0; j < width; j++) store(y + i + j * LANES, sums[j]);
+}
+
 INLINE void add_values(float *y, const float *weights, const float *values, int64_t n, int64_t K) {
     int64_t i = 0;
-    for (; i + 2 * LANES <= K; i += 2 * LANES) {
-        vec a = load(y + i), b = load(y + i + LANES);
-        for (int64_t s = 0; s < n; s++) {
-            a += weights[s] * load(values + s * K + i);
-            b += weights[s] * load(values + s * K + i + LANES);
-        }
-        store(y + i, a), store(y + i + LANES, b);
-    }
+    for (; i + 8 * LANES <= K; i += 8 * LANES) add_columns(8, y, weights, values, n, K, i);
+    for (; i + 4 * LANES <= K; i += 4 * LANES) add_columns(4, y, weights, values, n, K, i);
+    for (; i + 2 * LANES <= K; i += 2 * LANES) add_columns(2, y, weights, values, n, K, i);
     for (; i < K; i++)
         for (int64_t s = 0; s < n; s++) y[i] += weights[s] * values[s * K + i];
 }
@@ -81,12 +89,15 @@ INLINE void attend_head(const Keys *k, int64_t hypothesis, int64_t head, const f
     const float *of_head = k->buffer + head * k->head_stride;
     memset(y, 0, K * sizeof(float));
     if (!k->length) return; /* nothing is seen */
-    const uint8_t *keep = k->keep ? k->keep + row * k->keep_stride : NULL;
     for (int64_t s = 0; s < k->length;) {
         const int64_t end = stretch_end(k, row, s);
         const float *keys = of_head + place(k, row, s) * k->row_stride;
-        for (; s < end; s++) scores[s] = keep && !keep[s] ? HIDDEN : k->scale * dot(q, keys + s * K, (int)K);
+        for (; s + 4 <= end; s += 4) *(vec4 *)(scores + s) = k->scale * four_dots(q, keys + s * K, K);
+        for (; s < end; s++) scores[s] = k->scale * dot(q, keys + s * K, (int)K);
     }
+    if (k->keep)
+        for (int64_t s = 0; s < k->length; s++)
+            if (!k->keep[row * k->keep_stride + s]) scores[s] = HIDDEN;
     const float total = exponentials(scores, k->length);
     for (int64_t s = 0; s < k->length;) {
         const int64_t end = stretch_end(k, row, s);

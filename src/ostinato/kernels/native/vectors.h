@@ -32,21 +32,33 @@ INLINE void store(float *at, vec value) { *(vec *)at = value; }
 
 /* Sum of all lanes, by halves. */
 typedef float vec4 __attribute__((vector_size(16), aligned(4)));
+typedef int32_t ivec4 __attribute__((vector_size(16)));
 typedef union {
     vec whole;
     vec4 parts[LANES / 4];
     float lanes[LANES];
 } Lanes;
 
-INLINE float sum_lanes(vec value) {
+/* Four lanes whose sum is that of all. */
+INLINE vec4 in_four(vec value) {
     Lanes x = {.whole = value};
 #if LANES == 16
     x.parts[0] += x.parts[2];
     x.parts[1] += x.parts[3];
 #endif
-    x.parts[0] += x.parts[1];
-    return (x.lanes[0] + x.lanes[2]) + (x.lanes[1] + x.lanes[3]);
+    return x.parts[0] + x.parts[1];
 }
+
+INLINE float sum_lanes(vec value) {
+    const vec4 x = in_four(value);
+    return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
+#if defined(__clang__)
+#define PICK(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
+#else
+#define PICK(x, y, a, b, c, d) __builtin_shuffle(x, y, (ivec4){a, b, c, d})
+#endif
 
 INLINE float dot(const float *a, const float *b, int n) {
     vec sums = {0};
@@ -55,6 +67,23 @@ INLINE float dot(const float *a, const float *b, int n) {
     float sum = sum_lanes(sums);
     for (; i < n; i++) sum += a[i] * b[i];
     return sum;
+}
+
+/* Products of a with four rows of n numbers that follow each other, each added up as `dot` does. */
+INLINE vec4 four_dots(const float *a, const float *b, int64_t n) {
+    vec sums[4] = {{0}, {0}, {0}, {0}};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const vec value = load(a + i);
+#pragma GCC unroll 4
+        for (int row = 0; row < 4; row++) sums[row] += value * load(b + row * n + i);
+    }
+    const vec4 x = in_four(sums[0]), y = in_four(sums[1]), z = in_four(sums[2]), w = in_four(sums[3]);
+    const vec4 xy = PICK(x, y, 0, 4, 1, 5) + PICK(x, y, 2, 6, 3, 7), zw = PICK(z, w, 0, 4, 1, 5) + PICK(z, w, 2, 6, 3, 7);
+    vec4 found = PICK(xy, zw, 0, 1, 4, 5) + PICK(xy, zw, 2, 3, 6, 7);
+    for (; i < n; i++)
+        for (int row = 0; row < 4; row++) found[row] += a[i] * b[row * n + i];
+    return found;
 }
 
 /* y += factor x */
