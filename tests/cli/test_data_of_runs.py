@@ -49,7 +49,7 @@ def folder(trained: Path, tmp_path: Path) -> Path:
         ["evaluate", "RUN", "--split", "test", "--json"],
         ["evaluate", "RUN", "--split", "test", "--set", "data.train=null"],
         ["compare", "RUN", "RUN", "--split", "test"],
-        ["analyze", "RUN", "--out", "OUT", "--split", "test"],
+        pytest.param(["analyze", "RUN", "--out", "OUT", "--split", "test"], marks=pytest.mark.slow),
     ],
     ids=lambda command: " ".join(command[:1] + command[4:]),
 )

@@ -48,9 +48,8 @@ def test_this_machine_has_them_or_says_why(caplog: pytest.LogCaptureFixture) -> 
 
 @needs_kernels
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of x86-64")
-@pytest.mark.parametrize(
-    "processor", ["x86-64", *(pytest.param(f"x86-64-v{n}", marks=pytest.mark.slow) for n in (3, 4))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_they_are_made_for_processors_without_wide_registers_and_with(
     processor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
