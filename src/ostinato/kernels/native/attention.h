@@ -34,15 +34,9 @@ INLINE int64_t place(const Keys *k, int64_t row, int64_t s) {
     return s < k->n_placed ? k->places[row * k->n_placed + s] : row;
 }
 
-INLINE float highest(const float *x, int64_t n) {
-    float found = x[0];
-    for (int64_t i = 1; i < n; i++) found = x[i] > found ? x[i] : found;
-    return found;
-}
-
 /* Softmax in place; room for whole vectors behind x. Returns what the weights must be divided by. */
 INLINE float exponentials(float *x, int64_t n) {
-    const float top = highest(x, n);
+    const float top = top_of(x, n);
     for (int64_t i = n; i % LANES; i++) x[i] = -INFINITY;
     vec sums = {0};
     for (int64_t i = 0; i < n; i += LANES) {

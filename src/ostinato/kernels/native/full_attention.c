@@ -20,8 +20,6 @@
 
 #define BLOCK 48 /* queries at a time; a multiple of TILE_ROWS */
 
-typedef int32_t ivec4 __attribute__((vector_size(16), aligned(4)));
-
 /* [sentence, head, position, K], in numbers; the K numbers of a position lie side by side. */
 typedef struct {
     float *start;
@@ -78,11 +76,6 @@ static __attribute__((noinline)) void add_transposed(int64_t rows, int64_t colum
 static void copy_rows(const float *x, int64_t x_row, int64_t n, int64_t width, float factor, float *y, int64_t y_row) {
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < width; k++) y[i * y_row + k] = x[i * x_row + k] * factor;
-}
-
-INLINE vec higher(vec a, vec b) {
-    const ivec is_first = a > b;
-    return (vec)(((ivec)a & is_first) | ((ivec)b & ~is_first));
 }
 
 INLINE vec4 higher_of_4(vec4 a, vec4 b) {

@@ -2,22 +2,6 @@
 
 #include "vectors.h"
 
-/* The highest of n numbers; what is no number is not seen. */
-static float top_of(const float *x, int64_t n) {
-    vec tops = (vec){0} - INFINITY;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        const vec value = load(x + i);
-        const ivec is_higher = value > tops;
-        tops = (vec)(((ivec)value & is_higher) | ((ivec)tops & ~is_higher));
-    }
-    const Lanes all = {.whole = tops};
-    float top = -INFINITY;
-    for (int lane = 0; lane < LANES; lane++) top = all.lanes[lane] > top ? all.lanes[lane] : top;
-    for (; i < n; i++) top = x[i] > top ? x[i] : top;
-    return top;
-}
-
 /* log sum_v e^x_v of every row, = max x + log sum_v e^(x_v - max x); none of a row in which a number is none. */
 void log_sums(const float *x, float *y, int64_t n_rows, int64_t n_columns, int64_t n_threads) {
 #pragma omp parallel for num_threads(n_threads) if (n_threads > 1)

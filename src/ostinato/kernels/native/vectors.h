@@ -32,7 +32,7 @@ INLINE void store(float *at, vec value) { *(vec *)at = value; }
 
 /* Sum of all lanes, by halves. */
 typedef float vec4 __attribute__((vector_size(16), aligned(4)));
-typedef int32_t ivec4 __attribute__((vector_size(16)));
+typedef int32_t ivec4 __attribute__((vector_size(16), aligned(4)));
 typedef union {
     vec whole;
     vec4 parts[LANES / 4];
@@ -89,6 +89,23 @@ INLINE vec4 four_dots(const float *a, const float *b, int64_t n) {
 /* y += factor x */
 INLINE void add_row(float factor, const float *x, float *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
+}
+
+INLINE vec higher(vec a, vec b) {
+    const ivec is_first = a > b;
+    return (vec)(((ivec)a & is_first) | ((ivec)b & ~is_first));
+}
+
+/* The highest of n numbers; what is no number is not seen. */
+INLINE float top_of(const float *x, int64_t n) {
+    vec tops = (vec){0} - INFINITY;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) tops = higher(load(x + i), tops);
+    const Lanes all = {.whole = tops};
+    float top = -INFINITY;
+    for (int lane = 0; lane < LANES; lane++) top = all.lanes[lane] > top ? all.lanes[lane] : top;
+    for (; i < n; i++) top = x[i] > top ? x[i] : top;
+    return top;
 }
 
 /* e^x of x <= 0, to about 1e-7 of it: 2^n e^r, |r| <= ln(2) / 2, e^r by its series; 0 below the least normal number. */
