@@ -52,11 +52,12 @@ class Proposer(Protocol):
 
 
 def next_log_probs(logits_RV: Tensor, log_prob_SK: Tensor, special_ids: SpecialIds) -> tuple[Tensor, Tensor]:
-    """Return x_RV and c_SK, float32: hypothesis r continued by v has log-probability x_rv + c_r.
+    """Return x_RV and so_far_SK, float32, whose sum is the log-probability of hypothesis r continued by token v.
 
-    Either x is the logits, which are overwritten, and c = log p - log sum_v e^x, or x is their log-softmax, and c is
-    log p. Padding and the begin symbol, which are never generated, have x = -inf: set after normalising, so that the
-    others keep the model's own log-probabilities. An id that is also the end symbol's stays.
+    Either x is the logits, which are overwritten, and so_far = log p - log sum_v e^x, or x is their log-softmax, and
+    so_far is log p, that of the hypothesis. Padding and the begin symbol, which are never generated, have x = -inf: set
+    after normalising, so that the others keep the model's own log-probabilities. An id that is also the end symbol's
+    stays.
     """
     logits_RV = logits_RV.float()
     if not logits_RV.is_inference():  # made before the search: the model may keep it

@@ -39,8 +39,8 @@ typedef union {
     float lanes[LANES];
 } Lanes;
 
-/* Four lanes whose sum is that of all. */
-INLINE vec4 in_four(vec value) {
+/* Four numbers whose sum is that of all lanes. */
+INLINE vec4 sum_to_four(vec value) {
     Lanes x = {.whole = value};
 #if LANES == 16
     x.parts[0] += x.parts[2];
@@ -50,10 +50,11 @@ INLINE vec4 in_four(vec value) {
 }
 
 INLINE float sum_lanes(vec value) {
-    const vec4 x = in_four(value);
+    const vec4 x = sum_to_four(value);
     return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
+/* Lanes a to d of two vectors: 0 to 3 are of x, 4 to 7 of y. */
 #if defined(__clang__)
 #define PICK(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
 #else
@@ -78,7 +79,7 @@ INLINE vec4 four_dots(const float *a, const float *b, int64_t n) {
 #pragma GCC unroll 4
         for (int row = 0; row < 4; row++) sums[row] += value * load(b + row * n + i);
     }
-    const vec4 x = in_four(sums[0]), y = in_four(sums[1]), z = in_four(sums[2]), w = in_four(sums[3]);
+    const vec4 x = sum_to_four(sums[0]), y = sum_to_four(sums[1]), z = sum_to_four(sums[2]), w = sum_to_four(sums[3]);
     const vec4 xy = PICK(x, y, 0, 4, 1, 5) + PICK(x, y, 2, 6, 3, 7), zw = PICK(z, w, 0, 4, 1, 5) + PICK(z, w, 2, 6, 3, 7);
     vec4 found = PICK(xy, zw, 0, 1, 4, 5) + PICK(xy, zw, 2, 3, 6, 7);
     for (; i < n; i++)
