@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato.kernels.activation import activate
+from ostinato.kernels.activation import GATES, activate
 from ostinato.kernels.native import (
     AttentionLink,
     CachedKeys,
@@ -59,9 +59,15 @@ def test_they_are_made_for_processors_without_wide_registers_and_with(
     assert build._made(tmp_path, build._compiler()).is_file()
 
 
+SIZES = [
+    *[(1, 256, 384), (5, 1024, 40), (2, 33, 101), (12, 7, 9), (3, 16, 8), (1, 1, 1)],
+    *[(8, 512, 16), (31, 1031, 50), (160, 72, 9), (33, 2048, 24)],  # copied, chunk by chunk
+]
+
+
 @needs_kernels
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("sizes", [(1, 256, 384), (5, 1024, 40), (2, 33, 101), (12, 7, 9), (3, 16, 8), (1, 1, 1)])
+@pytest.mark.parametrize("sizes", SIZES)
 def test_few_rows_are_the_plain_product_whatever_the_number_of_threads(
     sizes: tuple[int, int, int], has_bias: bool
 ) -> None:
@@ -77,7 +83,7 @@ def test_few_rows_are_the_plain_product_whatever_the_number_of_threads(
 
 
 @needs_kernels
-@pytest.mark.parametrize("D", [64, 37])
+@pytest.mark.parametrize("D", [64, 37, 1039])
 def test_what_a_row_makes_does_not_depend_on_the_rows_beside_it(D: int) -> None:
     x, weight, bias = numbers(14, D), numbers(27, D, seed=1) / D**0.5, numbers(27, seed=2)
     alone = torch.cat([few_rows(row, weight, bias) for row in x.split(1)])
@@ -210,6 +216,22 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
     for n in THREADS:
         with cpu_threads(n):
             torch.testing.assert_close(chain(x, shown), expected, rtol=2e-4, atol=2e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [kind for kind in ACTIVATIONS if kind not in GATES])
+def test_activations_are_the_exact_ones_and_do_not_depend_on_where_vectors_end(kind: Any) -> None:
+    magnitudes = torch.cat([torch.linspace(0, 12, 1500), torch.logspace(-30, 4, 515)])
+    x = torch.cat([magnitudes, -magnitudes]).view(-1, 31)
+    # Behind the values stand zeros, to which what is made of them is added.
+    up, down = torch.cat([torch.eye(31), torch.zeros(31, 31)], 1), torch.cat([torch.zeros(31, 31), torch.eye(31)])
+    chain = Chain([FeedForwardLink(None, kind, is_before=True, up=(up, None), down=(down, None))])
+    given, moved = (torch.cat([value, torch.zeros_like(x)], 1) for value in (x, x.roll(5, 1)))
+    for n in THREADS:
+        with cpu_threads(n):
+            found = chain(given)[:, 31:]
+            torch.testing.assert_close(found.double(), activate(x.double(), kind), rtol=3e-7, atol=3e-7)
+            assert torch.equal(chain(moved)[:, 31:], found.roll(5, 1))
 
 
 @pytest.fixture

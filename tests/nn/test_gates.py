@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ostinato.kernels import AttentionLink, CachedKeys, Chain, FeedForwardLink, HaltsBy, NormOf
+from ostinato.kernels import MOST_ROWS, AttentionLink, CachedKeys, Chain, FeedForwardLink, HaltsBy, NormOf
 from ostinato.kernels.native import library
 from ostinato.nn.act import Act, ActUnit
 from ostinato.nn.attention import Visibility
@@ -166,13 +166,13 @@ def test_a_pass_of_many_rows_multiplies_by_packed_copies(monkeypatch: pytest.Mon
     unit = StickBreakingUnit(4, dropout=0.0, initial_bias=None).eval()
     asked: list[int] = []
     monkeypatch.setattr(Linear, "forward", lambda self, x: asked.append(len(x)) or nn.Linear.forward(self, x))
-    for n in (32, 33):
+    for n in (MOST_ROWS, MOST_ROWS + 1):
         rule = StickBreaking(unit, 0.9, detaches_weight=False)
         with torch.no_grad():
             states_RND = torch.ones(_ROUNDS + 1, n, 4)
             followed(rule, states_RND, None, [False] * _ROUNDS, by_kernels=True)
     assert asked
-    assert set(asked) == {33}
+    assert set(asked) == {MOST_ROWS + 1}
 
 
 class AsTold(Prescribed):

@@ -2,7 +2,7 @@
 
     y = x W^T + b        x: [N, D], W: [F, D], N small
 
-Such a product takes as long as reading W does, so what counts is how W is read. While `packing()` is on, few rows meet
+Such a product takes as long as reading W does, so what counts is how W is read. While `packing()` is on, some rows meet
 W as it lies, in kernels of ours where there is a compiler (`ostinato.kernels.native`); for more rows a copy is packed
 in the form oneDNN reads fastest when W is first used, and forgotten at the end: in between W must not change.
 
@@ -25,13 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.kernels.native import few_rows, library
+from ostinato.kernels.native import MOST_ROWS, few_rows, library
 
 _log = logging.getLogger(__name__)
-_MOST_ROWS = 16
-"""Rows up to which our kernels are faster than packed copies."""
 _MOST_ROWS_AVX512, _LARGE_MATRIX, _MOST_ROWS_OF_LARGE_AVX512 = 12, 2**22, 4
-"""The same with AVX-512: fewer where the matrix has more numbers than that."""
+"""Rows up to which our kernels are faster than packed copies with AVX-512: fewer where the matrix has more numbers than
+that. With AVX2 it is `MOST_ROWS` of any matrix."""
 
 
 class Packing:
@@ -128,8 +127,8 @@ def _is_plain_float(x: Tensor) -> bool:
 
 def _most_rows(weight_FD: Tensor) -> int:
     """Return up to how many rows our kernels are faster than a packed copy of the matrix."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return _MOST_ROWS
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return MOST_ROWS
     return _MOST_ROWS_AVX512 if weight_FD.numel() < _LARGE_MATRIX else _MOST_ROWS_OF_LARGE_AVX512
 
 

@@ -56,8 +56,8 @@ _Link = AttentionLink | FeedForwardLink
 _Find = Callable[[SubLayer], _Link | None]
 _Starts = Mapping[int, Callable[[Tensor | None], Tensor | None]]
 _NOWHERE: _Starts = MappingProxyType({})
-_TIMES_OF_EXPERTS = 8
-"""Times as many rows, where all sub-layers are of experts: plain code sorts and gathers them."""
+_MOST_ROWS_OF_EXPERTS = 256
+"""Rows of a call of experts, which plain code sorts and gathers."""
 
 
 def compiled_step(
@@ -283,7 +283,7 @@ class _HaltingRounds(_Stretch):
         halts: Callable[[Rows, Pass, int], HaltsBy],
     ) -> None:
         # Also of experts: gates, and keys of rows that halt, are products of all rows with the same weights.
-        super().__init__(sub_layers, Chain(links), MOST_ROWS, (), starts)
+        super().__init__(sub_layers, Chain(links), min(MOST_ROWS, _most_rows(links)), (), starts)
         self._n_rounds, self._halts = n_rounds, halts
 
     def takes(self, n_rows: int, cache: Cache) -> bool:
@@ -323,7 +323,8 @@ def _one_call(
 
 
 def _most_rows(links: Sequence[_Link]) -> int:
-    return MOST_ROWS * (_TIMES_OF_EXPERTS if all(link.call.route for link in links) else 1)
+    limits = {_MOST_ROWS_OF_EXPERTS if link.call.route else MOST_ROWS for link in links}
+    return min(limits)
 
 
 # Sub-layers that run plain code and only read caches by a kernel.

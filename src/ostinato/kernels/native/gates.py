@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ostinato.kernels.native.calls import MatrixOf, address, kernels, n_threads, room
 
-MOST_ROWS = 32
-"""Many more rows are multiplied so much faster by packed copies of the weights that each product may be a call."""
+MOST_ROWS = 320 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 32
+"""Rows of one call: many more are multiplied so much faster by packed copies of the weights that each product may be a
+call. With AVX-512 our products of many rows are made as those of few are."""
 
 
 class _Rule(ctypes.Structure):

@@ -1,12 +1,15 @@
-/* y = x W^T + b of few rows: x [N, D], W [F, D], both row by row.
+/* y = x W^T + b of some rows: x [N, D], W [F, D], both row by row.
  *
- * Such a product takes as long as reading W does. A block of rows of W meets a block of rows of x, the sums of all pairs
+ * With few rows it takes as long as reading W does. A block of rows of W meets a block of rows of x, the sums of all pairs
  * in registers; W is read once and as it lies, without a packed copy. Every output is one sum in one order, whatever
  * the number of threads.
  */
 
 #ifndef OSTINATO_PRODUCTS_H
 #define OSTINATO_PRODUCTS_H
+
+#include <stdlib.h>
+#include <string.h>
 
 #include "vectors.h"
 
@@ -31,13 +34,19 @@ typedef struct {
     int64_t n_in, n_out;
 } Matrix;
 
-INLINE float activated(float x, int activation) {
-    if (activation == RELU) return x > 0 ? x : 0;
+INLINE vec activated(vec x, int activation) {
+    const vec low = {0};
+    if (activation == RELU) return pick(x > 0, x, low);
     if (activation == GELU) return gelu(x);
-    if (activation == RELU2) return x > 0 ? x * x : 0;
-    if (activation == GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-    if (activation == SILU) return x / (1.0f + expf(-x));
-    return activation == TANH ? tanhf(x) : x;
+    if (activation == RELU2) return pick(x > 0, x * x, low);
+    if (activation == GELU_TANH) return times_sigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
+    if (activation == SILU) return times_sigmoid(x, x);
+    if (activation == TANH) {
+        Lanes all = {.whole = x};
+        for (int lane = 0; lane < LANES; lane++) all.lanes[lane] = tanhf(all.lanes[lane]);
+        return all.whole;
+    }
+    return x;
 }
 
 /* What a block asks for ahead of its time. */
@@ -101,14 +110,110 @@ INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Ma
     for (; n < n_rows; n++) block(1, n_out, NOTHING, x + n * m->n_in, m, f, y + n * width, width);
 }
 
-/* Numbers `first` to before `last` of all rows, in place. */
+#if LANES == 8 /* with AVX-512 it was not measured */
+#define MANY 8    /* rows from which on it pays to copy them */
+#define CHUNK 512 /* numbers of a row at a time: what three rows of x and four of W hold of them stays near */
+#define LINE 16   /* numbers that come from memory together */
+
+/* Three rows of x, vector by vector: chunk by chunk, and in a chunk three rows by three. What lies together comes early enough;
+ * of rows that lie apart, processors do not see the next one coming. */
+static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
+    for (int64_t first = 0; first + LANES <= D; first += CHUNK)
+        for (int64_t n = 0; n < n_rows; n += 3)
+            for (int64_t d = first; d + LANES <= D && d < first + CHUNK; d += LANES)
+                for (int64_t row = n; row < n_rows && row < n + 3; row++, y += LANES) store(y, load(x + row * D + d));
+}
+
+/* Sums of up to three interleaved rows of x and four of W, over a chunk of n numbers. They go on from `sums`, lane by lane, but
+ * for the first chunk's, and are left there, but for the last one's: of these `found` has the four of every row. */
+INLINE void tile(int n_rows, const float *x, const float *w, int64_t D, int64_t n, int is_first, int is_last, float *sums,
+                 vec4 *found) {
+    vec own[3][NARROW];
+#pragma GCC unroll 3
+    for (int row = 0; row < n_rows; row++)
+#pragma GCC unroll 4
+        for (int i = 0; i < NARROW; i++) own[row][i] = is_first ? (vec){0} : load(sums + (row * NARROW + i) * LANES);
+    for (int64_t d = 0; d < n; d += LANES, x += n_rows * LANES) {
+        vec values[3];
+#pragma GCC unroll 3
+        for (int row = 0; row < n_rows; row++) {
+            values[row] = load(x + row * LANES);
+            KEEP_IN_REGISTER(values[row]);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < NARROW; i++) {
+            vec of_w = load(w + i * D + d);
+            KEEP_IN_REGISTER(of_w);
+#pragma GCC unroll 3
+            for (int row = 0; row < n_rows; row++) own[row][i] += values[row] * of_w;
+        }
+    }
+#pragma GCC unroll 3
+    for (int row = 0; row < n_rows; row++) {
+        if (is_last) {
+            found[row] = four_sums(own[row][0], own[row][1], own[row][2], own[row][3]);
+            continue;
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < NARROW; i++) store(sums + (row * NARROW + i) * LANES, own[row][i]);
+    }
+}
+
+/* Outputs of many rows, from `first` on as many fours as there are; returns where they end. `room`: for x and 4 n_rows vectors.
+ * While some rows of W are multiplied, those that follow are asked for, a part of them for every three rows of x. */
+static int64_t many_rows(const float *x, int64_t n_rows, const Matrix *m, int64_t first, int64_t last, float *y, int64_t width,
+                         float *room) {
+    const int64_t D = m->n_in, whole = D / LANES * LANES, n_tiles = (n_rows + 2) / 3;
+    float *copied = room + n_rows * NARROW * LANES;
+    int64_t f = first;
+    interleave(x, n_rows, D, copied);
+    for (; f + NARROW <= last; f += NARROW) {
+        const float *w = m->weight + f * D;
+        for (int64_t d = 0; d < whole; d += CHUNK) {
+            const int64_t n = whole - d < CHUNK ? whole - d : CHUNK, is_last = d + n == whole;
+            const float *next = is_last ? w + NARROW * D : w + d + n;
+            const int64_t left = is_last ? whole : whole - d - n, n_next = left < CHUNK ? left : CHUNK;
+            const int64_t n_lines = (NARROW * ((n_next + LINE - 1) / LINE) + n_tiles - 1) / n_tiles; /* for three rows of x */
+            int64_t asked_row = 0, asked = 0;
+            for (int64_t row = 0; row < n_rows; row += 3) {
+                for (int64_t line = 0; line < n_lines && asked_row < NARROW; line++) {
+                    __builtin_prefetch(next + asked_row * D + asked, 0, 2);
+                    if ((asked += LINE) >= n_next) asked_row++, asked = 0;
+                }
+                const float *of_x = copied + n_rows * d + row * n;
+                const int rows = n_rows - row < 3 ? (int)(n_rows - row) : 3;
+                float *sums = room + row * NARROW * LANES;
+                vec4 found[3];
+                if (rows == 3) tile(3, of_x, w + d, D, n, !d, is_last, sums, found);
+                else if (rows == 2) tile(2, of_x, w + d, D, n, !d, is_last, sums, found);
+                else tile(1, of_x, w + d, D, n, !d, is_last, sums, found);
+                for (int of_tile = 0; of_tile < rows && is_last; of_tile++) {
+                    const float *of_row = x + (row + of_tile) * D;
+                    for (int64_t rest = whole; rest < D; rest++)
+                        for (int i = 0; i < NARROW; i++) found[of_tile][i] += of_row[rest] * w[i * D + rest];
+                    if (m->bias) found[of_tile] += *(const vec4 *)(m->bias + f);
+                    *(vec4 *)(y + (row + of_tile) * width + f) = found[of_tile];
+                }
+            }
+        }
+    }
+    return f;
+}
+#endif
+
+/* Numbers `first` to before `last` of all rows, in place: all by vectors, so that none depends on where a thread's part ends. */
 static __attribute__((noinline)) void activate(float *y, int64_t n_rows, int64_t first, int64_t last, int64_t width,
                                                int activation) {
-    for (int64_t n = 0; n < n_rows; n++)
-        if (activation == RELU) /* a loop of its own, which is done by vectors */
-            for (int64_t f = first; f < last; f++) y[n * width + f] = y[n * width + f] > 0 ? y[n * width + f] : 0;
-        else
-            for (int64_t f = first; f < last; f++) y[n * width + f] = activated(y[n * width + f], activation);
+    for (int64_t n = 0; n < n_rows; n++) {
+        float *row = y + n * width;
+        int64_t f = first;
+        for (; f + LANES <= last; f += LANES) store(row + f, activated(load(row + f), activation));
+        if (f == last) continue;
+        Lanes some = {0};
+        memcpy(some.lanes, row + f, (last - f) * sizeof(float));
+        some.whole = activated(some.whole, activation);
+        memcpy(row + f, some.lanes, (last - f) * sizeof(float));
+    }
 }
 
 /* Outputs `first` to before `last` of all rows, into rows of `width` numbers. */
@@ -116,6 +221,11 @@ static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t fir
                     int activation) {
     int64_t f = first;
 #if LANES == 8
+    if (n_rows >= MANY && last - first >= WIDE && m->n_in >= LANES) {
+        float *room = malloc(n_rows * (m->n_in + NARROW * LANES) * sizeof(float));
+        if (room) f = many_rows(x, n_rows, m, first, last, y, width, room);
+        free(room);
+    }
     if (n_rows >= 3) /* of 16 registers twelve are sums, three rows of x and one a row of W */
         for (; f + NARROW <= last; f += NARROW) column(3, NARROW, n_rows, x, m, f, y, width);
 #else

@@ -61,6 +61,13 @@ INLINE float sum_lanes(vec value) {
 #define PICK(x, y, a, b, c, d) __builtin_shuffle(x, y, (ivec4){a, b, c, d})
 #endif
 
+/* The sums of all lanes of four vectors. */
+INLINE vec4 four_sums(vec a, vec b, vec c, vec d) {
+    const vec4 x = sum_to_four(a), y = sum_to_four(b), z = sum_to_four(c), w = sum_to_four(d);
+    const vec4 xy = PICK(x, y, 0, 4, 1, 5) + PICK(x, y, 2, 6, 3, 7), zw = PICK(z, w, 0, 4, 1, 5) + PICK(z, w, 2, 6, 3, 7);
+    return PICK(xy, zw, 0, 1, 4, 5) + PICK(xy, zw, 2, 3, 6, 7);
+}
+
 INLINE float dot(const float *a, const float *b, int n) {
     vec sums = {0};
     int i = 0;
@@ -79,9 +86,7 @@ INLINE vec4 four_dots(const float *a, const float *b, int64_t n) {
 #pragma GCC unroll 4
         for (int row = 0; row < 4; row++) sums[row] += value * load(b + row * n + i);
     }
-    const vec4 x = sum_to_four(sums[0]), y = sum_to_four(sums[1]), z = sum_to_four(sums[2]), w = sum_to_four(sums[3]);
-    const vec4 xy = PICK(x, y, 0, 4, 1, 5) + PICK(x, y, 2, 6, 3, 7), zw = PICK(z, w, 0, 4, 1, 5) + PICK(z, w, 2, 6, 3, 7);
-    vec4 found = PICK(xy, zw, 0, 1, 4, 5) + PICK(xy, zw, 2, 3, 6, 7);
+    vec4 found = four_sums(sums[0], sums[1], sums[2], sums[3]);
     for (; i < n; i++)
         for (int row = 0; row < 4; row++) found[row] += a[i] * b[row * n + i];
     return found;
@@ -92,10 +97,9 @@ INLINE void add_row(float factor, const float *x, float *y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
 }
 
-INLINE vec higher(vec a, vec b) {
-    const ivec is_first = a > b;
-    return (vec)(((ivec)a & is_first) | ((ivec)b & ~is_first));
-}
+INLINE vec pick(ivec where, vec a, vec b) { return (vec)(((ivec)a & where) | ((ivec)b & ~where)); }
+
+INLINE vec higher(vec a, vec b) { return pick(a > b, a, b); }
 
 /* The highest of n numbers; what is no number is not seen. */
 INLINE float top_of(const float *x, int64_t n) {
@@ -112,7 +116,7 @@ INLINE float top_of(const float *x, int64_t n) {
 /* e^x of x <= 0, to about 1e-7 of it: 2^n e^r, |r| <= ln(2) / 2, e^r by its series; 0 below the least normal number. */
 INLINE vec exp_below_zero(vec x) {
     const ivec is_tiny = x < -87.0f;
-    x = (vec)(((ivec)x & ~is_tiny) | ((ivec)((vec){0} - 87.0f) & is_tiny));
+    x = pick(is_tiny, (vec){0} - 87.0f, x);
     const ivec n = __builtin_convertvector(x * 1.44269504f - 0.5f, ivec); /* towards zero: the nearest of x <= 0 */
     const vec whole = __builtin_convertvector(n, vec);
     const vec r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -127,7 +131,30 @@ INLINE vec exp_below_zero(vec x) {
     return (vec)((ivec)y & ~is_tiny);
 }
 
-/* x Phi(x) */
-INLINE float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
+/* x / (1 + e^-y) */
+INLINE vec times_sigmoid(vec x, vec y) {
+    const ivec is_above = y > 0;
+    const vec e = exp_below_zero(pick(is_above, -y, y));
+    return x * (pick(is_above, (vec){0} + 1.0f, e) / (1.0f + e));
+}
+
+/* x Phi(x), Phi(x) = 1 - tail(x), Phi(-x) = tail(x), tail(x) = e^{-z^2} g(z) / 2 of x >= 0, z = x / sqrt(2). Of g, the scaled
+ * complementary error function, (z + 3) g(z) is a polynomial of (z - 3) / (z + 3): fitted up to z = 10, to 2e-9 of it. */
+INLINE vec gelu(vec x) {
+    const ivec is_above = x > 0;
+    const vec away = pick(is_above, x, -x) * 0.70710678f;
+    const vec z = pick(away > 10.0f, (vec){0} + 10.0f, away), part = 1.0f / (z + 3.0f), q = (z - 3.0f) * part;
+    vec y = q * -3.28343647e-4f - 4.88011367e-4f;
+    y = y * q + 3.08054792e-3f;
+    y = y * q - 1.22348313e-3f;
+    y = y * q - 2.68394310e-2f;
+    y = y * q + 1.19528462e-1f;
+    y = y * q - 3.10466075e-1f;
+    y = y * q + 5.90228341e-1f;
+    y = y * q - 8.83394485e-1f;
+    y = y * q + 1.07400691f;
+    const vec tail = 0.5f * exp_below_zero(-z * z) * (y * part);
+    return x * pick(is_above, 1.0f - tail, tail);
+}
 
 #endif
