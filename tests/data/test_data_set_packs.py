@@ -108,7 +108,8 @@ def test_rows_are_those_of_the_data_set_in_memory(
     assert [row.index for row in found] == [row.index for row in expected]
 
 
-@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [False, True])
 def test_processes_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     small_units(monkeypatch, 400)
     place = write_folder(tmp_path / "texts")

@@ -156,6 +156,7 @@ class Beams:
         self._best_place_SK = torch.zeros(S, K, dtype=torch.long, device=device)
         self._is_cut_S = torch.zeros(S, dtype=torch.bool, device=device)
         self.last_ids_R1 = torch.empty(S * K, 1, dtype=torch.long, device=device)
+        self._first_rows_S1 = torch.arange(0, S * K, K, device=device)[:, None]
 
     def mask_early_ends(self, x_RV: Tensor) -> Tensor:
         """Set x of the end symbol (see `next_log_probs`) to -inf, in place, where a sentence is too short to end."""
@@ -171,10 +172,14 @@ class Beams:
         self.length += 1
         S, K = self.log_prob_SK.shape
         ends_SN = proposals.ids_SN == self._eos
-        self._finish(proposals, ends_SN)
-        if K == 1:  # There is no other hypothesis to continue: where this one ends, the sentence stops.
-            ids_SK, parents_SK = proposals.ids_SN[:, :1], proposals.parents_SN[:, :1]
-            self.log_prob_SK = proposals.log_prob_SN[:, :1]
+        some_end = runs_ahead(ends_SN.device) or bool(ends_SN.any())
+        if some_end:
+            self._finish(proposals, ends_SN)
+        if K == 1 or not some_end:
+            # Of proposals that do not end the best go on, which come first. Where a single hypothesis ends, there is no
+            # other to continue: the sentence stops.
+            ids_SK, parents_SK = proposals.ids_SN[:, :K], proposals.parents_SN[:, :K]
+            self.log_prob_SK = proposals.log_prob_SN[:, :K]
         else:
             self.log_prob_SK, live_SK = proposals.log_prob_SN.masked_fill(ends_SN, -torch.inf).topk(K, dim=1)
             ids_SK, parents_SK = proposals.ids_SN.gather(1, live_SK), proposals.parents_SN.gather(1, live_SK)
@@ -186,9 +191,7 @@ class Beams:
 
     def continued(self) -> Tensor:
         """Return for every row the row that it continues."""
-        parents_SK = self._steps_LS2K[-1][0, :, 1]
-        S, K = parents_SK.shape
-        return (torch.arange(S, device=parents_SK.device)[:, None] * K + parents_SK).flatten()
+        return (self._first_rows_S1 + self._steps_LS2K[-1][0, :, 1]).flatten()
 
     def leading(self) -> dict[int, list[int]]:
         """Return the ids of every sentence's best live hypothesis, by the sentence's row in the first batch."""
@@ -250,6 +253,7 @@ class Beams:
         self._rows, self.limits = ([found[i] for i in sentences] for found in (self._rows, self.limits))
         K = self.n_beams
         self.last_ids_R1 = self.last_ids_R1.view(-1, K).index_select(0, sentences_S).view(-1, 1)
+        self._first_rows_S1 = self._first_rows_S1[: len(sentences)]
         for name in _PER_SENTENCE:
             setattr(self, name, getattr(self, name).index_select(0, sentences_S))
         self._steps_LS2K = [torch.cat(self._steps_LS2K).index_select(1, sentences_S)]

@@ -189,9 +189,10 @@ class Stack:
             key_positions = torch.arange(end, device=embedded_BTE.device)[None]
         else:
             key_positions = positions_from_keep(cache.keep_BS)
+        positions = key_positions[:, start:]
         run = Pass(
             Visibility(self.is_causal, cache.keep_BS, start, prefix_columns(key_positions, cache.prefix_lengths_B)),
-            key_positions[:, start:],
+            positions,
             key_positions,
             execution,
             None if cache.keep_BS is None else cache.keep_BS[:, start:],
@@ -201,7 +202,7 @@ class Stack:
             cache,
             request=request,
             cross_kv=cache.cross_kv,
-            signal=self.signal.prepare(key_positions[:, start:], n_columns=end),
+            signal=self.signal.prepare(positions, n_columns=end),
         )
         output = self._loop(embedded_BTE, run, program or self.program(cache.n_steps, execution))
         cache.length, cache.prefix_lengths_B = end, None

@@ -113,7 +113,14 @@ def test_another_run_in_a_directory_is_one_failure_and_the_other_runs_are_done(t
     assert base.is_finished
 
 
-@pytest.mark.parametrize("recipe", [None, "model: [", "task: {kind: gone_away:Task}"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        "model: [",
+        pytest.param("task: {kind: gone_away:Task}", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_whose_recipe_cannot_be_read_is_one_failure(tmp_path: Path, recipe: str | None) -> None:
     sweep = tiny(seeds=[1])
     run_sweep(sweep, tmp_path)
