@@ -16,7 +16,7 @@ from ostinato.kernels.native import library
 from ostinato.kernels.packed import compiled_packing, has_packed_products
 
 SIZES = [(1, 1, 1), (2, 3, 5), (7, 16, 8), (32, 8, 33), (160, 64, 24)]
-MANY = MOST_ROWS + 1
+N_PACKED = MOST_ROWS + 1
 """Rows for which a copy is packed."""
 
 
@@ -76,7 +76,7 @@ def test_where_gradients_are_wanted_the_plain_product_gives_them(made: list[torc
 
 @pytest.mark.skipif(not has_packed_products(), reason="this torch has no packed products")
 def test_a_copy_is_made_once_while_packing_is_on_and_forgotten_with_it(made: list[torch.Size]) -> None:
-    x, weight, _ = numbers(MANY, 3, 5)
+    x, weight, _ = numbers(N_PACKED, 3, 5)
     matrix = PackedMatrix()
     with torch.no_grad():
         with packing():
@@ -96,7 +96,7 @@ def test_a_copy_is_made_once_while_packing_is_on_and_forgotten_with_it(made: lis
 
 
 def test_an_error_inside_forgets_the_copies_too() -> None:
-    x, weight, _ = numbers(MANY, 3, 5)
+    x, weight, _ = numbers(N_PACKED, 3, 5)
     matrix = PackedMatrix()
 
     def fails() -> None:
@@ -120,7 +120,7 @@ def test_few_rows_need_no_copy(made: list[torch.Size]) -> None:
     assert not made
 
 
-@pytest.mark.parametrize("n_rows", [1, 4, MANY])
+@pytest.mark.parametrize("n_rows", [1, 4, N_PACKED])
 def test_without_a_compiler_products_are_the_same(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_module, "library", lambda: None)
     x, weight, bias = numbers(n_rows, 3, 5)
@@ -131,7 +131,7 @@ def test_without_a_compiler_products_are_the_same(n_rows: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_take_the_plain_product(dtype: torch.dtype, made: list[torch.Size]) -> None:
-    x, weight, _ = (t.to(dtype) for t in numbers(MANY, 3, 5))
+    x, weight, _ = (t.to(dtype) for t in numbers(N_PACKED, 3, 5))
     with torch.no_grad(), packing():
         assert torch.equal(PackedMatrix().product(x, weight), F.linear(x, weight))
     assert not made
@@ -152,7 +152,7 @@ def test_it_can_be_switched_off(made: list[torch.Size]) -> None:
 
 
 def test_copies_of_a_model_do_not_take_its_packed_matrices_along() -> None:
-    x, weight, _ = numbers(MANY, 3, 5)
+    x, weight, _ = numbers(N_PACKED, 3, 5)
     matrix = PackedMatrix()
     with torch.no_grad(), packing():
         matrix.product(x, weight)

@@ -172,12 +172,12 @@ class Beams:
         self.length += 1
         S, K = self.log_prob_SK.shape
         ends_SN = proposals.ids_SN == self._eos
-        some_end = runs_ahead(ends_SN.device) or bool(ends_SN.any())
-        if some_end:
+        may_end = runs_ahead(ends_SN.device) or bool(ends_SN.any())
+        if may_end:
             self._finish(proposals, ends_SN)
-        if K == 1 or not some_end:
-            # Of proposals that do not end the best go on, which come first. Where a single hypothesis ends, there is no
-            # other to continue: the sentence stops.
+        if K == 1 or not may_end:
+            # Where none ends, the best proposals, which come first, are continued. A single hypothesis that ends leaves
+            # no other to continue: the sentence stops.
             ids_SK, parents_SK = proposals.ids_SN[:, :K], proposals.parents_SN[:, :K]
             self.log_prob_SK = proposals.log_prob_SN[:, :K]
         else:

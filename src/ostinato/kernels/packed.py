@@ -1,10 +1,11 @@
 """Products with a matrix that is used many times and does not change meanwhile: what decoding does at every token.
 
-    y = x W^T + b        x: [N, D], W: [F, D], N small
+    y = x W^T + b        x: [N, D], W: [F, D]
 
-Such a product takes as long as reading W does, so what counts is how W is read. While `packing()` is on, some rows meet
-W as it lies, in kernels of ours where there is a compiler (`ostinato.kernels.native`); for more rows a copy is packed
-in the form oneDNN reads fastest when W is first used, and forgotten at the end: in between W must not change.
+With few rows such a product takes as long as reading W does, so what counts is how W is read. While `packing()` is on,
+up to some number of rows are multiplied by W as it lies, by kernels of ours where there is a compiler
+(`ostinato.kernels.native`); for more rows a copy is packed in the form oneDNN reads fastest when W is first used, and
+forgotten at the end: in between W must not change.
 
 Whether packing is on is a context variable: it belongs to a search and not to the model, which other threads may use.
 
@@ -30,7 +31,7 @@ from ostinato.kernels.native import MOST_ROWS, few_rows, library
 _log = logging.getLogger(__name__)
 _MOST_ROWS_AVX512, _LARGE_MATRIX, _MOST_ROWS_OF_LARGE_AVX512 = 12, 2**22, 4
 """Rows up to which our kernels are faster than packed copies with AVX-512: fewer where the matrix has more numbers than
-that. With AVX2 it is `MOST_ROWS` of any matrix."""
+that. With AVX2 it is `MOST_ROWS` of any matrix; other processors were not measured, and take the limits of AVX-512."""
 
 
 class Packing:

@@ -17,7 +17,7 @@ from ostinato.kernels.native.calls import MatrixOf, address, kernels, n_threads,
 
 MOST_ROWS = 320 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 32
 """Rows of one call: many more are multiplied so much faster by packed copies of the weights that each product may be a
-call. With AVX-512 our products of many rows are made as those of few are."""
+call. Only with AVX2 were our products of many rows measured; with AVX-512 they are made as those of few rows are."""
 
 
 class _Rule(ctypes.Structure):

@@ -115,8 +115,8 @@ INLINE void column(int tall, int n_out, int64_t n_rows, const float *x, const Ma
 #define CHUNK 512 /* numbers of a row at a time: what three rows of x and four of W hold of them stays near */
 #define LINE 16   /* numbers that come from memory together */
 
-/* Three rows of x, vector by vector: chunk by chunk, and in a chunk three rows by three. What lies together comes early enough;
- * of rows that lie apart, processors do not see the next one coming. */
+/* Copy x in the order in which `tile` reads it: for every chunk of columns, for every three rows, for every vector of columns in
+ * the chunk, that vector of the three rows. Then it is read from one end to the other, which processors see coming. */
 static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
     for (int64_t first = 0; first + LANES <= D; first += CHUNK)
         for (int64_t n = 0; n < n_rows; n += 3)
@@ -124,8 +124,8 @@ static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
                 for (int64_t row = n; row < n_rows && row < n + 3; row++, y += LANES) store(y, load(x + row * D + d));
 }
 
-/* Sums of up to three interleaved rows of x and four of W, over a chunk of n numbers. They go on from `sums`, lane by lane, but
- * for the first chunk's, and are left there, but for the last one's: of these `found` has the four of every row. */
+/* Products of up to three interleaved rows of x with four of W, over a chunk of n columns. Between chunks the sums of every lane
+ * are kept in `sums`; behind the last one their totals are `found`, four for every row of x. */
 INLINE void tile(int n_rows, const float *x, const float *w, int64_t D, int64_t n, int is_first, int is_last, float *sums,
                  vec4 *found) {
     vec own[3][NARROW];
@@ -238,6 +238,8 @@ static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t fir
         }
 #endif
     for (; f + WIDE <= last; f += WIDE) column(TALL, WIDE, n_rows, x, m, f, y, width);
+    /* Four by four also where a row is alone: compilers round single sums otherwise than several at a time. */
+    for (; f + NARROW <= last; f += NARROW) column(TALL, NARROW, n_rows, x, m, f, y, width);
     for (; f < last; f++) column(TALL, 1, n_rows, x, m, f, y, width);
     /* Apart: calls among the sums would take their registers away. */
     if (activation != NO_ACTIVATION) activate(y, n_rows, first, last, width, activation);
