@@ -23,6 +23,7 @@ from ostinato.kernels.native import (
     Chain,
     FeedForwardLink,
     NormOf,
+    RouteOf,
     build,
     few_rows,
     library,
@@ -216,6 +217,29 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
     for n in THREADS:
         with cpu_threads(n):
             torch.testing.assert_close(chain(x, shown), expected, rtol=2e-4, atol=2e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_experts_of_many_inputs_are_the_chosen_maps(has_bias: bool) -> None:
+    N, D, F_, E = 13, 150, 77, 3
+    x, scores = numbers(N, D), numbers(E, D, seed=1)
+    up, down = numbers(E, D, F_, seed=2) / D**0.5, numbers(E, F_, D, seed=3) / F_**0.5
+    up_bias, down_bias = (numbers(E, n, seed=n) if has_bias else None for n in (F_, D))
+    route = RouteOf(scores, None, False, False, 1.0, 2, "topk_softmax", False)
+    link = FeedForwardLink(None, "relu", is_before=True, up=(up, up_bias), down=(down, down_bias), route=route)
+    gates_N2, chosen_N2 = F.linear(x, scores).topk(2, dim=1)
+    expected = x.clone()
+    for gate_N1, expert_N in zip(gates_N2.softmax(1).split(1, dim=1), chosen_N2.unbind(1), strict=True):
+        hidden = torch.einsum("nd,ndf->nf", x, up[expert_N]) + (0 if up_bias is None else up_bias[expert_N])
+        made = torch.einsum("nf,nfd->nd", hidden.relu(), down[expert_N])
+        expected += gate_N1 * (made if down_bias is None else made + down_bias[expert_N])
+    alone = torch.cat([Chain([link])(row) for row in x.split(1)])
+    for n in THREADS:
+        with cpu_threads(n):
+            found = Chain([link])(x)
+            torch.testing.assert_close(found, expected)
+            assert torch.equal(found, alone)
 
 
 @needs_kernels

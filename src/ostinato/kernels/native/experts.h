@@ -92,21 +92,26 @@ typedef struct {
 #define MOST_VISITS 3
 #endif
 
-/* `n_vecs` vectors of outputs from f on, of some rows. Even and odd inputs have sums of their own: a sum alone would wait for
- * itself. */
-INLINE void expert_block(int n_rows, int n_vecs, const Visit *visits, const Matrix *m, int64_t expert, int64_t f) {
+/* Rows of W_e that all visits of an expert read before the next ones are read: a thread's columns of so many stay near. */
+#define ROWS_AT_A_TIME 128
+
+/* What rows `inputs` of W_e add to `n_vecs` vectors of outputs from f on, of some visits. Even and odd inputs have sums of their
+ * own: a sum alone would wait for itself. */
+INLINE void expert_block(int n_rows, int n_vecs, const Visit *visits, const Matrix *m, int64_t expert, Share inputs, int64_t f) {
     const int64_t D = m->n_in, F = m->n_out;
     const float *w = m->weight + expert * D * F + f;
     vec even[MOST_VISITS][4], odd[MOST_VISITS][4];
-    int64_t d = 0;
+    int64_t d = inputs.first;
 #pragma GCC unroll 4
     for (int n = 0; n < n_rows; n++)
 #pragma GCC unroll 4
         for (int i = 0; i < n_vecs; i++) even[n][i] = odd[n][i] = (vec){0};
-    for (; d + 2 <= D; d += 2) {
+    for (; d + 2 <= inputs.last; d += 2) {
 #pragma GCC unroll 4
         for (int i = 0; i < n_vecs; i++) {
             vec first = load(w + d * F + i * LANES), second = load(w + (d + 1) * F + i * LANES);
+            __builtin_prefetch(w + d * F + (n_vecs + i) * LANES); /* for the next block */
+            __builtin_prefetch(w + (d + 1) * F + (n_vecs + i) * LANES);
             KEEP_IN_REGISTER(first);
             KEEP_IN_REGISTER(second);
 #pragma GCC unroll 4
@@ -121,23 +126,24 @@ INLINE void expert_block(int n_rows, int n_vecs, const Visit *visits, const Matr
 #pragma GCC unroll 4
         for (int i = 0; i < n_vecs; i++) {
             vec sum = even[n][i] + odd[n][i];
-            if (d < D) sum += visits[n].x[d] * load(w + d * F + i * LANES);
-            if (m->bias) sum += load(m->bias + expert * F + f + i * LANES);
+            if (d < inputs.last) sum += visits[n].x[d] * load(w + d * F + i * LANES);
+            if (m->bias && !inputs.first) sum += load(m->bias + expert * F + f + i * LANES);
             float *y = visits[n].y + f + i * LANES;
             store(y, load(y) + visits[n].gate * sum);
         }
 }
 
 /* Some columns of a block of rows that chose the same expert. */
-INLINE void expert_columns(int n_rows, int n_vecs, const Visit *visits, const Matrix *m, int64_t expert, Share columns) {
+INLINE void expert_columns(int n_rows, int n_vecs, const Visit *visits, const Matrix *m, int64_t expert, Share inputs,
+                           Share columns) {
     const int64_t D = m->n_in, F = m->n_out;
     int64_t f = columns.first;
-    for (; f + n_vecs * LANES <= columns.last; f += n_vecs * LANES) expert_block(n_rows, n_vecs, visits, m, expert, f);
-    for (; f + LANES <= columns.last; f += LANES) expert_block(n_rows, 1, visits, m, expert, f);
+    for (; f + n_vecs * LANES <= columns.last; f += n_vecs * LANES) expert_block(n_rows, n_vecs, visits, m, expert, inputs, f);
+    for (; f + LANES <= columns.last; f += LANES) expert_block(n_rows, 1, visits, m, expert, inputs, f);
     for (; f < columns.last; f++)
         for (int n = 0; n < n_rows; n++) {
-            float sum = m->bias ? m->bias[expert * F + f] : 0;
-            for (int64_t d = 0; d < D; d++) sum += visits[n].x[d] * m->weight[(expert * D + d) * F + f];
+            float sum = m->bias && !inputs.first ? m->bias[expert * F + f] : 0;
+            for (int64_t d = inputs.first; d < inputs.last; d++) sum += visits[n].x[d] * m->weight[(expert * D + d) * F + f];
             visits[n].y[f] += visits[n].gate * sum;
         }
 }
@@ -149,17 +155,20 @@ static void visit_experts(const float *x, int is_shared, const Matrix *m, const 
     const int64_t D = m->n_in, F = m->n_out, k = r->n_chosen, E = r->scores.n_out;
     for (int64_t row = 0; row < (is_summed ? n : n * k); row++)
         memset(y + row * F + columns.first, 0, (columns.last - columns.first) * sizeof(float));
-    for (int64_t e = 0; e < E; e++) {
-        Visit visits[MOST_VISITS];
-        int n_visits = 0;
-        for (int64_t i = 0; i < n * k; i++) {
-            if (chosen[i].expert != e) continue;
-            const float gate = is_summed ? chosen[i].gate : 1.0f;
-            visits[n_visits++] = (Visit){x + (is_shared ? i / k : i) * D, y + (is_summed ? i / k : i) * F, gate};
-            if (n_visits == MOST_VISITS) expert_columns(MOST_VISITS, 2, visits, m, e, columns), n_visits = 0;
+    for (int64_t e = 0; e < E; e++)
+        for (Share inputs = {0, 0}; inputs.first < D; inputs.first = inputs.last) {
+            inputs.last = inputs.first + ROWS_AT_A_TIME < D ? inputs.first + ROWS_AT_A_TIME : D;
+            Visit visits[MOST_VISITS];
+            int n_visits = 0;
+            for (int64_t i = 0; i < n * k; i++) {
+                if (chosen[i].expert != e) continue;
+                const float gate = is_summed ? chosen[i].gate : 1.0f;
+                visits[n_visits++] = (Visit){x + (is_shared ? i / k : i) * D, y + (is_summed ? i / k : i) * F, gate};
+                if (n_visits < MOST_VISITS) continue;
+                expert_columns(MOST_VISITS, 2, visits, m, e, inputs, columns), n_visits = 0;
+            }
+            for (int v = 0; v < n_visits; v++) expert_columns(1, 4, visits + v, m, e, inputs, columns);
         }
-        for (int v = 0; v < n_visits; v++) expert_columns(1, 4, visits + v, m, e, columns);
-    }
 }
 
 /* What every choice makes of its row, side by side: x [n, D], y [n, k, F]. */
