@@ -57,7 +57,7 @@ _Find = Callable[[SubLayer], _Link | None]
 _Starts = Mapping[int, Callable[[Tensor | None], Tensor | None]]
 _NOWHERE: _Starts = MappingProxyType({})
 _MOST_ROWS_OF_EXPERTS = 256
-"""Rows of a call of experts, which plain code sorts and gathers."""
+"""Rows of one call where some sub-layers are of experts: plain code sorts and gathers more of them."""
 
 
 def compiled_step(
@@ -323,8 +323,7 @@ def _one_call(
 
 
 def _most_rows(links: Sequence[_Link]) -> int:
-    limits = {_MOST_ROWS_OF_EXPERTS if link.call.route else MOST_ROWS for link in links}
-    return min(limits)
+    return min(_MOST_ROWS_OF_EXPERTS if link.call.route else MOST_ROWS for link in links)
 
 
 # Sub-layers that run plain code and only read caches by a kernel.

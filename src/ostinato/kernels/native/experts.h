@@ -157,7 +157,7 @@ static void visit_experts(const float *x, int is_shared, const Matrix *m, const 
         memset(y + row * F + columns.first, 0, (columns.last - columns.first) * sizeof(float));
     for (int64_t e = 0; e < E; e++)
         for (Share inputs = {0, 0}; inputs.first < D; inputs.first = inputs.last) {
-            inputs.last = inputs.first + ROWS_AT_A_TIME < D ? inputs.first + ROWS_AT_A_TIME : D;
+            inputs.last = least(inputs.first + ROWS_AT_A_TIME, D);
             Visit visits[MOST_VISITS];
             int n_visits = 0;
             for (int64_t i = 0; i < n * k; i++) {

@@ -170,9 +170,9 @@ static int64_t many_rows(const float *x, int64_t n_rows, const Matrix *m, int64_
     for (; f + NARROW <= last; f += NARROW) {
         const float *w = m->weight + f * D;
         for (int64_t d = 0; d < whole; d += CHUNK) {
-            const int64_t n = whole - d < CHUNK ? whole - d : CHUNK, is_last = d + n == whole;
+            const int64_t n = least(whole - d, CHUNK), is_last = d + n == whole;
             const float *next = is_last ? w + NARROW * D : w + d + n;
-            const int64_t left = is_last ? whole : whole - d - n, n_next = left < CHUNK ? left : CHUNK;
+            const int64_t n_next = least(is_last ? whole : whole - d - n, CHUNK);
             const int64_t n_lines = (NARROW * ((n_next + LINE - 1) / LINE) + n_tiles - 1) / n_tiles; /* for three rows of x */
             int64_t asked_row = 0, asked = 0;
             for (int64_t row = 0; row < n_rows; row += 3) {
@@ -181,7 +181,7 @@ static int64_t many_rows(const float *x, int64_t n_rows, const Matrix *m, int64_
                     if ((asked += LINE) >= n_next) asked_row++, asked = 0;
                 }
                 const float *of_x = copied + n_rows * d + row * n;
-                const int rows = n_rows - row < 3 ? (int)(n_rows - row) : 3;
+                const int rows = (int)least(n_rows - row, 3);
                 float *sums = room + row * NARROW * LANES;
                 vec4 found[3];
                 if (rows == 3) tile(3, of_x, w + d, D, n, !d, is_last, sums, found);

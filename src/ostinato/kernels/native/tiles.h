@@ -89,6 +89,5 @@ static void transpose(const float *x, int64_t x_row, int64_t n, int64_t width, f
 }
 
 INLINE int64_t whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 #endif

@@ -19,6 +19,8 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 
 #define INLINE static inline __attribute__((always_inline))
 
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 INLINE vec load(const float *at) { return *(const vec *)at; }
 INLINE void store(float *at, vec value) { *(vec *)at = value; }
 
