@@ -29,9 +29,9 @@ from torch import Tensor
 from ostinato.kernels.native import MOST_ROWS, few_rows, library
 
 _log = logging.getLogger(__name__)
-_MOST_ROWS_AVX512, _LARGE_MATRIX, _MOST_ROWS_OF_LARGE_AVX512 = 12, 2**22, 4
-"""Rows up to which our kernels are faster than packed copies with AVX-512: fewer where the matrix has more numbers than
-that. With AVX2 it is `MOST_ROWS` of any matrix; other processors were not measured, and take the limits of AVX-512."""
+_LARGE_MATRIX, _MOST_ROWS_OF_LARGE = 2**22, 8
+"""Numbers from which on a matrix is large, and rows up to which our kernels are faster than its packed copy (AVX-512).
+With AVX2, and of smaller matrices, they are faster up to about a hundred rows, and little slower up to `MOST_ROWS`."""
 
 
 class Packing:
@@ -128,9 +128,8 @@ def _is_plain_float(x: Tensor) -> bool:
 
 def _most_rows(weight_FD: Tensor) -> int:
     """Return up to how many rows our kernels are faster than a packed copy of the matrix."""
-    if torch.backends.cpu.get_cpu_capability() == "AVX2":
-        return MOST_ROWS
-    return _MOST_ROWS_AVX512 if weight_FD.numel() < _LARGE_MATRIX else _MOST_ROWS_OF_LARGE_AVX512
+    is_large = weight_FD.numel() >= _LARGE_MATRIX and torch.backends.cpu.get_cpu_capability() != "AVX2"
+    return _MOST_ROWS_OF_LARGE if is_large else MOST_ROWS
 
 
 @lru_cache(maxsize=1)

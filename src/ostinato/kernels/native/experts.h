@@ -59,7 +59,7 @@ static void choose(const Route *r, const float *scores, Chosen *chosen) {
 
 /* What all threads make together before they choose, of x [n, D]. */
 static void route_hidden(const Route *r, const float *x, int64_t n, float *hidden, int thread, int all) {
-    const Share mine = share(r->hidden.n_out, WIDE, thread, all);
+    const Share mine = share(r->hidden.n_out, UNIT, thread, all);
     product(x, n, &r->hidden, mine.first, mine.last, hidden, r->hidden.n_out, (int)r->hidden_activation);
 }
 
@@ -140,12 +140,21 @@ INLINE void expert_columns(int n_rows, int n_vecs, const Visit *visits, const Ma
     int64_t f = columns.first;
     for (; f + n_vecs * LANES <= columns.last; f += n_vecs * LANES) expert_block(n_rows, n_vecs, visits, m, expert, inputs, f);
     for (; f + LANES <= columns.last; f += LANES) expert_block(n_rows, 1, visits, m, expert, inputs, f);
-    for (; f < columns.last; f++)
-        for (int n = 0; n < n_rows; n++) {
-            float sum = m->bias && !inputs.first ? m->bias[expert * F + f] : 0;
-            for (int64_t d = inputs.first; d < inputs.last; d++) sum += visits[n].x[d] * m->weight[(expert * D + d) * F + f];
-            visits[n].y[f] += visits[n].gate * sum;
+    const int64_t rest = columns.last - f;
+    for (int n = 0; n < n_rows && rest; n++) {
+        /* Added up as in `expert_block`: where vectors end depends on the number of threads. */
+        const float *x = visits[n].x, *w = m->weight + expert * D * F + f;
+        float even[LANES] = {0}, odd[LANES] = {0}, *y = visits[n].y + f;
+        int64_t d = inputs.first;
+        for (; d + 2 <= inputs.last; d += 2)
+            for (int64_t i = 0; i < rest; i++) even[i] += x[d] * w[d * F + i], odd[i] += x[d + 1] * w[(d + 1) * F + i];
+        for (int64_t i = 0; i < rest; i++) {
+            float sum = even[i] + odd[i];
+            if (d < inputs.last) sum += x[d] * w[d * F + i];
+            if (m->bias && !inputs.first) sum += m->bias[expert * F + f + i];
+            y[i] += visits[n].gate * sum;
         }
+    }
 }
 
 /* Some columns of what all choices make, expert by expert, so that one's weights are read once for a few rows. Choice c of

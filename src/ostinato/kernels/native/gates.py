@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ostinato.kernels.native.calls import MatrixOf, address, kernels, n_threads, room
 
-MOST_ROWS = 320 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 32
-"""Rows of one call: many more are multiplied so much faster by packed copies of the weights that each product may be a
-call. Only with AVX2 were our products of many rows measured; with AVX-512 they are made as those of few rows are."""
+MOST_ROWS = 320
+"""Rows of one call: for many more, each product may be a call by a packed copy of its weights, which is faster then."""
 
 
 class _Rule(ctypes.Structure):

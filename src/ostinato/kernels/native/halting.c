@@ -66,7 +66,7 @@ int64_t stick_halt(const StickGate *g, const float *h, int64_t n, const uint8_t 
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1) reduction(+ : n_next)
     {
         const int thread = omp_get_thread_num(), all = omp_get_num_threads();
-        Share mine = share(D, WIDE, thread, all);
+        Share mine = share(D, UNIT, thread, all);
         product(h, n, &g->hidden, mine.first, mine.last, work, D, GELU);
 #pragma omp barrier
         mine = share(n, 1, thread, all);

@@ -48,7 +48,7 @@ static void leave(const Norm *norm, const float *x, const float *f, float *y, in
 void few_rows(const Matrix *m, const float *x, float *y, int64_t n, int64_t n_threads) {
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
-        const Share mine = share(m->n_out, WIDE, omp_get_thread_num(), omp_get_num_threads());
+        const Share mine = share(m->n_out, UNIT, omp_get_thread_num(), omp_get_num_threads());
         product(x, n, m, mine.first, mine.last, y, m->n_out, NO_ACTIVATION);
     }
 }
@@ -94,7 +94,7 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
     /* A thread makes what its own heads need, and waits for nobody, where every thread has as many heads. */
     const int is_apart = k->n_heads % all == 0;
     const Share heads = share(k->n_heads, 1, thread, all);
-    Share mine = is_apart ? (Share){heads.first * K, heads.last * K} : share(I, WIDE, thread, all);
+    Share mine = is_apart ? (Share){heads.first * K, heads.last * K} : share(I, UNIT, thread, all);
     const float *inner = entered(&a->norm, x, n, D, own->inner);
     const Chosen *chosen = routed(a->route, inner, n, read + n * C * I, own);
     if (chosen)
@@ -119,7 +119,7 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
         attend(k, q, C * I, n, read, (Share){first + own_heads.first, first + own_heads.last});
     }
 #pragma omp barrier
-    mine = share(D, WIDE, thread, all);
+    mine = share(D, UNIT, thread, all);
     if (chosen)
         over_choices(read, &a->output, a->route, chosen, n, mine, f);
     else
@@ -151,9 +151,9 @@ static void feed_forward(const FeedForward *m, const float *x, float *f, float *
     const int64_t D = m->down.n_out, F = m->down.n_in, k = m->route ? m->route->n_chosen : 1;
     const float *inner = entered(&m->norm, x, n, D, own->inner);
     const Chosen *chosen = routed(m->route, inner, n, work + n * k * (F + (m->up.n_out != F ? m->up.n_out : 0)), own);
-    hidden_layer(m, inner, chosen, work, n, share(F, WIDE, own->thread, own->all));
+    hidden_layer(m, inner, chosen, work, n, share(F, UNIT, own->thread, own->all));
 #pragma omp barrier
-    const Share mine = share(D, WIDE, own->thread, own->all);
+    const Share mine = share(D, UNIT, own->thread, own->all);
     if (chosen)
         over_choices(work, &m->down, m->route, chosen, n, mine, f);
     else

@@ -63,12 +63,35 @@ INLINE float sum_lanes(vec value) {
 #define PICK(x, y, a, b, c, d) __builtin_shuffle(x, y, (ivec4){a, b, c, d})
 #endif
 
-/* The sums of all lanes of four vectors. */
+/* The sums of all lanes of four vectors, each added up as `sum_lanes` does. */
+#if LANES == 16
+#if defined(__clang__)
+#define MIX(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define MIX(x, y, ...) __builtin_shuffle(x, y, (ivec){__VA_ARGS__})
+#endif
+
+INLINE vec pair_of_halves(vec x, vec y) {
+    return MIX(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           MIX(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+
+INLINE vec4 four_sums(vec a, vec b, vec c, vec d) {
+    const vec ab = pair_of_halves(a, b), cd = pair_of_halves(c, d);
+    const vec all = MIX(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+                    MIX(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    const vec two = all + MIX(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    const vec one = two + MIX(two, two, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    const Lanes sums = {.whole = MIX(one, one, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12)};
+    return sums.parts[0];
+}
+#else
 INLINE vec4 four_sums(vec a, vec b, vec c, vec d) {
     const vec4 x = sum_to_four(a), y = sum_to_four(b), z = sum_to_four(c), w = sum_to_four(d);
     const vec4 xy = PICK(x, y, 0, 4, 1, 5) + PICK(x, y, 2, 6, 3, 7), zw = PICK(z, w, 0, 4, 1, 5) + PICK(z, w, 2, 6, 3, 7);
     return PICK(xy, zw, 0, 1, 4, 5) + PICK(xy, zw, 2, 3, 6, 7);
 }
+#endif
 
 INLINE float dot(const float *a, const float *b, int n) {
     vec sums = {0};
