@@ -74,7 +74,8 @@ class Outputs:
     Args:
         rows: of the first batch. is_cut_S: no hypothesis has finished.
         scores_SN, log_probs_SN, places_SN: of their best results.
-        steps_LS2K, sums_LSK: see `Beams`; None without `token_scores`.
+        ids_LSK, parents_LSK: tokens of the live hypotheses by step, and the hypothesis each one continued.
+        sums_LSK: their log-probabilities so far; None without `token_scores`.
     """
 
     rows: list[int]
@@ -82,16 +83,17 @@ class Outputs:
     log_probs_SN: Tensor
     places_SN: Tensor
     is_cut_S: Tensor
-    steps_LS2K: Tensor
+    ids_LSK: Tensor
+    parents_LSK: Tensor
     sums_LSK: Tensor | None
 
     def read(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield the outputs, best first, each with the sentence's row in the first batch."""
         best = (self.scores_SN, self.log_probs_SN, self.places_SN)
         scores, log_probs, places = (best_SN.tolist() for best_SN in best)
-        is_cut, steps = self.is_cut_S.tolist(), self.steps_LS2K.tolist()
+        is_cut, tokens, parents = self.is_cut_S.tolist(), self.ids_LSK.tolist(), self.parents_LSK.tolist()
         sums = None if self.sums_LSK is None else self.sums_LSK.tolist()
-        n_beams = self.steps_LS2K.shape[-1]
+        n_beams = self.ids_LSK.shape[-1]
         for i, row in enumerate(self.rows):
             finished = not is_cut[i]
             found: list[Hypothesis] = []
@@ -104,9 +106,8 @@ class Outputs:
                 for step in range(length - 1, -1, -1):
                     if sums is not None:
                         totals.append(sums[step][i][slot])
-                    ids_K, parents_K = steps[step][i]
-                    ids.append(ids_K[slot])
-                    slot = parents_K[slot]
+                    ids.append(tokens[step][i][slot])
+                    slot = parents[step][i][slot]
                 token_log_probs = [after - before for before, after in pairwise([0.0, *totals[::-1]])]
                 found.append(
                     Hypothesis(ids[::-1], score, log_prob, finished, token_log_probs if sums is not None else None)
@@ -137,7 +138,8 @@ class Beams:
         self._token_scores = config.token_scores
         # Tokens of the live hypotheses by step, with the hypothesis each one continued. A sequence is read back when
         # its sentence leaves the batch: to copy sequences at every step would cost time quadratic in their length.
-        self._steps_LS2K: list[Tensor] = []
+        self._ids_LSK: list[Tensor] = []
+        self._parents_LSK: list[Tensor] = []
         self._sums_LSK: list[Tensor] = []  # with `token_scores`: log-probabilities up to every step
         self._rows = list(range(S))
         # These are Python numbers, so that most steps need no wait for the device to compare lengths.
@@ -183,25 +185,27 @@ class Beams:
         else:
             self.log_prob_SK, live_SK = proposals.log_prob_SN.masked_fill(ends_SN, -torch.inf).topk(K, dim=1)
             ids_SK, parents_SK = proposals.ids_SN.gather(1, live_SK), proposals.parents_SN.gather(1, live_SK)
-        self._steps_LS2K.append(torch.stack([ids_SK, parents_SK], dim=1)[None])
+        self._ids_LSK.append(ids_SK[None])
+        self._parents_LSK.append(parents_SK[None])
         if self._token_scores:
             self._sums_LSK.append(self.log_prob_SK[None])
         self.last_ids_R1 = ids_SK.reshape(S * K, 1)
-        self._mark_stopped(ends_SN)
+        if K > 1 or may_end or self.length in self.limits:
+            self._mark_stopped(ends_SN)
 
     def continued(self) -> Tensor:
         """Return for every row the row that it continues."""
-        return (self._first_rows_S1 + self._steps_LS2K[-1][0, :, 1]).flatten()
+        return (self._first_rows_S1 + self._parents_LSK[-1][0]).flatten()
 
     def leading(self) -> dict[int, list[int]]:
         """Return the ids of every sentence's best live hypothesis, by the sentence's row in the first batch."""
-        steps = torch.cat(self._steps_LS2K).tolist()
+        tokens, parents = torch.cat(self._ids_LSK).tolist(), torch.cat(self._parents_LSK).tolist()
         found = {}
         for i, sentence in enumerate(self._rows):
             ids, slot = [], 0
-            for ids_K, parents_K in (step[i] for step in reversed(steps)):
-                ids.append(ids_K[slot])
-                slot = parents_K[slot]
+            for step in range(len(tokens) - 1, -1, -1):
+                ids.append(tokens[step][i][slot])
+                slot = parents[step][i][slot]
             found[sentence] = ids[::-1]
         return found
 
@@ -244,7 +248,7 @@ class Beams:
             log_probs_SN,
             places_SN,
             self._is_cut_S.index_select(0, stopped_S),
-            torch.cat(self._steps_LS2K).index_select(1, stopped_S),
+            *(torch.cat(x_LSK).index_select(1, stopped_S) for x_LSK in (self._ids_LSK, self._parents_LSK)),
             torch.cat(self._sums_LSK).index_select(1, stopped_S) if self._token_scores else None,
         )
 
@@ -256,9 +260,9 @@ class Beams:
         self._first_rows_S1 = self._first_rows_S1[: len(sentences)]
         for name in _PER_SENTENCE:
             setattr(self, name, getattr(self, name).index_select(0, sentences_S))
-        self._steps_LS2K = [torch.cat(self._steps_LS2K).index_select(1, sentences_S)]
-        if self._token_scores:
-            self._sums_LSK = [torch.cat(self._sums_LSK).index_select(1, sentences_S)]
+        for x_LSK in (self._ids_LSK, self._parents_LSK, self._sums_LSK):
+            if x_LSK:  # the sums are kept with `token_scores` only
+                x_LSK[:] = [torch.cat(x_LSK).index_select(1, sentences_S)]
 
     def _finish(self, proposals: Proposals, ends_SN: Tensor) -> None:
         """Put those of the first K proposals that end among the K best results so far."""

@@ -64,7 +64,7 @@ def next_log_probs(logits_RV: Tensor, log_prob_SK: Tensor, special_ids: SpecialI
         logits_RV = logits_RV.clone()
     x_RV, log_sum_R = log_probs(logits_RV)
     for i in {special_ids.pad, special_ids.bos} - {special_ids.eos}:
-        x_RV[:, i] = -torch.inf
+        x_RV.select(1, i).fill_(-torch.inf)
     return x_RV, log_prob_SK if log_sum_R is None else log_prob_SK - log_sum_R.view_as(log_prob_SK)
 
 

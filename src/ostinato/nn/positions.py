@@ -17,6 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ostinato.errors import DataError
@@ -36,7 +37,7 @@ def sinusoids(
         return _sinusoids(values, d_model, in_halves)
     if highest is None:
         highest = 0 if values.numel() == 0 else int(values.max())
-    return _table(_room(highest + 1), d_model, values.device, in_halves)[values]
+    return F.embedding(values, _table(_room(highest + 1), d_model, values.device, in_halves))
 
 
 def highest_position(positions: Int[Tensor, "#B T"], n_columns: int | None) -> int:
