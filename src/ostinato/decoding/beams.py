@@ -248,7 +248,8 @@ class Beams:
             log_probs_SN,
             places_SN,
             self._is_cut_S.index_select(0, stopped_S),
-            *(torch.cat(x_LSK).index_select(1, stopped_S) for x_LSK in (self._ids_LSK, self._parents_LSK)),
+            torch.cat(self._ids_LSK).index_select(1, stopped_S),
+            torch.cat(self._parents_LSK).index_select(1, stopped_S),
             torch.cat(self._sums_LSK).index_select(1, stopped_S) if self._token_scores else None,
         )
 

@@ -23,7 +23,7 @@ enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, RELU2 = 3, GELU_TANH = 4, SILU = 5
 #define ROWS_OF_X 3
 #endif
 #define CHUNK 512 /* numbers of a row at a time: what a tile reads of x and of W stays near */
-#define LINE 16   /* numbers that come from memory together */
+#define AHEAD 4096 /* numbers that memory takes until it answers, while W is read */
 
 typedef struct {
     const float *weight; /* [F, D] */
@@ -71,16 +71,28 @@ static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
     }
 }
 
+#define ASK(w) __builtin_prefetch((w) + AHEAD, 0, 2)
+
 /* Products of up to ROWS_OF_X interleaved rows of x with some of W, over a chunk of n columns. Between chunks the sums of every
- * lane are kept in `sums`; behind the last one their totals are `found`. */
-INLINE void tile(int n_rows, const float *x, const float *const *w, int64_t n, int is_first, int is_last, float *sums,
+ * lane are kept in `sums`; behind the last one their totals are `found`. With `asks`, what lies AHEAD of W is asked for. */
+INLINE void tile(int asks, int n_rows, const float *x, const float *const *w, int64_t n, int is_first, int is_last, float *sums,
                  vec4 *found) {
     vec own[ROWS_OF_X][ROWS_OF_W];
 #pragma GCC unroll 8
     for (int row = 0; row < n_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < ROWS_OF_W; i++) own[row][i] = is_first ? (vec){0} : load(sums + (row * ROWS_OF_W + i) * LANES);
-    for (int64_t d = 0; d < n; d += LANES, x += n_rows * LANES) {
+    if (n_rows == 1) { /* W about in the order in which it lies, which processors see coming */
+#pragma GCC unroll 4
+        for (int i = 0; i < ROWS_OF_W; i += 16 / LANES) /* with AVX2 two rows: a sum alone would wait for itself */
+            for (int64_t d = 0; d < n; d += LANES)
+#pragma GCC unroll 2
+                for (int one = i; one < i + 16 / LANES; one++) {
+                    if (asks) ASK(w[one] + d);
+                    own[0][one] += load(x + d) * load(w[one] + d);
+                }
+    }
+    for (int64_t d = 0; d < n && n_rows > 1; d += LANES, x += n_rows * LANES) {
         vec values[ROWS_OF_X];
 #pragma GCC unroll 8
         for (int row = 0; row < n_rows; row++) {
@@ -90,7 +102,8 @@ INLINE void tile(int n_rows, const float *x, const float *const *w, int64_t n, i
 #pragma GCC unroll 4
         for (int i = 0; i < ROWS_OF_W; i++) {
             vec of_w = load(w[i] + d);
-            if (n_rows > 1) KEEP_IN_REGISTER(of_w);
+            if (asks) ASK(w[i] + d);
+            KEEP_IN_REGISTER(of_w);
 #pragma GCC unroll 8
             for (int row = 0; row < n_rows; row++) own[row][i] += values[row] * of_w;
         }
@@ -106,36 +119,30 @@ INLINE void tile(int n_rows, const float *x, const float *const *w, int64_t n, i
     }
 }
 
-/* Up to ROWS_OF_W outputs of all rows, from f on, of x `copied`. `room` [N, ROWS_OF_W, LANES]: for sums. Meanwhile what is read
- * of W next is asked for, a part of it for every tile. */
+/* Up to ROWS_OF_W outputs of all rows, from f on, of x `copied`. `room` [N, ROWS_OF_W, LANES]: for sums. */
 static void outputs(const float *copied, int64_t n_rows, const Matrix *m, int64_t f, int n_out, float *y, int64_t width,
                     float *room) {
-    const int64_t D = m->n_in, n_tiles = (n_rows + ROWS_OF_X - 1) / ROWS_OF_X;
+    const int64_t D = m->n_in;
     vec4 bias = {0};
     if (m->bias) memcpy(&bias, m->bias + f, n_out * sizeof(float));
     for (int64_t d = 0, end; d < D; d = end) {
         end = chunk_end(d, D);
         const int is_last = end == D, is_part = end - d < LANES;
+        const int64_t n = is_part ? LANES : end - d;
         const float *w[ROWS_OF_W];
         vec parts[ROWS_OF_W];
         for (int i = 0; i < ROWS_OF_W; i++) {
             w[i] = m->weight + (f + least(i, n_out - 1)) * D + d; /* the last row again where there are fewer */
             if (is_part) parts[i] = first_of(w[i], end - d), w[i] = (const float *)(parts + i);
         }
-        const int64_t n = is_part ? LANES : end - d, next_d = is_last ? 0 : end, n_next = chunk_end(next_d, D) - next_d;
-        const float *next = m->weight + (is_last ? f + ROWS_OF_W : f) * D + next_d;
-        const int64_t n_lines = (ROWS_OF_W * ((n_next + LINE - 1) / LINE) + n_tiles - 1) / n_tiles; /* for a tile */
-        int64_t asked_row = 0, asked = 0;
         for (int64_t row = 0; row < n_rows; row += ROWS_OF_X) {
-            for (int64_t line = 0; line < n_lines && asked_row < ROWS_OF_W; line++) {
-                __builtin_prefetch(next + asked_row * D + asked, 0, 2);
-                if ((asked += LINE) >= n_next) asked_row++, asked = 0;
-            }
             const float *x = copied + n_rows * d + row * n;
             const int rows = (int)least(n_rows - row, ROWS_OF_X);
             float *sums = room + row * ROWS_OF_W * LANES;
             vec4 found[ROWS_OF_X];
-#define OF_ROWS(n_of_x) if (rows == n_of_x) tile(n_of_x, x, w, n, !d, is_last, sums, found)
+#define OF_ROWS(n_of_x) \
+    if (rows == n_of_x && !row) tile(1, n_of_x, x, w, n, !d, is_last, sums, found); \
+    else if (rows == n_of_x) tile(0, n_of_x, x, w, n, !d, is_last, sums, found)
             OF_ROWS(1);
             OF_ROWS(2);
             OF_ROWS(3);
@@ -172,7 +179,6 @@ static __attribute__((noinline)) void activate(float *y, int64_t n_rows, int64_t
 /* Outputs `first` to before `last` of all rows, into rows of `width` numbers. */
 static void product(const float *x, int64_t n_rows, const Matrix *m, int64_t first, int64_t last, float *y, int64_t width,
                     int activation) {
-    if (!n_rows) return;
     const int64_t all_lanes = (m->n_in + LANES - 1) / LANES * LANES;
     float *room = malloc(n_rows * (ROWS_OF_W * LANES + all_lanes) * sizeof(float)), *copied = room + n_rows * ROWS_OF_W * LANES;
     interleave(x, n_rows, m->n_in, copied);
