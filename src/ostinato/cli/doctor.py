@@ -101,8 +101,7 @@ def _means() -> dict[str, dict[str, str]]:
         devices["mps"] = "Apple GPU"
     access = DataAccess.default()
     data = {"cache": str(access.cache), "mirror": access.mirror or "none (OSTINATO_MIRROR)"}
-    products = (
-        "compiled: torch's leave half of this processor unused" if has_slow_products() and library() else "torch's"
-    )
+    is_ours = has_slow_products() and library() is not None
+    products = "compiled: torch's leave a part of this processor unused" if is_ours else "torch's"
     kernels = {"attention, dropout, cached decoding": described(), "products of many rows": products}
     return {"devices": devices, "kernels": kernels, "data": data}

@@ -1,17 +1,16 @@
-"""Matrix products of many rows in float32 on a CPU, where torch's own leave half of the processor unused.
+"""Matrix products of many rows in float32 on a CPU, where torch's own leave a part of the processor unused.
 
     multiply    c = a b + bias, or added to what c holds
     product     y = x W^T + b, with gradients dx = dy W, dW = dy^T x
 
-torch multiplies by MKL, which on processors of AMD uses AVX2, even where AVX-512 does twice as much at a time (Zen 5
-and later). There a compiled kernel of ours multiplies; elsewhere, and few rows, torch does: the plain twin. (oneDNN,
+torch multiplies by MKL, which on processors of AMD uses AVX2, even where there is AVX-512 (Zen 4 and later), which does
+twice as much at a time (Zen 5) or needs half as many instructions (Zen 4). There a compiled kernel of ours multiplies; elsewhere, and few rows, torch does: the plain twin. (oneDNN,
 which torch has for convolutions, is as fast, but makes code for every new number of rows, of which experts have another
 one at every step, and cannot add to a sum or write where it is told.)
 """
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from ostinato.kernels import native
 
-_ZEN_5 = 26
 _LEAST_PRODUCTS = 2**20
 """Multiplications below which a call takes as long as what it saves."""
 _FEWEST = 8
@@ -74,19 +72,14 @@ def _is_ours(a_ND: Tensor, b_DF: Tensor, bias_F: Tensor | None, out: Tensor | No
 
 @lru_cache(maxsize=1)
 def has_slow_products() -> bool:
-    """Return whether torch multiplies by MKL on a processor whose AVX-512 does twice what MKL asks of it.
-
-    These are AMD's from Zen 5 on (family 26); Zen 4 does 512 bits in two halves, and MKL uses Intel's whole.
-    """
+    """Return whether torch multiplies by MKL on a processor of AMD with AVX-512; MKL uses Intel's."""
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     if not has_mkl or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return False
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux, where there are no kernels either
         return False
-    family = re.search(r"^cpu family\s*: (\d+)", told, re.MULTILINE)
-    return "AuthenticAMD" in told and family is not None and int(family[1]) >= _ZEN_5
 
 
 class _Product(torch.autograd.Function):
