@@ -4,9 +4,10 @@
     product     y = x W^T + b, with gradients dx = dy W, dW = dy^T x
 
 torch multiplies by MKL, which on processors of AMD uses AVX2, even where there is AVX-512 (Zen 4 and later), which does
-twice as much at a time (Zen 5) or needs half as many instructions (Zen 4). There a compiled kernel of ours multiplies; elsewhere, and few rows, torch does: the plain twin. (oneDNN,
-which torch has for convolutions, is as fast, but makes code for every new number of rows, of which experts have another
-one at every step, and cannot add to a sum or write where it is told.)
+twice as much at a time (Zen 5) or needs half as many instructions (Zen 4). There a compiled kernel of ours multiplies;
+elsewhere, and few rows, torch does: the plain twin. (oneDNN, which torch has for convolutions, is as fast, but makes
+code for every new number of rows, of which experts have another one at every step, and cannot add to a sum or write
+where it is told.)
 """
 
 from __future__ import annotations
