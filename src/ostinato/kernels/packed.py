@@ -30,8 +30,8 @@ from ostinato.kernels.native import MOST_ROWS, few_rows, library
 
 _log = logging.getLogger(__name__)
 _LARGE_MATRIX, _MOST_ROWS_OF_LARGE = 2**22, 8
-"""Numbers from which on a matrix is large, and rows up to which our kernels are faster than its packed copy (AVX-512).
-With AVX2, and of smaller matrices, they are faster up to about a hundred rows, and little slower up to `MOST_ROWS`."""
+"""Numbers from which on a matrix is large, and rows up to which our kernels are faster than its packed copy, but with AVX2
+alone. Of smaller matrices they are faster up to about a hundred rows, and little slower up to `MOST_ROWS`."""
 
 
 class Packing:
@@ -127,7 +127,7 @@ def _is_plain_float(x: Tensor) -> bool:
 
 
 def _most_rows(weight_FD: Tensor) -> int:
-    """Return up to how many rows our kernels are faster than a packed copy of the matrix."""
+    """Return up to how many rows our kernels take, where a packed copy of the matrix would not be much faster."""
     is_large = weight_FD.numel() >= _LARGE_MATRIX and torch.backends.cpu.get_cpu_capability() != "AVX2"
     return _MOST_ROWS_OF_LARGE if is_large else MOST_ROWS
 

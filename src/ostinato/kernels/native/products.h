@@ -1,6 +1,6 @@
 /* y = x W^T + b of some rows: x [N, D], W [F, D], both row by row.
  *
- * With few rows it takes as long as reading W does: four rows of W meet all rows of x, some at a time, while the next four are
+ * With few rows it takes as long as reading W does: four rows of W meet all rows of x, some at a time, while later ones are
  * asked for. W is read once and as it lies, without a packed copy; x is copied. Every output is one sum in one order,
  * whatever the number of rows and of threads.
  */
@@ -23,7 +23,7 @@ enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, RELU2 = 3, GELU_TANH = 4, SILU = 5
 #define ROWS_OF_X 3
 #endif
 #define CHUNK 512 /* numbers of a row at a time: what a tile reads of x and of W stays near */
-#define AHEAD 4096 /* numbers that memory takes until it answers, while W is read */
+#define AHEAD 4096 /* numbers that are read of W until memory answers */
 
 typedef struct {
     const float *weight; /* [F, D] */
@@ -71,12 +71,10 @@ static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
     }
 }
 
-#define ASK(w) __builtin_prefetch((w) + AHEAD, 0, 2)
-
 /* Products of up to ROWS_OF_X interleaved rows of x with some of W, over a chunk of n columns. Between chunks the sums of every
- * lane are kept in `sums`; behind the last one their totals are `found`. With `asks`, what lies AHEAD of W is asked for. */
-INLINE void tile(int asks, int n_rows, const float *x, const float *const *w, int64_t n, int is_first, int is_last, float *sums,
-                 vec4 *found) {
+ * lane are kept in `sums`; behind the last one their totals are `found`. With `asks`, what lies `ahead` of W is asked for. */
+INLINE void tile(int asks, int64_t ahead, int n_rows, const float *x, const float *const *w, int64_t n, int is_first,
+                 int is_last, float *sums, vec4 *found) {
     vec own[ROWS_OF_X][ROWS_OF_W];
 #pragma GCC unroll 8
     for (int row = 0; row < n_rows; row++)
@@ -88,7 +86,7 @@ INLINE void tile(int asks, int n_rows, const float *x, const float *const *w, in
             for (int64_t d = 0; d < n; d += LANES)
 #pragma GCC unroll 2
                 for (int one = i; one < i + 16 / LANES; one++) {
-                    if (asks) ASK(w[one] + d);
+                    if (asks) __builtin_prefetch(w[one] + d + ahead, 0, 2);
                     own[0][one] += load(x + d) * load(w[one] + d);
                 }
     }
@@ -102,7 +100,7 @@ INLINE void tile(int asks, int n_rows, const float *x, const float *const *w, in
 #pragma GCC unroll 4
         for (int i = 0; i < ROWS_OF_W; i++) {
             vec of_w = load(w[i] + d);
-            if (asks) ASK(w[i] + d);
+            if (asks) __builtin_prefetch(w[i] + d + ahead, 0, 2);
             KEEP_IN_REGISTER(of_w);
 #pragma GCC unroll 8
             for (int row = 0; row < n_rows; row++) own[row][i] += values[row] * of_w;
@@ -122,7 +120,7 @@ INLINE void tile(int asks, int n_rows, const float *x, const float *const *w, in
 /* Up to ROWS_OF_W outputs of all rows, from f on, of x `copied`. `room` [N, ROWS_OF_W, LANES]: for sums. */
 static void outputs(const float *copied, int64_t n_rows, const Matrix *m, int64_t f, int n_out, float *y, int64_t width,
                     float *room) {
-    const int64_t D = m->n_in;
+    const int64_t D = m->n_in, block = ROWS_OF_W * D, ahead = (AHEAD + block - 1) / block * block; /* the same of later rows */
     vec4 bias = {0};
     if (m->bias) memcpy(&bias, m->bias + f, n_out * sizeof(float));
     for (int64_t d = 0, end; d < D; d = end) {
@@ -141,8 +139,8 @@ static void outputs(const float *copied, int64_t n_rows, const Matrix *m, int64_
             float *sums = room + row * ROWS_OF_W * LANES;
             vec4 found[ROWS_OF_X];
 #define OF_ROWS(n_of_x) \
-    if (rows == n_of_x && !row) tile(1, n_of_x, x, w, n, !d, is_last, sums, found); \
-    else if (rows == n_of_x) tile(0, n_of_x, x, w, n, !d, is_last, sums, found)
+    if (rows == n_of_x && !row) tile(1, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
+    else if (rows == n_of_x) tile(0, 0, n_of_x, x, w, n, !d, is_last, sums, found)
             OF_ROWS(1);
             OF_ROWS(2);
             OF_ROWS(3);
