@@ -30,8 +30,8 @@ from ostinato.kernels.native import MOST_ROWS, few_rows, library
 
 _log = logging.getLogger(__name__)
 _LARGE_MATRIX, _MOST_ROWS_OF_LARGE = 2**22, 8
-"""Numbers from which on a matrix is large, and rows up to which our kernels are faster than its packed copy, but with AVX2
-alone. Of smaller matrices they are faster up to about a hundred rows, and little slower up to `MOST_ROWS`."""
+"""Numbers from which on a matrix is large, and rows up to which our kernels are faster than its packed copy, where
+there is more than AVX2. Of smaller ones they are faster up to about a hundred rows, little slower up to `MOST_ROWS`."""
 
 
 class Packing:
