@@ -74,7 +74,7 @@ class Outputs:
     Args:
         rows: of the first batch. is_cut_S: no hypothesis has finished.
         scores_SN, log_probs_SN, places_SN: of their best results.
-        ids_LSK, parents_LSK: tokens of the live hypotheses by step, and the hypothesis each one continued.
+        steps_2LSK: tokens of the live hypotheses by step, and the hypothesis each one continued.
         sums_LSK: their log-probabilities so far; None without `token_scores`.
     """
 
@@ -83,17 +83,16 @@ class Outputs:
     log_probs_SN: Tensor
     places_SN: Tensor
     is_cut_S: Tensor
-    ids_LSK: Tensor
-    parents_LSK: Tensor
+    steps_2LSK: Tensor
     sums_LSK: Tensor | None
 
     def read(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield the outputs, best first, each with the sentence's row in the first batch."""
         best = (self.scores_SN, self.log_probs_SN, self.places_SN)
         scores, log_probs, places = (best_SN.tolist() for best_SN in best)
-        is_cut, tokens, parents = self.is_cut_S.tolist(), self.ids_LSK.tolist(), self.parents_LSK.tolist()
+        is_cut, (tokens, parents) = self.is_cut_S.tolist(), self.steps_2LSK.tolist()
         sums = None if self.sums_LSK is None else self.sums_LSK.tolist()
-        n_beams = self.ids_LSK.shape[-1]
+        n_beams = self.steps_2LSK.shape[-1]
         for i, row in enumerate(self.rows):
             finished = not is_cut[i]
             found: list[Hypothesis] = []
@@ -199,7 +198,7 @@ class Beams:
 
     def leading(self) -> dict[int, list[int]]:
         """Return the ids of every sentence's best live hypothesis, by the sentence's row in the first batch."""
-        tokens, parents = torch.cat(self._ids_LSK).tolist(), torch.cat(self._parents_LSK).tolist()
+        tokens, parents = self._steps_2LSK().tolist()
         found = {}
         for i, sentence in enumerate(self._rows):
             ids, slot = [], 0
@@ -208,6 +207,9 @@ class Beams:
                 slot = parents[step][i][slot]
             found[sentence] = ids[::-1]
         return found
+
+    def _steps_2LSK(self) -> Tensor:
+        return torch.stack([torch.cat(self._ids_LSK), torch.cat(self._parents_LSK)])
 
     @property
     def has_reached_a_limit(self) -> bool:
@@ -248,8 +250,7 @@ class Beams:
             log_probs_SN,
             places_SN,
             self._is_cut_S.index_select(0, stopped_S),
-            torch.cat(self._ids_LSK).index_select(1, stopped_S),
-            torch.cat(self._parents_LSK).index_select(1, stopped_S),
+            self._steps_2LSK().index_select(2, stopped_S),
             torch.cat(self._sums_LSK).index_select(1, stopped_S) if self._token_scores else None,
         )
 
