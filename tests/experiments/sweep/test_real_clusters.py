@@ -39,8 +39,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A sweep of two arms and two seeds, whose runs save every 20 of 150 updates."""
-    changes = ["training.n_updates=150", "training.evaluate_every=75", "training.save_every=20"]
+    """A sweep of two arms and two seeds, whose runs save every 20 of 400 updates: with fewer, a run whose node is to be
+    killed after 50 may be over before it is."""
+    changes = ["training.n_updates=400", "training.evaluate_every=200", "training.save_every=20"]
     content = settings(measures=[LOSS, SEEN, LONGER])
     write_yaml(content | {"overrides": [*content["overrides"], *changes]}, tmp_path / "clusters.yaml")
     return tmp_path / "clusters.yaml"
