@@ -282,8 +282,7 @@ class _HaltingRounds(_Stretch):
         n_rounds: int,
         halts: Callable[[Rows, Pass, int], HaltsBy],
     ) -> None:
-        # Also of experts: gates, and keys of rows that halt, are products of all rows with the same weights.
-        super().__init__(sub_layers, Chain(links), min(MOST_ROWS, _most_rows(links)), (), starts)
+        super().__init__(sub_layers, Chain(links), _most_rows(links), (), starts)
         self._n_rounds, self._halts = n_rounds, halts
 
     def takes(self, n_rows: int, cache: Cache) -> bool:
