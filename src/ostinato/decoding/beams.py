@@ -172,29 +172,28 @@ class Beams:
         """Finish and continue hypotheses."""
         self.length += 1
         S, K = self.log_prob_SK.shape
-        ends_SN = proposals.ids_SN == self._eos
-        may_end = runs_ahead(ends_SN.device) or bool(ends_SN.any())
-        if may_end:
+        eos, ids_SN = self._eos, proposals.ids_SN
+        ends_SN = ids_SN == eos if runs_ahead(ids_SN.device) or any(eos in ids for ids in ids_SN.tolist()) else None
+        if ends_SN is not None:
             self._finish(proposals, ends_SN)
-        if K == 1 or not may_end:
+        if ends_SN is None or K == 1:
             # Where none ends, the best proposals, which come first, are continued. A single hypothesis that ends leaves
             # no other to continue: the sentence stops.
-            ids_SK, parents_SK = proposals.ids_SN[:, :K], proposals.parents_SN[:, :K]
-            self.log_prob_SK = proposals.log_prob_SN[:, :K]
+            ids_SK, parents_SK, self.log_prob_SK = proposals if ids_SN.shape[1] == K else proposals.first(K)
         else:
             self.log_prob_SK, live_SK = proposals.log_prob_SN.masked_fill(ends_SN, -torch.inf).topk(K, dim=1)
-            ids_SK, parents_SK = proposals.ids_SN.gather(1, live_SK), proposals.parents_SN.gather(1, live_SK)
-        self._ids_LSK.append(ids_SK[None])
-        self._parents_LSK.append(parents_SK[None])
+            ids_SK, parents_SK = ids_SN.gather(1, live_SK), proposals.parents_SN.gather(1, live_SK)
+        self._ids_LSK.append(ids_SK)
+        self._parents_LSK.append(parents_SK)
         if self._token_scores:
-            self._sums_LSK.append(self.log_prob_SK[None])
+            self._sums_LSK.append(self.log_prob_SK)
         self.last_ids_R1 = ids_SK.reshape(S * K, 1)
-        if K > 1 or may_end or self.length in self.limits:
+        if K > 1 or ends_SN is not None or self.length in self.limits:
             self._mark_stopped(ends_SN)
 
     def continued(self) -> Tensor:
         """Return for every row the row that it continues."""
-        return (self._first_rows_S1 + self._parents_LSK[-1][0]).flatten()
+        return (self._first_rows_S1 + self._parents_LSK[-1]).flatten()
 
     def leading(self) -> dict[int, list[int]]:
         """Return the ids of every sentence's best live hypothesis, by the sentence's row in the first batch."""
@@ -209,7 +208,7 @@ class Beams:
         return found
 
     def _steps_2LSK(self) -> Tensor:
-        return torch.stack([torch.cat(self._ids_LSK), torch.cat(self._parents_LSK)])
+        return torch.stack([torch.stack(self._ids_LSK), torch.stack(self._parents_LSK)])
 
     @property
     def has_reached_a_limit(self) -> bool:
@@ -251,7 +250,7 @@ class Beams:
             places_SN,
             self._is_cut_S.index_select(0, stopped_S),
             self._steps_2LSK().index_select(2, stopped_S),
-            torch.cat(self._sums_LSK).index_select(1, stopped_S) if self._token_scores else None,
+            torch.stack(self._sums_LSK).index_select(1, stopped_S) if self._token_scores else None,
         )
 
     def keep(self, sentences: Sequence[int], sentences_S: Tensor) -> None:
@@ -264,7 +263,7 @@ class Beams:
             setattr(self, name, getattr(self, name).index_select(0, sentences_S))
         for x_LSK in (self._ids_LSK, self._parents_LSK, self._sums_LSK):
             if x_LSK:  # the sums are kept with `token_scores` only
-                x_LSK[:] = [torch.cat(x_LSK).index_select(1, sentences_S)]
+                x_LSK[:] = torch.stack(x_LSK).index_select(1, sentences_S)
 
     def _finish(self, proposals: Proposals, ends_SN: Tensor) -> None:
         """Put those of the first K proposals that end among the K best results so far."""
@@ -281,10 +280,14 @@ class Beams:
         self._best_log_prob_SK = torch.cat([self._best_log_prob_SK, log_prob_SK], dim=1).gather(1, best_SK)
         self._best_place_SK = torch.cat([self._best_place_SK, place_SK], dim=1).gather(1, best_SK)
 
-    def _mark_stopped(self, ends_SN: Tensor) -> None:
-        """Mark the sentences whose result is final."""
+    def _mark_stopped(self, ends_SN: Tensor | None) -> None:
+        """Mark the sentences whose result is final.
+
+        Args:
+            ends_SN: the proposals that end; None: none does.
+        """
         if self.n_beams == 1:
-            is_decided_S = ends_SN[:, 0]
+            is_decided_S = torch.zeros_like(self.stopped_S) if ends_SN is None else ends_SN[:, 0]
         else:
             # A best score is -inf where fewer hypotheses have finished; the bound is -inf where none lives.
             bound_S = self.log_prob_SK[:, 0] / self._last_penalty_S

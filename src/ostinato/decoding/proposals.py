@@ -7,8 +7,7 @@ each sentence, T tokens a sentence may generate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ from ostinato.config.special_ids import SpecialIds
 from ostinato.kernels import float64, highest, log_probs
 
 
-@dataclass(frozen=True, slots=True)
-class Proposals:
+class Proposals(NamedTuple):
     """Continuations of every sentence's hypotheses, best first.
 
     Args:
@@ -31,6 +29,10 @@ class Proposals:
     ids_SN: Tensor
     parents_SN: Tensor
     log_prob_SN: Tensor
+
+    def first(self, n: int) -> Proposals:
+        """Return the best n."""
+        return Proposals(*(x_SN[:, :n] for x_SN in self))
 
 
 @runtime_checkable
@@ -62,30 +64,26 @@ def next_log_probs(logits_RV: Tensor, log_prob_SK: Tensor, special_ids: SpecialI
     logits_RV = logits_RV.float()
     if not logits_RV.is_inference():  # made before the search: the model may keep it
         logits_RV = logits_RV.clone()
-    x_RV, log_sum_R = log_probs(logits_RV)
-    for i in {special_ids.pad, special_ids.bos} - {special_ids.eos}:
-        x_RV.select(1, i).fill_(-torch.inf)
-    return x_RV, log_prob_SK if log_sum_R is None else log_prob_SK - log_sum_R.view_as(log_prob_SK)
+    return log_probs(logits_RV, log_prob_SK, tuple({special_ids.pad, special_ids.bos} - {special_ids.eos}))
 
 
-class Greedy(Proposer):
-    """The most probable token."""
+class Highest(Proposer):
+    """The most probable continuations of K hypotheses.
 
-    def __call__(self, x_RV: Tensor, so_far_SK: Tensor, length: int) -> Proposals:
-        """Propose one token a sentence."""
-        best_S1, ids_S1 = highest(x_RV, 1)
-        return Proposals(ids_S1, torch.zeros_like(ids_S1), so_far_SK + best_S1)
+    Args:
+        n_proposals: a sentence, where there are as many. Greedy search: 1. Beam search: 2K, of which at most K end, so
+            that K can be continued.
+    """
 
-
-class Beam(Proposer):
-    """The 2K most probable continuations of K hypotheses: at most K of them end, so that K can be continued."""
+    def __init__(self, n_proposals: int) -> None:
+        self._n_proposals = n_proposals
 
     def __call__(self, x_RV: Tensor, so_far_SK: Tensor, length: int) -> Proposals:
-        """Propose 2K continuations a sentence, or all there are."""
-        S, K = so_far_SK.shape
-        V = x_RV.shape[1]
-        values_SN, indices_SN = highest(x_RV.view(S, K * V), min(2 * K, K * V), so_far_SK)
-        return Proposals(indices_SN % V, indices_SN // V, values_SN)
+        """Propose them."""
+        x_SKV = x_RV.view(*so_far_SK.shape, -1)
+        n = min(self._n_proposals, x_SKV.shape[1] * x_SKV.shape[2])
+        log_prob_SN, parents_SN, ids_SN = highest(x_SKV, n, so_far_SK)
+        return Proposals(ids_SN, parents_SN, log_prob_SN)
 
 
 class Sampling:
@@ -136,9 +134,9 @@ def make_proposer(config: DecodingConfig, indices: Sequence[int], limits: list[i
     """
     match config.strategy:
         case "beam":
-            return Beam()
+            return Highest(2 * config.beam)
         case "greedy":
-            return Greedy()
+            return Highest(1)
         case "sample":
             return Sampling(config, [sentence_seed(config.seed, index) for index in indices], limits, device)
 

@@ -22,6 +22,7 @@ from ostinato.errors import ConfigError, Problem
 _WITHOUT_FLOAT64 = ("mps",)
 # Not asked of torch: a pass that torch 2.11 compiles may not ask.
 _WITHOUT_AUTOCAST = ("meta",)
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -54,11 +55,12 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 def is_plain_float32(*tensors: Tensor | None) -> bool:
     """Return whether these are numbers on a CPU that stay float32, and nothing transforms what is done with them."""
-    if is_transformed(*tensors) or autocast_dtype(torch.device("cpu")) not in (None, torch.float32):
+    for x in tensors:  # decoding asks this of every token: a loop, since a generator takes twice as long
+        if x is not None and (type(x) not in _PLAIN or not x.is_cpu or x.dtype is not torch.float32):
+            return False
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is not torch.float32:
         return False
-    return all(
-        x is None or (type(x) in (Tensor, nn.Parameter) and x.is_cpu and x.dtype == torch.float32) for x in tensors
-    )
+    return not is_transformed(*tensors)
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:

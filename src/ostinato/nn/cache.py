@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -127,7 +126,6 @@ class Cache:
             which takes all of them; None afterwards and where there are none.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set, one sentence each in the second dimension.
-        prepared: what a search has prepared from `cross_kv`, by name of the parameter set.
         took_part: by round who took part in it, of stacks in which a router chooses.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
         n_steps: rounds asked for at call time, in a graph a tensor; None for the plan's own.
@@ -143,7 +141,6 @@ class Cache:
     memory_keep_BS: Bool[Tensor, "B S"] | None = None
     self_kv: dict[int, KeyValues] = field(default_factory=dict)
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
-    prepared: dict[str, Any] = field(default_factory=dict)
     took_part: dict[int, Bool[Tensor, "B S"]] = field(default_factory=dict)
     windows: dict[int, tuple[ColumnWindow, ColumnWindow]] = field(default_factory=dict)
     recurrent: dict[str, RecurrentState] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
+from operator import is_
 from threading import get_ident
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +36,7 @@ from ostinato.kernels import (
     compiled_packing,
     read_cache,
 )
-from ostinato.nn.cache import Cache
+from ostinato.nn.cache import Cache, KeyValues
 from ostinato.nn.compiled_halting import compiled_rule, halting_in_rounds
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.cross_attention import CrossAttention
@@ -54,6 +55,7 @@ from ostinato.plan import Use
 
 _Link = AttentionLink | FeedForwardLink
 _Find = Callable[[SubLayer], _Link | None]
+_InPlace = list[tuple[int, "_SelfAttentionInPlace", KeyValuesInPlace]]
 _Starts = Mapping[int, Callable[[Tensor | None], Tensor | None]]
 _NOWHERE: _Starts = MappingProxyType({})
 _MOST_ROWS_OF_EXPERTS = 256
@@ -216,12 +218,16 @@ class _Stretch:
         self._self_attention = [(i, s) for i, s in enumerate(sub_layers) if isinstance(s, _SelfAttentionInPlace)]
         self._cross_attention = [(i, s) for i, s in enumerate(sub_layers) if isinstance(s, _CrossAttentionByKernel)]
         self._starts = starts
+        self._in_place: _InPlace | None = None
+        # Of the token before: what is still the same need not be said again, which takes as long as a small product.
+        self._self_kv: dict[int, KeyValues] | None = None
+        self._of_memory: tuple[Any, ...] = ()
 
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Tensor:
         """Return the states after the sub-layers."""
         visible_ND = None if here.visible is None else here.visible(states_ND)
         signals = self._signals(run, here)
-        if self._chain is None or states_ND.shape[0] > self._most_rows or not self._can_write(run, visible_ND):
+        if self._chain is None or states_ND.shape[0] > self._most_rows or not self._can_write(run.cache, visible_ND):
             for index, part in enumerate(self._otherwise):
                 states_ND = part(states_ND + signals[index] if index in signals else states_ND, run, here)
             return states_ND
@@ -240,22 +246,32 @@ class _Stretch:
 
     def _read(self, chain: Chain, signals: Mapping[int, Tensor], run: Pass, here: Round) -> None:
         """Say what the call reads."""
-        for index, attention in self._self_attention:
-            chain.read(index, attention.next_keys(run, here))
-        for index, cross in self._cross_attention:
-            chain.read(index, cross.memory_keys(run, here))
+        assert run.cache is not None
+        keep_BS = _in_rows(run.cache.keep_BS)
+        for index, attention, cached in self._caches(run.cache) or ():
+            chain.read(index, attention.next_keys(cached, keep_BS, run, here))
+        of_memory = run.cross_kv, run.cache.memory_keep_BS, here.rows.index_N, run.n_beams
+        if not self._of_memory or not all(map(is_, of_memory, self._of_memory)):
+            for index, cross in self._cross_attention:
+                chain.read(index, cross.memory_keys(run, here))
+            self._of_memory = of_memory
         for index, signal_ND in signals.items():
             chain.add(index, signal_ND)
 
-    def _can_write(self, run: Pass, visible_ND: Tensor | None) -> bool:
+    def _can_write(self, cache: Cache | None, visible_ND: Tensor | None) -> bool:
         """Return whether the call can put keys and values of what is visible of its rows into the caches."""
         if visible_ND is not None and self._self_attention and [i for i, _ in self._self_attention] != [0]:
             return False
-        assert run.cache is not None
-        return self._is_in_place(run.cache)
+        assert cache is not None
+        return self._caches(cache) is not None
 
-    def _is_in_place(self, cache: Cache) -> bool:
-        return all(attention.in_place(cache) is not None for _, attention in self._self_attention)
+    def _caches(self, cache: Cache) -> _InPlace | None:
+        """Return the places of self-attention with what they cache; None where some of it is not in place."""
+        if self._self_kv is not cache.self_kv:
+            found = [(i, attention, attention.in_place(cache)) for i, attention in self._self_attention]
+            known = [(i, attention, cached) for i, attention, cached in found if cached is not None]
+            self._in_place, self._self_kv = known if len(known) == len(found) else None, cache.self_kv
+        return self._in_place
 
     def prepare(self, run: Pass) -> None:
         """Nothing is recomputed in decoding."""
@@ -287,7 +303,7 @@ class _HaltingRounds(_Stretch):
 
     def takes(self, n_rows: int, cache: Cache) -> bool:
         """Return whether the call takes a new column: one of few rows, none of them padding."""
-        if self._most_rows < n_rows or not self._is_in_place(cache):
+        if self._most_rows < n_rows or self._caches(cache) is None:
             return False
         return cache.keep_BS is None or bool(cache.keep_BS[:, -1].all())
 
@@ -336,12 +352,11 @@ class _SelfAttentionInPlace(SelfAttention):
         found = cache.self_kv.get(self.step)
         return found if isinstance(found, KeyValuesInPlace) else None
 
-    def next_keys(self, run: Pass, here: Round) -> CachedKeys:
+    def next_keys(
+        self, cached: KeyValuesInPlace, keep_BS: Bool[Tensor, "B S"] | None, run: Pass, here: Round
+    ) -> CachedKeys:
         """Return what a kernel reads at the new position, where keys and values of the rows are still to be written."""
-        assert run.cache is not None
-        cached = self.in_place(run.cache)
-        assert cached is not None
-        keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
+        keys = cached.next(here.rows.n_sentences, keep_BS, here.rows.index_N)
         if here.halted:
             newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
             made = [self.keys_values(self.module, rows.visible_LD[:0], [rows], run, here) for rows in new]
@@ -361,24 +376,20 @@ class _SelfAttentionInPlace(SelfAttention):
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
         """See `SelfAttention`."""
         assert run.cache is not None
-        if self.in_place(run.cache) is None:
+        if (cached := self.in_place(run.cache)) is None:
             super().fill_cache(states_0D, run, here)
         else:
-            self.next_keys(run, here)
+            self.next_keys(cached, _in_rows(run.cache.keep_BS), run, here)
 
 
 class _CrossAttentionByKernel(CrossAttention):
     """A cross-attention that reads the memory by a kernel."""
 
     def memory_keys(self, run: Pass, here: Round) -> CachedKeys:
-        """Return the keys of the sentences' memory, kept as long as these are."""
+        """Return the keys of the sentences' memory."""
         assert run.cache is not None
-        kv_2BHSK = self.memory(run)
-        keys: CachedKeys | None = run.cache.prepared.get(self.use.weights)
-        if keys is None or keys.kv_2RHSK is not kv_2BHSK:
-            keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices)
-            run.cache.prepared[self.use.weights] = keys
-        keep_BS = _in_rows(run.cache.memory_keep_BS)
+        kv_2BHSK, keep_BS = self.memory(run), _in_rows(run.cache.memory_keep_BS)
+        keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices)
         return keys.see(kv_2BHSK.shape[3], None, keep_BS, here.rows.index_N, run.n_beams)
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:

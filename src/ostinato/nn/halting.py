@@ -17,7 +17,6 @@ import torch
 
 from ostinato.kernels import mean_where, places_where, runs_ahead
 from ostinato.nn.context import Pass
-from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.types import HaltingTrace
@@ -78,7 +77,8 @@ class HaltingPass(ABC):
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
         self.rows = rows
         self._as_graph = run.execution.as_graph
-        self._zeros_N = at_least_float32(torch.zeros_like(states_ND[:, 0]))
+        dtype = torch.promote_types(states_ND.dtype, torch.float32)
+        self._zeros_N = states_ND.new_zeros(states_ND.shape[0], dtype=dtype)
         self._keep_BT, self._keep_N = run.keep_BT, run.keep_N()
         self._set_active(self._keep_N)
         self._outputs: list[Tensor] = []

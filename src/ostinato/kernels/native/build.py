@@ -54,8 +54,8 @@ SIGNATURES = {
     "act_after": "pppnppnn",
     "stick_halt": "ppnpfpppppn",
     "rounds": "pnnppppnnn",
-    "log_sums": "ppnnn",
-    "highest": "ppnnnnppn",
+    "log_probs": "pppnnpnn",
+    "highest": "ppnnnnpppn",
 }
 """What the functions of the library take, in order: p an address, n a count, f a number."""
 _PROBE = "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); [getattr(library, name) for name in sys.argv[2:]]"

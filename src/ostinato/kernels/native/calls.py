@@ -103,23 +103,32 @@ def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     return y_NF
 
 
-def log_sums(x_NV: Tensor) -> Tensor:
-    """Return log sum_v e^x of every row, `[N]`; contiguous. Plain twin: `torch.logsumexp`."""
-    (N, V), y_N = x_NV.shape, x_NV.new_empty(x_NV.shape[0])
-    kernels().log_sums(x_NV.data_ptr(), y_N.data_ptr(), N, V, n_threads(N * V))
+def log_probs(x_NV: Tensor, added_N: Tensor, never: tuple[int, ...]) -> Tensor:
+    """Return added - log sum_v e^x of every row, as `added` is laid out, and set x = -inf in some columns.
+
+    All contiguous. Plain twin: `torch.log_softmax`.
+    """
+    (N, V), y_N = x_NV.shape, torch.empty_like(added_N)
+    given = x_NV.data_ptr(), added_N.data_ptr(), y_N.data_ptr(), N, V
+    kernels().log_probs(*given, _numbers(never), len(never), n_threads(N * V))
     return y_N
 
 
-def highest(x_NPV: Tensor, n: int, added_NP: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the n <= P V highest of all x + a of every row, highest first, and their places, `[N, n]`; contiguous.
+@lru_cache(maxsize=64)
+def _numbers(numbers: tuple[int, ...]) -> ctypes.Array[c_int64]:
+    return (c_int64 * len(numbers))(*numbers)
 
-    Of equal numbers the first ones. Plain twin: `torch.topk`.
+
+def highest(x_NPV: Tensor, n: int, added_NP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the n <= P V highest of all x + a of every row, highest first, their parts and their columns, `[N, n]`.
+
+    All contiguous. Of equal numbers the first ones. Plain twin: `torch.topk`.
     """
-    (N, P, V), values_NH = x_NPV.shape, x_NPV.new_empty(x_NPV.shape[0], n)
-    places_NH = torch.empty_like(values_NH, dtype=torch.int64)
-    given, found = (x_NPV.data_ptr(), address(added_NP), N, P, V, n), (values_NH.data_ptr(), places_NH.data_ptr())
-    kernels().highest(*given, *found, n_threads(x_NPV.numel()))
-    return values_NH, places_NH
+    (N, P, V), values_Nn = x_NPV.shape, x_NPV.new_empty(x_NPV.shape[0], n)
+    parts_Nn, columns_Nn = (torch.empty_like(values_Nn, dtype=torch.int64) for _ in range(2))
+    found = values_Nn.data_ptr(), parts_Nn.data_ptr(), columns_Nn.data_ptr()
+    kernels().highest(x_NPV.data_ptr(), added_NP.data_ptr(), N, P, V, n, *found, n_threads(x_NPV.numel()))
+    return values_Nn, parts_Nn, columns_Nn
 
 
 def read_cache(keys: CachedKeys, q_NI: Tensor, new_BJ: Tensor | None = None) -> Tensor:

@@ -183,6 +183,7 @@ class Chain:
         self._width = max(link.width for link in links)
         self._n_weights = sum(link.n_weights for link in links)
         self._keys: list[CachedKeys | None] = [None] * len(links)
+        self._work = room(0)
 
     def read(self, index: int, keys: CachedKeys) -> None:
         """Say what the attention at this place in the chain reads."""
@@ -206,8 +207,8 @@ class Chain:
                 values are put at the last position.
         """
         N, D = x_ND.shape
-        y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
-        addresses = (x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), work.data_ptr())
+        y_ND = torch.empty_like(x_ND)
+        addresses = (x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), self._room(N, D))
         kernels().chain(self._links, len(self._links), *addresses, N, D, n_threads(N * self._n_weights))
         return y_ND
 
@@ -222,8 +223,14 @@ class Chain:
         (N, D), n_links = x_ND.shape, len(self.links) // n_rounds
         if rule.n_rows not in (None, N):  # else kernels would read beyond them
             raise ValueError(f"rounds are prescribed for {rule.n_rows} rows, and there are {N}")
-        y_ND, work = torch.empty_like(x_ND), room(N * (D + self._width))
-        addresses = (x_ND.data_ptr(), y_ND.data_ptr(), work.data_ptr())
+        y_ND = torch.empty_like(x_ND)
+        addresses = (x_ND.data_ptr(), y_ND.data_ptr(), self._room(N, D))
         threads = n_threads(N * self._n_weights // n_rounds)
         kernels().rounds(self._links, n_links, n_rounds, byref(rule.structure), *addresses, N, D, threads)
         return y_ND
+
+    def _room(self, N: int, D: int) -> int:
+        """Return where there is memory for what lies between sub-layers."""
+        if self._work.numel() < (n := N * (D + self._width)):
+            self._work = room(n)
+        return self._work.data_ptr()

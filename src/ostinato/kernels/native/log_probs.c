@@ -2,11 +2,13 @@
 
 #include "vectors.h"
 
-/* log sum_v e^x_v of every row, = max x + log sum_v e^(x_v - max x); none of a row in which a number is none. */
-void log_sums(const float *x, float *y, int64_t n_rows, int64_t n_columns, int64_t n_threads) {
+/* y = added - log sum_v e^x_v of every row, where that is max x + log sum_v e^(x_v - max x); none of a row in which a number is none.
+ * Then x = -inf in the columns `never`. */
+void log_probs(float *x, const float *added, float *y, int64_t n_rows, int64_t n_columns, const int64_t *never, int64_t n_never,
+               int64_t n_threads) {
 #pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
     for (int64_t row = 0; row < n_rows; row++) {
-        const float *from = x + row * n_columns, top = top_of(from, n_columns);
+        float *from = x + row * n_columns, top = top_of(from, n_columns);
         double all = 0; /* of many numbers: parts of them are added up by vectors, and these in double precision */
         int64_t i = 0;
         while (i + LANES <= n_columns) {
@@ -16,7 +18,8 @@ void log_sums(const float *x, float *y, int64_t n_rows, int64_t n_columns, int64
             all += sum_lanes(sums);
         }
         for (; i < n_columns; i++) all += expf(from[i] - top);
-        y[row] = (float)(top + log(all));
+        y[row] = (float)(added[row] - (top + log(all)));
+        for (i = 0; i < n_never; i++) from[never[i]] = -INFINITY;
     }
 }
 
@@ -40,17 +43,17 @@ static void insert(float value, int64_t place, float *values, int64_t *places, i
     values[i] = value, places[i] = place;
 }
 
-/* The n highest of all x + a of every row, highest first, and their places. A row is n_parts parts with an a of its own each (NULL:
- * 0), n <= n_parts n_columns. Few numbers are higher than the n-th highest of those before them, so most are looked at by vectors
- * only. */
+/* The n highest of all x + a of every row, highest first, and the parts and columns in which they are. A row is n_parts parts with
+ * an a of its own each, n <= n_parts n_columns. What is added to a single part is so behind ranking: sums may be equal where numbers
+ * are not. Few numbers are higher than the n-th highest of those before them, so most are looked at by vectors only. */
 void highest(const float *x, const float *added, int64_t n_rows, int64_t n_parts, int64_t n_columns, int64_t n, float *values,
-             int64_t *places, int64_t n_threads) {
+             int64_t *parts, int64_t *columns, int64_t n_threads) {
 #pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
     for (int64_t row = 0; row < n_rows; row++) {
         float *best = values + row * n;
-        int64_t *at = places + row * n, n_found = 0;
+        int64_t *at = columns + row * n, *in = parts + row * n, n_found = 0;
         for (int64_t part = 0; part < n_parts; part++) {
-            const float *from = x + (row * n_parts + part) * n_columns, a = added ? added[row * n_parts + part] : 0;
+            const float *from = x + (row * n_parts + part) * n_columns, a = n_parts > 1 ? added[row * n_parts + part] : 0;
             const int64_t start = part * n_columns;
             int64_t i = 0;
             for (; i < n_columns && n_found < n; i++, n_found++) insert(from[i] + a, start + i, best, at, n_found + 1);
@@ -64,6 +67,10 @@ void highest(const float *x, const float *added, int64_t n_rows, int64_t n_parts
             }
             for (; i < n_columns; i++)
                 if (is_higher(from[i] + a, best[n - 1])) insert(from[i] + a, start + i, best, at, n);
+        }
+        for (int64_t i = 0; i < n; i++) {
+            in[i] = at[i] / n_columns, at[i] -= in[i] * n_columns;
+            if (n_parts == 1) best[i] += added[row];
         }
     }
 }
