@@ -240,7 +240,7 @@ def test_rounds_in_one_call_are_the_rounds_one_by_one() -> None:
             kv = affine(D, 2 * H * K) if makes_keys else None
             layers.append(Reading(norm, affine(D, H * K), kv, affine(H * K, D)))
         layers.append((affine(D, 9), affine(9, D)))
-        signal_R = [torch.randn(draw(st.sampled_from([1, N])), D, generator=make) for _ in range(R)]
+        signal_RND = torch.randn(R, draw(st.sampled_from([1, N])), D, generator=make)
         kv_RL = [[torch.randn(2, N, H, ROOM, K, generator=make) for _ in layers] for _ in range(R)]
         x_ND = torch.randn(N, D, generator=make)
 
@@ -251,7 +251,7 @@ def test_rounds_in_one_call_are_the_rounds_one_by_one() -> None:
             halting, states_ND = rule.start(x_ND, Rows.all(N, 1), run, R), x_ND
             for r in range(R):
                 halting.active(r, states_ND)
-                left_ND = states_ND + signal_R[r] if r else states_ND
+                left_ND = states_ND + signal_RND[r] if r else states_ND
                 _, visible = halting.enter(r, states_ND, left_ND)
                 for layer, kv in zip(layers, written[r], strict=True):
                     if isinstance(layer, Reading):
@@ -277,8 +277,8 @@ def test_rounds_in_one_call_are_the_rounds_one_by_one() -> None:
                 for i, keys in enumerate(one for of_round in cached for one in of_round):
                     if i % len(layers) < len(layers) - 1:
                         chain.read(i, keys.see(LENGTH))
-                for r in range(1, R):
-                    chain.add(r * len(layers), signal_R[r])
+                if R > 1:
+                    chain.add([r * len(layers) for r in range(1, R)], signal_RND[1:])
                 with cpu_threads(n):
                     found = chain.rounds(x_ND, R, halts(Rows.all(N, 1), run, R))
                 torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)

@@ -97,3 +97,12 @@ def test_positions_count_real_tokens_only() -> None:
     for row, keep in zip(found.tolist(), keep_BT.tolist(), strict=True):
         real = [position for position, is_real in zip(row, keep, strict=True) if is_real]
         assert real == list(range(len(real)))
+
+
+@pytest.mark.parametrize("n_sentences", [1, 2])
+def test_what_later_rounds_add_is_what_each_of_them_adds(n_sentences: int) -> None:
+    signal = Coordinates(D)
+    prepared = signal.prepare(torch.arange(3).expand(n_sentences, -1))
+    expected = torch.stack([one for one in (signal.at_round(prepared, index) for index in (1, 2, 3)) if one is not None])
+    assert torch.equal(signal.later_rounds(prepared, 4), expected)
+    assert torch.equal(super(Coordinates, signal).later_rounds(prepared, 4), expected)

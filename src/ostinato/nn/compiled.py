@@ -16,13 +16,11 @@ they were made in, in which weights do not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, chain
 from operator import is_
 from threading import get_ident
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,6 +42,7 @@ from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.keys_in_place import KeyValuesInPlace, Moves
 from ostinato.nn.links import can_read, link_of
+from ostinato.nn.positions import PositionSignal
 from ostinato.nn.program import LoopProgram, Program
 from ostinato.nn.rows import Rows
 from ostinato.nn.self_attention import SelfAttention
@@ -56,8 +55,20 @@ from ostinato.plan import Use
 _Link = AttentionLink | FeedForwardLink
 _Find = Callable[[SubLayer], _Link | None]
 _InPlace = list[tuple[int, "_SelfAttentionInPlace", KeyValuesInPlace]]
-_Starts = Mapping[int, Callable[[Tensor | None], Tensor | None]]
-_NOWHERE: _Starts = MappingProxyType({})
+
+
+class _Starts(NamedTuple):
+    """Where rounds after the first begin, before which a signal is added to the states.
+
+    Args:
+        places: the number of the first sub-layer of each, among all of the loop.
+    """
+
+    places: tuple[int, ...] = ()
+    signal: PositionSignal | None = None
+
+
+_NOWHERE = _Starts()
 _MOST_ROWS_OF_EXPERTS = 256
 """Rows of one call where some sub-layers are of experts: plain code sorts and gathers more of them."""
 
@@ -148,7 +159,7 @@ class CompiledStack:
             return segment._replace(rounds=calls)
         rounds = [[s for step in steps for s in step] for steps in by_step]
         starts, halts = self._starts(segment, rounds), not isinstance(segment.rule, NoHalting)
-        if not halts and not segment.acts_between_rounds and (all(rounds) or not starts):
+        if not halts and not segment.acts_between_rounds and (all(rounds) or not starts.places):
             # Nothing but a signal comes between rounds: all of them are one call.
             whole = list(chain.from_iterable(rounds))
             return segment._replace(rounds=[[[stretch_of(whole, find, starts)]] if whole else []])
@@ -181,9 +192,8 @@ class CompiledStack:
         """
         signal = self._stack.signal
         if not segment.segment.is_loop or not signal.acts_on_rounds:
-            return {}
-        starts = accumulate(len(sub_layers) for sub_layers in rounds[:-1])
-        return {start: partial(signal.at_round, index=number) for number, start in enumerate(starts, 1)}
+            return _NOWHERE
+        return _Starts(tuple(accumulate(len(sub_layers) for sub_layers in rounds[:-1])), signal)
 
 
 def _no_link(sub_layer: SubLayer) -> None:
@@ -226,25 +236,26 @@ class _Stretch:
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Tensor:
         """Return the states after the sub-layers."""
         visible_ND = None if here.visible is None else here.visible(states_ND)
-        signals = self._signals(run, here)
         if self._chain is None or states_ND.shape[0] > self._most_rows or not self._can_write(run.cache, visible_ND):
+            added_RND = self._added(run, here)
+            signals = {} if added_RND is None else dict(zip(self._starts.places, added_RND, strict=True))
             for index, part in enumerate(self._otherwise):
                 states_ND = part(states_ND + signals[index] if index in signals else states_ND, run, here)
             return states_ND
-        self._read(self._chain, signals, run, here)
+        self._read(self._chain, run, here)
         return self._chain(states_ND.contiguous(), None if visible_ND is None else visible_ND.contiguous())
 
-    def _signals(self, run: Pass, here: Round) -> dict[int, Tensor]:
-        """Return what is added to all rows, `[N, D]` or `[1, D]`, by the sub-layer before which it is."""
-        found = {}
-        for start, of_round in self._starts.items():
-            added = of_round(run.signal)
-            assert added is not None  # this signal acts on rounds
-            added_ND = added[0] if added.shape[0] == 1 else here.rows.take(added)
-            found[start] = added_ND.float().contiguous()
-        return found
+    def _added(self, run: Pass, here: Round) -> Float[Tensor, "R #N D"] | None:
+        """Return what is added to all rows at the places of `_Starts`; None: nothing."""
+        places, signal = self._starts
+        if signal is None or not places:
+            return None
+        added_RBTD = signal.later_rounds(run.signal, 1 + len(places))
+        if added_RBTD.shape[1] == 1:
+            return added_RBTD[:, 0].float().contiguous()
+        return torch.stack([here.rows.take(added_BTD) for added_BTD in added_RBTD]).float()
 
-    def _read(self, chain: Chain, signals: Mapping[int, Tensor], run: Pass, here: Round) -> None:
+    def _read(self, chain: Chain, run: Pass, here: Round) -> None:
         """Say what the call reads."""
         assert run.cache is not None
         keep_BS = _in_rows(run.cache.keep_BS)
@@ -255,8 +266,8 @@ class _Stretch:
             for index, cross in self._cross_attention:
                 chain.read(index, cross.memory_keys(run, here))
             self._of_memory = of_memory
-        for index, signal_ND in signals.items():
-            chain.add(index, signal_ND)
+        if (added_RND := self._added(run, here)) is not None:
+            chain.add(self._starts.places, added_RND)
 
     def _can_write(self, cache: Cache | None, visible_ND: Tensor | None) -> bool:
         """Return whether the call can put keys and values of what is visible of its rows into the caches."""
@@ -310,8 +321,7 @@ class _HaltingRounds(_Stretch):
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Tensor:
         """Return what the rule makes of the rounds' states."""
         assert self._chain is not None
-        signals = self._signals(run, here)
-        self._read(self._chain, signals, run, here)
+        self._read(self._chain, run, here)
         halts = self._halts(here.rows, run, self._n_rounds)
         return self._chain.rounds(states_ND.contiguous(), self._n_rounds, halts)
 

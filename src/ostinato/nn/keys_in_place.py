@@ -72,13 +72,14 @@ class KeyValuesInPlace(KeyValues):
         Args:
             n_hypotheses: B. keep_BS: real positions; None: all. rows_N: the hypotheses that have a query; None: all.
         """
-        buffer = self._kv_2RHSK
-        if buffer is None or buffer.shape[3] <= self.length or buffer.shape[1] < n_hypotheses:
-            buffer = self._in_order(n_hypotheses, self.length + 1)
-        if self._keys is None:
-            self._keys = CachedKeys(buffer, self._attention.scale, self._attention.n_choices)
+        keys = self._keys
+        if keys is None or keys.room <= self.length or keys.n_rows < n_hypotheses:
+            buffer = self._kv_2RHSK
+            if buffer is None or buffer.shape[3] <= self.length or buffer.shape[1] < n_hypotheses:
+                buffer = self._in_order(n_hypotheses, self.length + 1)
+            keys = self._keys = CachedKeys(buffer, self._attention.scale, self._attention.n_choices)
         self.length, self._n_hypotheses = self.length + 1, n_hypotheses
-        return self._keys.see(self.length, self.places_BS, keep_BS, rows_N)
+        return keys.see(self.length, self.places_BS, keep_BS, rows_N)
 
     def newest(self) -> Float[Tensor, "2 R H K"]:
         """Return the last position of the buffer's rows, to be written."""
@@ -101,13 +102,15 @@ class KeyValuesInPlace(KeyValues):
     def _in_order(self, n_rows: int, length: int) -> Tensor:
         """Write all positions in order to a new buffer, one row a hypothesis, with room for `length` of them."""
         room, n_heads = -(-length // _BLOCK) * _BLOCK, self._attention.n_heads
+        old, n = self._kv_2RHSK, 0 if self._kv_2RHSK is None else self.length
+        new = torch.empty(2, n_rows, n_heads, room, self._attention.d_head, dtype=torch.float32, device=_CPU)
         # Zeros: positions of padding are never written, and their weights of 0 need numbers to meet.
-        sizes = (2, n_rows, n_heads, room, self._attention.d_head)
-        new = torch.zeros(sizes, dtype=torch.float32, device=_CPU)
-        if self._kv_2RHSK is not None:
+        new[:, :, :, n:] = 0.0
+        if old is not None and self.places_BS is None:
+            new[:, :, :, :n] = old[:, :, :, :n]
+        elif old is not None:
             rows_BHS = self.table().long()[:, None, :]
             heads_H1 = torch.arange(n_heads, device=_CPU)[:, None]
-            places_S = torch.arange(self.length, device=_CPU)
-            new[:, :, :, : self.length] = self._kv_2RHSK[:, rows_BHS, heads_H1, places_S]
+            new[:, :, :, :n] = old[:, rows_BHS, heads_H1, torch.arange(n, device=_CPU)]
         self._kv_2RHSK, self.places_BS, self._keys = new, None, None
         return new

@@ -113,6 +113,11 @@ class PositionSignal:
         """Return what is added before the 0-based round `index`."""
         return None
 
+    def later_rounds(self, prepared: Tensor | None, n_rounds: int) -> Float[Tensor, "R B T D"]:
+        """Return what `at_round` returns of all rounds but the first, where that is something."""
+        added = (self.at_round(prepared, index) for index in range(1, n_rounds))
+        return torch.stack([one for one in added if one is not None])
+
 
 class Sinusoidal(PositionSignal):
     """Sinusoids of the position, once; the layout is the module's to say.
@@ -198,6 +203,11 @@ class Coordinates(Sinusoidal):
             number = torch.as_tensor(index, device=prepared.device) + 1
             return prepared + _sinusoids(number, self.d_model, self.in_halves)
         return prepared + _table(_room(index + 2), self.d_model, prepared.device)[index + 1]
+
+    def later_rounds(self, prepared: Tensor | None, n_rounds: int) -> Float[Tensor, "R B T D"]:
+        """Return P[i] + P[t], in one operation."""
+        assert prepared is not None
+        return prepared + _table(_room(n_rounds + 1), self.d_model, prepared.device)[2 : n_rounds + 1, None, None]
 
 
 def prefix_columns(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:

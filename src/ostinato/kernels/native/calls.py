@@ -60,7 +60,8 @@ class CachedKeys:
 
     def __init__(self, kv_2RHSK: Tensor, scale: float, n_choices: int = 1) -> None:
         self.kv_2RHSK = kv_2RHSK
-        _, _, H, S, K = kv_2RHSK.shape
+        _, self.n_rows, H, self.room, K = kv_2RHSK.shape
+        S = self.room
         value, row, head, _, _ = kv_2RHSK.stride()
         self._held: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         self.keys = _Keys(kv_2RHSK.data_ptr(), value, row, head, S, None, 0, None, 0, 1, None, H, K, n_choices, scale)

@@ -183,7 +183,7 @@ class Chain:
         self._width = max(link.width for link in links)
         self._n_weights = sum(link.n_weights for link in links)
         self._keys: list[CachedKeys | None] = [None] * len(links)
-        self._work = room(0)
+        self._work, self._added = room(0), room(0)
 
     def read(self, index: int, keys: CachedKeys) -> None:
         """Say what the attention at this place in the chain reads."""
@@ -191,13 +191,14 @@ class Chain:
             self._keys[index] = keys
             self._links[index].keys = ctypes.addressof(keys.keys)
 
-    def add(self, index: int, added_ND: Tensor) -> None:
-        """Say what is added to the states before the sub-layer at this place, not the first: `[N, D]`, or `[1, D]`.
-
-        Whoever calls keeps it until the chain has run.
-        """
-        link = self._links[index]
-        link.added, link.added_stride = added_ND.data_ptr(), added_ND.shape[-1] if added_ND.shape[0] > 1 else 0
+    def add(self, places: Sequence[int], added_RND: Tensor) -> None:
+        """Say what is added to the states before the sub-layers at some places, not the first: `[R, N, D]`, or
+        `[R, 1, D]`, contiguous."""
+        self._added, (_, N, D) = added_RND, added_RND.shape
+        start, size = added_RND.data_ptr(), N * D * added_RND.element_size()
+        for number, place in enumerate(places):
+            link = self._links[place]
+            link.added, link.added_stride = start + number * size, D if N > 1 else 0
 
     def __call__(self, x_ND: Tensor, shown_ND: Tensor | None = None) -> Tensor:
         """Return the states after the last sub-layer.
