@@ -133,8 +133,9 @@ def test_reading_a_cache_is_attention(data: st.DataObject) -> None:
     q, new = wide[:, : n_choices * H * K], torch.randn(B, 2 * H * K, generator=make)
     found = []
     for n in THREADS:
-        keys = CachedKeys(kv.clone(), 0.3, n_choices)
-        keys.see(S, table if n_placed else None, keep, None if asks is None else torch.tensor(asks), n_beams)
+        asked = None if asks is None else torch.tensor(asks)
+        keys = CachedKeys(kv.clone(), 0.3, n_choices, rows_N=asked, n_beams=n_beams)
+        keys.see(S, table if n_placed else None, keep)
         with cpu_threads(n):
             found.append(read_cache(keys, q, new if is_new else None))
         cached = keys.kv_2RHSK
@@ -157,7 +158,7 @@ def normed(x: Tensor, norm: NormOf | None) -> Tensor:
 @needs_kernels
 def test_a_cache_without_positions_gives_nothing() -> None:
     keys = CachedKeys(torch.randn(2, 3, 2, 4, 8), 0.3, 1)
-    keys.see(0, None, None, None, 1)
+    keys.see(0)
     assert read_cache(keys, torch.randn(3, 16), None).tolist() == torch.zeros(3, 16).tolist()
 
 
@@ -213,7 +214,7 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
     for i, keys in readers.items():
         chain.read(i, keys)
     for i, added_ND in added.items():
-        chain.add(i, added_ND)
+        chain.add([i], added_ND[None])
     for n in THREADS:
         with cpu_threads(n):
             torch.testing.assert_close(chain(x, shown), expected, rtol=2e-4, atol=2e-4)

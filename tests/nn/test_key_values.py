@@ -103,7 +103,7 @@ def test_in_place_it_finds_what_a_plain_one_holds(n_rows: int, happens: list[tup
                 assert torch.equal(kv.append(new), torch.cat([plain.kv, new], dim=3))
             for column in new.split(1, dim=3) if seed % 2 == 0 else ():
                 for kv in ours:
-                    keys = kv.next(n_rows, None, None)
+                    keys = kv.next(n_rows, None)
                     keys.kv_2RHSK[:, :n_rows, :, kv.length - 1] = column.squeeze(3)  # as the kernel does
             plain.append(new)
         else:
@@ -124,7 +124,7 @@ def test_the_same_tensor_may_move_hypotheses_again_and_again() -> None:
     ours, plain = KeyValuesInPlace(attention, Moves()), Plain(2)
     for seed in range(80):
         new = torch.randn(2, 1, 2, H, K, generator=torch.Generator().manual_seed(seed)).permute(2, 0, 3, 1, 4)
-        keys = ours.next(2, None, None)
+        keys = ours.next(2, None)
         keys.kv_2RHSK[:, :2, :, ours.length - 1] = new.squeeze(3)
         plain.append(new)
         ours.select(rows)

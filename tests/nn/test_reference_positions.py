@@ -103,6 +103,17 @@ def test_positions_count_real_tokens_only() -> None:
 def test_what_later_rounds_add_is_what_each_of_them_adds(n_sentences: int) -> None:
     signal = Coordinates(D)
     prepared = signal.prepare(torch.arange(3).expand(n_sentences, -1))
-    expected = torch.stack([one for one in (signal.at_round(prepared, index) for index in (1, 2, 3)) if one is not None])
+    added = [signal.at_round(prepared, index) for index in (1, 2, 3)]
+    expected = torch.stack([one for one in added if one is not None])
     assert torch.equal(signal.later_rounds(prepared, 4), expected)
     assert torch.equal(super(Coordinates, signal).later_rounds(prepared, 4), expected)
+
+
+@pytest.mark.parametrize("kind", [Sinusoidal, Coordinates])
+@pytest.mark.parametrize("first", [0, 250, 511])
+def test_positions_that_follow_each_other_need_not_be_read(kind: type[Sinusoidal], first: int) -> None:
+    signal, positions = kind(D, in_halves=True), torch.arange(first, first + 7)[None]
+    found, expected = signal.prepare(positions, first=first), signal.prepare(positions)
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found, expected)

@@ -123,8 +123,8 @@ def inference(model: Evaluable, *, packs_weights: bool = True) -> Iterator[None]
     Args:
         packs_weights: copy weights into the form a CPU multiplies by fastest; see `ostinato.kernels.packed`.
     """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training := [module for module in model.modules() if module.training]:
+        model.eval()  # of many modules that takes as long as a token
     try:
         with torch.inference_mode(), packing(packs_weights):
             yield

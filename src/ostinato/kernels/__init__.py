@@ -38,6 +38,7 @@ from ostinato.kernels.native import (
     HaltsBy,
     NormOf,
     RouteOf,
+    Seen,
     StickBreakingGate,
     read_cache,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "PackedMatrix",
     "Packing",
     "RouteOf",
+    "Seen",
     "StickBreakingGate",
     "activate",
     "active_packing",

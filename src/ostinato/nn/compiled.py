@@ -95,12 +95,26 @@ def compiled_step(
     return compiled.step(embedded_BTE, cache, ids_BT)
 
 
+class _Programs(NamedTuple):
+    """What a stack runs, and what stands for it where one column is new.
+
+    Args:
+        many, few: of any rows, and of few rows without padding. halting: parts of the latter, which must take them all.
+    """
+
+    plain: Program
+    many: Program
+    few: Program
+    halting: Sequence[_HaltingRounds]
+
+
 class CompiledStack:
     """The cached steps of one stack. Its weights stay as they are while this lives."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._programs: dict[tuple[Any, ...], tuple[Program, Program, Program]] = {}
+        self._programs: dict[tuple[Any, ...], _Programs] = {}
+        self._last: tuple[int | None, Execution, _Programs] | None = None
         self._links: dict[Use, _Link | None] = {}
 
     def step(
@@ -108,7 +122,7 @@ class CompiledStack:
     ) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
-        plain, many, few = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
+        plain, many, few, halting = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
         if not cache.self_kv:  # the first step of a search
             moves = Moves()
             for segment in plain:
@@ -117,18 +131,17 @@ class CompiledStack:
                         cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
         program = plain
         if embedded_BTE.shape[1] == 1:
-            parts = chain.from_iterable(steps for segment in few for step in segment.rounds for steps in step)
-            takes = all(part.takes(embedded_BTE.shape[0], cache) for part in parts if isinstance(part, _HaltingRounds))
-            program = few if takes else many
+            program = few if all(part.takes(embedded_BTE.shape[0], cache) for part in halting) else many
         return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
-    def _program(self, n_steps: int | None, execution: Execution) -> tuple[Program, Program, Program]:
-        """Return what the stack runs, and what stands for it where one column is new: of any rows, and of few rows
-        without padding."""
+    def _program(self, n_steps: int | None, execution: Execution) -> _Programs:
+        """Return what the stack runs, and what stands for it where one column is new."""
+        if self._last is not None and self._last[:2] == (n_steps, execution):  # the token before was no other
+            return self._last[2]
         n_rounds = execution.rounds_of(self._stack.plan.stack) if n_steps is None else n_steps
-        halting = execution.halting, execution.halting_threshold, execution.exit, execution.exit_scope
+        rule = execution.halting, execution.halting_threshold, execution.exit, execution.exit_scope
         how = execution.expert_backend, execution.compaction, execution.paths.get(self._stack.plan.stack)
-        key = n_rounds, *halting, *how
+        key = n_rounds, *rule, *how
         if key not in self._programs:
             plain = self._stack.program(n_steps, execution)
             find = self._link if execution.expert_backend == "auto" else _no_link
@@ -138,7 +151,10 @@ class CompiledStack:
                 (self._halting(segment, find) if gathers else None) or other
                 for segment, other in zip(plain, many, strict=True)
             ]
-            self._programs[key] = plain, many, few
+            parts = chain.from_iterable(steps for segment in few for step in segment.rounds for steps in step)
+            halting = [part for part in parts if isinstance(part, _HaltingRounds)]
+            self._programs[key] = _Programs(plain, many, few, halting)
+        self._last = n_steps, execution, self._programs[key]
         return self._programs[key]
 
     def _link(self, sub_layer: SubLayer) -> _Link | None:
@@ -258,9 +274,13 @@ class _Stretch:
     def _read(self, chain: Chain, run: Pass, here: Round) -> None:
         """Say what the call reads."""
         assert run.cache is not None
-        keep_BS = _in_rows(run.cache.keep_BS)
+        last = None
         for index, attention, cached in self._caches(run.cache) or ():
-            chain.read(index, attention.next_keys(cached, keep_BS, run, here))
+            chain.read(index, attention.next_keys(cached, run, here))
+            assert last is None or (cached.length == last.length and cached.places_BS is last.places_BS)
+            last = cached
+        if last is not None:
+            last.see(_in_rows(run.cache.keep_BS))
         of_memory = run.cross_kv, run.cache.memory_keep_BS, here.rows.index_N, run.n_beams
         if not self._of_memory or not all(map(is_, of_memory, self._of_memory)):
             for index, cross in self._cross_attention:
@@ -362,11 +382,9 @@ class _SelfAttentionInPlace(SelfAttention):
         found = cache.self_kv.get(self.step)
         return found if isinstance(found, KeyValuesInPlace) else None
 
-    def next_keys(
-        self, cached: KeyValuesInPlace, keep_BS: Bool[Tensor, "B S"] | None, run: Pass, here: Round
-    ) -> CachedKeys:
+    def next_keys(self, cached: KeyValuesInPlace, run: Pass, here: Round) -> CachedKeys:
         """Return what a kernel reads at the new position, where keys and values of the rows are still to be written."""
-        keys = cached.next(here.rows.n_sentences, keep_BS, here.rows.index_N)
+        keys = cached.next(here.rows.n_sentences, here.rows.index_N)
         if here.halted:
             newest_2RHK, new = cached.newest(), self.newly_halted(run, here)
             made = [self.keys_values(self.module, rows.visible_LD[:0], [rows], run, here) for rows in new]
@@ -380,7 +398,8 @@ class _SelfAttentionInPlace(SelfAttention):
         assert run.cache is not None
         if (cached := self.in_place(run.cache)) is None:
             return super().read(attention, q_NI, kv_MJ, run, here)
-        keys = cached.next(here.rows.n_sentences, _in_rows(run.cache.keep_BS), here.rows.index_N)
+        keys = cached.next(here.rows.n_sentences, here.rows.index_N)
+        cached.see(_in_rows(run.cache.keep_BS))
         return read_cache(keys, q_NI, kv_MJ)
 
     def fill_cache(self, states_0D: Tensor, run: Pass, here: Round) -> None:
@@ -389,7 +408,7 @@ class _SelfAttentionInPlace(SelfAttention):
         if (cached := self.in_place(run.cache)) is None:
             super().fill_cache(states_0D, run, here)
         else:
-            self.next_keys(cached, _in_rows(run.cache.keep_BS), run, here)
+            self.next_keys(cached, run, here)
 
 
 class _CrossAttentionByKernel(CrossAttention):
@@ -399,8 +418,9 @@ class _CrossAttentionByKernel(CrossAttention):
         """Return the keys of the sentences' memory."""
         assert run.cache is not None
         kv_2BHSK, keep_BS = self.memory(run), _in_rows(run.cache.memory_keep_BS)
-        keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices)
-        return keys.see(kv_2BHSK.shape[3], None, keep_BS, here.rows.index_N, run.n_beams)
+        scale, n_choices, rows_N = self.module.scale, self.module.n_choices, here.rows.index_N
+        keys = CachedKeys(kv_2BHSK, scale, n_choices, rows_N=rows_N, n_beams=run.n_beams)
+        return keys.see(kv_2BHSK.shape[3], None, keep_BS)
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """See `CrossAttention`."""

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import cached_property
 
 import torch
 
@@ -77,8 +78,7 @@ class HaltingPass(ABC):
     def __init__(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass) -> None:
         self.rows = rows
         self._as_graph = run.execution.as_graph
-        dtype = torch.promote_types(states_ND.dtype, torch.float32)
-        self._zeros_N = states_ND.new_zeros(states_ND.shape[0], dtype=dtype)
+        self._like_N = states_ND.shape[0], torch.promote_types(states_ND.dtype, torch.float32), states_ND.device
         self._keep_BT, self._keep_N = run.keep_BT, run.keep_N()
         self._set_active(self._keep_N)
         self._outputs: list[Tensor] = []
@@ -87,6 +87,12 @@ class HaltingPass(ABC):
         self._left: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._executed: list[Tensor] = []
+
+    @cached_property
+    def _zeros_N(self) -> Tensor:
+        """Zeros for all rows of the pass as it began."""
+        n, dtype, device = self._like_N
+        return torch.zeros(n, dtype=dtype, device=device)
 
     @property
     def is_over(self) -> bool:

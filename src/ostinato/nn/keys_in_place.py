@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.kernels import (
-    CachedKeys,
-)
+from ostinato.kernels import CachedKeys, Seen
 from ostinato.nn.attention import MultiHead
 from ostinato.nn.cache import KeyValues
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
@@ -17,9 +15,14 @@ _CPU = torch.device("cpu")
 
 
 class Moves:
-    """The last move of hypotheses. All steps of a search share their tables of places, so that each is made once."""
+    """The last move of hypotheses. All steps of a search share their tables of places, so that each is made once.
+
+    Attributes:
+        seen: what all of them see, said once a token.
+    """
 
     def __init__(self) -> None:
+        self.seen = Seen()
         self._rows_B: Tensor | None = None
         self._length = 0
         self._made: dict[int, tuple[Tensor | None, Tensor]] = {}
@@ -64,22 +67,25 @@ class KeyValuesInPlace(KeyValues):
         self.length, self._n_hypotheses = end, kv_2BHTK.shape[1]
         return buffer[:, :, :, :end]
 
-    def next(
-        self, n_hypotheses: int, keep_BS: Bool[Tensor, "B S"] | None, rows_N: Int[Tensor, "N"] | None
-    ) -> CachedKeys:
-        """Make room for one position more, which the kernel writes; return what it reads.
+    def next(self, n_hypotheses: int, rows_N: Int[Tensor, "N"] | None) -> CachedKeys:
+        """Make room for one position more, which the kernel writes; return what it reads, once that is seen.
 
         Args:
-            n_hypotheses: B. keep_BS: real positions; None: all. rows_N: the hypotheses that have a query; None: all.
+            n_hypotheses: B. rows_N: the hypotheses that have a query; None: all.
         """
         keys = self._keys
         if keys is None or keys.room <= self.length or keys.n_rows < n_hypotheses:
-            buffer = self._kv_2RHSK
+            buffer, attention = self._kv_2RHSK, self._attention
             if buffer is None or buffer.shape[3] <= self.length or buffer.shape[1] < n_hypotheses:
                 buffer = self._in_order(n_hypotheses, self.length + 1)
-            keys = self._keys = CachedKeys(buffer, self._attention.scale, self._attention.n_choices)
+            keys = self._keys = CachedKeys(buffer, attention.scale, attention.n_choices, seen=self.moves.seen)
         self.length, self._n_hypotheses = self.length + 1, n_hypotheses
-        return keys.see(self.length, self.places_BS, keep_BS, rows_N)
+        keys.ask(rows_N)
+        return keys
+
+    def see(self, keep_BS: Bool[Tensor, "B S"] | None) -> None:
+        """Let kernels see all positions, also of other steps that have as many; `keep_BS`: real ones; None: all."""
+        self.moves.seen.set(self.length, self.places_BS, keep_BS)
 
     def newest(self) -> Float[Tensor, "2 R H K"]:
         """Return the last position of the buffer's rows, to be written."""

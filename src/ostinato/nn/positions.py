@@ -52,6 +52,19 @@ def positions_from_keep(keep_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return (keep_BT.long().cumsum(-1) - 1).clamp_min(0)
 
 
+def columns_up_to(n: int, device: torch.device) -> Int[Tensor, "1 n"]:
+    """Return 0 .. n - 1, the positions of columns of which none is padding; a view of what is kept."""
+    if torch.compiler.is_compiling():  # as for sinusoids
+        return torch.arange(n, device=device)[None]
+    return _columns(_room(n), device)[:, :n]
+
+
+@lru_cache(maxsize=16)
+def _columns(n: int, device: torch.device) -> Int[Tensor, "1 n"]:
+    with torch.inference_mode(False):
+        return torch.arange(n, device=device)[None]
+
+
 def _room(n: int) -> int:
     """Round up to a power of two, at least 256, so that few tables are ever made."""
     return max(256, 1 << (n - 1).bit_length())
@@ -89,13 +102,19 @@ class PositionSignal:
         self.random_offset = random_offset
 
     def prepare(
-        self, positions: Int[Tensor, "#B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
+        self,
+        positions: Int[Tensor, "#B T"],
+        *,
+        n_columns: int | None = None,
+        offset_B: Int[Tensor, "B"] | None = None,
+        first: int | None = None,
     ) -> Tensor | None:
         """Return the part that depends on the position only, `[B or 1, T, D]`; computed once for all rounds.
 
         Args:
             n_columns: cached and new ones, which no position reaches; None: not known.
             offset_B: where the positions of sentences start, at most `random_offset`; None: at 0.
+            first: the first position, where all others follow it one by one; None: not known.
         """
         return None
 
@@ -133,9 +152,18 @@ class Sinusoidal(PositionSignal):
         self.in_halves = in_halves
 
     def prepare(
-        self, positions: Int[Tensor, "#B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
+        self,
+        positions: Int[Tensor, "#B T"],
+        *,
+        n_columns: int | None = None,
+        offset_B: Int[Tensor, "B"] | None = None,
+        first: int | None = None,
     ) -> Tensor | None:
         """Return P[i]."""
+        if first is not None and offset_B is None and not torch.compiler.is_compiling():  # found without reading them
+            start = first + self.first_position
+            end = start + positions.shape[1]
+            return _table(_room(end), self.d_model, positions.device, self.in_halves)[None, start:end]
         highest = highest_position(positions, n_columns) + self.first_position
         positions = positions + self.first_position
         if offset_B is not None:
@@ -160,7 +188,12 @@ class Learned(PositionSignal):
         self._table, self._offset, self._stack = table, offset, stack
 
     def prepare(
-        self, positions: Int[Tensor, "#B T"], *, n_columns: int | None = None, offset_B: Int[Tensor, "B"] | None = None
+        self,
+        positions: Int[Tensor, "#B T"],
+        *,
+        n_columns: int | None = None,
+        offset_B: Int[Tensor, "B"] | None = None,
+        first: int | None = None,
     ) -> Tensor | None:
         """Return W[i + offset].
 

@@ -42,7 +42,7 @@ from ostinato.nn.graph import repeat_rounds
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.loops import NoiseState, run_round, state_that_leaves
-from ostinato.nn.positions import PositionSignal, positions_from_keep, prefix_columns
+from ostinato.nn.positions import PositionSignal, columns_up_to, positions_from_keep, prefix_columns
 from ostinato.nn.program import LoopProgram, Program, SubLayers
 from ostinato.nn.rows import Rows
 from ostinato.nn.separable import SeparableConv
@@ -186,9 +186,9 @@ class Stack:
         execution = cache.execution or DEFAULT_EXECUTION
         start, end = cache.length, cache.length + embedded_BTE.shape[1]
         if cache.keep_BS is None:
-            key_positions = torch.arange(end, device=embedded_BTE.device)[None]
+            first, key_positions = start, columns_up_to(end, embedded_BTE.device)
         else:
-            key_positions = positions_from_keep(cache.keep_BS)
+            first, key_positions = None, positions_from_keep(cache.keep_BS)
         positions = key_positions[:, start:]
         run = Pass(
             Visibility(self.is_causal, cache.keep_BS, start, prefix_columns(key_positions, cache.prefix_lengths_B)),
@@ -202,7 +202,7 @@ class Stack:
             cache,
             request=request,
             cross_kv=cache.cross_kv,
-            signal=self.signal.prepare(positions, n_columns=end),
+            signal=self.signal.prepare(positions, n_columns=end, first=first),
         )
         output = self._loop(embedded_BTE, run, program or self.program(cache.n_steps, execution))
         cache.length, cache.prefix_lengths_B = end, None

@@ -5,6 +5,7 @@ from ostinato.kernels.native.build import described, library
 from ostinato.kernels.native.calls import (
     CachedKeys,
     FullAttention,
+    Seen,
     add_dropped,
     draw_kept,
     drop,
@@ -34,6 +35,7 @@ __all__ = [
     "HaltsBy",
     "NormOf",
     "RouteOf",
+    "Seen",
     "StickBreakingGate",
     "add_dropped",
     "described",

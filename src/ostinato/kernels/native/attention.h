@@ -16,14 +16,19 @@
 
 #define HIDDEN -1e30f /* as in plain attention: finite, so that who sees nothing gets numbers */
 
+/* Which positions are seen: the same for all sub-layers of a search. */
 typedef struct {
-    float *buffer;
-    int64_t value_stride, row_stride, head_stride; /* in numbers; a position has K */
     int64_t length;         /* keys, the new one included */
     const int32_t *places;  /* or NULL: every position in its own row */
     int64_t n_placed;
     const uint8_t *keep;    /* [B, length]: real keys; or NULL: all */
     int64_t keep_stride;
+} Seen;
+
+typedef struct {
+    float *buffer;
+    int64_t value_stride, row_stride, head_stride; /* in numbers; a position has K */
+    const Seen *seen;
     int64_t n_beams;        /* hypotheses that share a row of the buffer */
     const int64_t *rows;    /* [N]: the hypothesis of every query; or NULL: in order */
     int64_t n_heads, d_head, n_choices;
@@ -31,7 +36,7 @@ typedef struct {
 } Keys;
 
 INLINE int64_t place(const Keys *k, int64_t row, int64_t s) {
-    return s < k->n_placed ? k->places[row * k->n_placed + s] : row;
+    return s < k->seen->n_placed ? k->seen->places[row * k->seen->n_placed + s] : row;
 }
 
 /* Softmax in place; room for whole vectors behind x. Returns what the weights must be divided by. */
@@ -49,10 +54,10 @@ INLINE float exponentials(float *x, int64_t n) {
 
 /* A stretch of positions that lie in one row: up to where the next one begins. */
 INLINE int64_t stretch_end(const Keys *k, int64_t row, int64_t s) {
-    if (s >= k->n_placed) return k->length;
-    const int32_t *places = k->places + row * k->n_placed;
+    if (s >= k->seen->n_placed) return k->seen->length;
+    const int32_t *places = k->seen->places + row * k->seen->n_placed;
     int64_t end = s + 1;
-    while (end < k->n_placed && places[end] == places[s]) end++;
+    while (end < k->seen->n_placed && places[end] == places[s]) end++;
     return end;
 }
 
@@ -82,18 +87,18 @@ INLINE void attend_head(const Keys *k, int64_t hypothesis, int64_t head, const f
     const int64_t row = hypothesis / k->n_beams, K = k->d_head;
     const float *of_head = k->buffer + head * k->head_stride;
     memset(y, 0, K * sizeof(float));
-    if (!k->length) return; /* nothing is seen */
-    for (int64_t s = 0; s < k->length;) {
+    if (!k->seen->length) return; /* nothing is seen */
+    for (int64_t s = 0; s < k->seen->length;) {
         const int64_t end = stretch_end(k, row, s);
         const float *keys = of_head + place(k, row, s) * k->row_stride;
         for (; s + 4 <= end; s += 4) *(vec4 *)(scores + s) = k->scale * four_dots(q, keys + s * K, K);
         for (; s < end; s++) scores[s] = k->scale * dot(q, keys + s * K, (int)K);
     }
-    if (k->keep)
-        for (int64_t s = 0; s < k->length; s++)
-            if (!k->keep[row * k->keep_stride + s]) scores[s] = HIDDEN;
-    const float total = exponentials(scores, k->length);
-    for (int64_t s = 0; s < k->length;) {
+    if (k->seen->keep)
+        for (int64_t s = 0; s < k->seen->length; s++)
+            if (!k->seen->keep[row * k->seen->keep_stride + s]) scores[s] = HIDDEN;
+    const float total = exponentials(scores, k->seen->length);
+    for (int64_t s = 0; s < k->seen->length;) {
         const int64_t end = stretch_end(k, row, s);
         const float *values = of_head + k->value_stride + place(k, row, s) * k->row_stride;
         add_values(y, scores + s, values + s * K, end - s, K);
@@ -106,7 +111,7 @@ INLINE void attend_head(const Keys *k, int64_t hypothesis, int64_t head, const f
  * of head and row, head by head, so that what hypotheses have in common is read while it is near. */
 static void attend(const Keys *k, const float *q, int64_t q_width, int64_t n_rows, float *y, Share mine) {
     const int64_t heads = k->n_choices * k->n_heads, K = k->d_head;
-    float *scores = malloc((k->length + LANES) * sizeof(float));
+    float *scores = malloc((k->seen->length + LANES) * sizeof(float));
     for (int64_t i = mine.first; i < mine.last; i++) {
         const int64_t n = i % n_rows, head = i / n_rows;
         const int64_t hypothesis = k->rows ? k->rows[n] : n;
@@ -123,7 +128,7 @@ static void append(const Keys *k, const float *kv, int64_t width, int64_t n_rows
         const int64_t row = rows ? rows[n] : n;
         for (int64_t part = 0; part < 2; part++)
             for (int64_t head = heads.first; head < heads.last; head++)
-                memcpy(k->buffer + part * k->value_stride + row * k->row_stride + head * k->head_stride + (k->length - 1) * K,
+                memcpy(k->buffer + part * k->value_stride + row * k->row_stride + head * k->head_stride + (k->seen->length - 1) * K,
                        kv + n * width + (part * H + head) * K, K * sizeof(float));
     }
 }

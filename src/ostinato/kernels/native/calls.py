@@ -41,11 +41,41 @@ class MatrixOf(ctypes.Structure):
         return cls(weight.data_ptr(), address(bias), n_in, n_out)
 
 
+class _Seen(ctypes.Structure):
+    _fields_ = [
+        *(("length", c_int64), ("places", c_void_p), ("n_placed", c_int64)),
+        *(("keep", c_void_p), ("keep_stride", c_int64)),
+    ]
+
+
+class Seen:
+    """Which positions are seen of cached keys, by all sub-layers that look at the same ones."""
+
+    def __init__(self) -> None:
+        self.structure = _Seen()
+        self._held: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def set(self, length: int, places_BS: Tensor | None = None, keep_BS: Tensor | None = None) -> None:
+        """Say what is read next.
+
+        Args:
+            length: positions, new ones included.
+            places_BS: int32, rows of the buffer in which the first positions of every hypothesis lie; None: its own.
+            keep_BS: real positions, rows contiguous; None: all.
+        """
+        found, (places, keep) = self.structure, self._held
+        found.length, self._held = length, (places_BS, keep_BS)
+        # To set an address takes longer than to see that it is still the same.
+        if places is not places_BS:
+            found.places, found.n_placed = address(places_BS), 0 if places_BS is None else places_BS.shape[1]
+        if keep is not keep_BS:
+            found.keep, found.keep_stride = address(keep_BS), 0 if keep_BS is None else keep_BS.stride(0)
+
+
 class _Keys(ctypes.Structure):
     _fields_ = [
         *(("buffer", c_void_p), ("value_stride", c_int64), ("row_stride", c_int64), ("head_stride", c_int64)),
-        *(("length", c_int64), ("places", c_void_p), ("n_placed", c_int64)),
-        *(("keep", c_void_p), ("keep_stride", c_int64), ("n_beams", c_int64), ("rows", c_void_p)),
+        *(("seen", c_void_p), ("n_beams", c_int64), ("rows", c_void_p)),
         *(("n_heads", c_int64), ("d_head", c_int64), ("n_choices", c_int64), ("scale", c_float)),
     ]
 
@@ -55,45 +85,35 @@ class CachedKeys:
 
     Args:
         kv_2RHSK: a buffer, the last dimension contiguous, positions side by side. scale: of the scores.
-        n_choices: C, queries of one token by head.
+        n_choices: C, queries of one token by head. seen: which positions are seen; None: see `see`.
+        rows_N: the hypothesis of every query, int64; None: in order. n_beams: hypotheses that share a row.
     """
 
-    def __init__(self, kv_2RHSK: Tensor, scale: float, n_choices: int = 1) -> None:
-        self.kv_2RHSK = kv_2RHSK
-        _, self.n_rows, H, self.room, K = kv_2RHSK.shape
-        S = self.room
-        value, row, head, _, _ = kv_2RHSK.stride()
-        self._held: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-        self.keys = _Keys(kv_2RHSK.data_ptr(), value, row, head, S, None, 0, None, 0, 1, None, H, K, n_choices, scale)
-
-    def see(
+    def __init__(
         self,
-        length: int,
-        places_BS: Tensor | None = None,
-        keep_BS: Tensor | None = None,
+        kv_2RHSK: Tensor,
+        scale: float,
+        n_choices: int = 1,
+        *,
+        seen: Seen | None = None,
         rows_N: Tensor | None = None,
         n_beams: int = 1,
-    ) -> CachedKeys:
-        """Say what is read next, and return this.
+    ) -> None:
+        self.kv_2RHSK, self.rows_N, self.seen = kv_2RHSK, rows_N, Seen() if seen is None else seen
+        _, self.n_rows, H, self.room, K = kv_2RHSK.shape
+        value, row, head, _, _ = kv_2RHSK.stride()
+        of_search = ctypes.addressof(self.seen.structure), n_beams, address(rows_N)
+        self.keys = _Keys(kv_2RHSK.data_ptr(), value, row, head, *of_search, H, K, n_choices, scale)
 
-        Args:
-            length: positions, new ones included.
-            places_BS: int32, rows of the buffer in which the first positions of every hypothesis lie; None: its own.
-            keep_BS: real positions, rows contiguous; None: all.
-            rows_N: the hypothesis of every query, int64; None: in order.
-            n_beams: hypotheses that share a row of the buffer.
-        """
-        keys, (places, keep, rows) = self.keys, self._held
-        keys.length, keys.n_beams = length, n_beams
-        self._held = places_BS, keep_BS, rows_N
-        # To set an address takes longer than to see that it is still the same.
-        if places is not places_BS:
-            keys.places, keys.n_placed = address(places_BS), 0 if places_BS is None else places_BS.shape[1]
-        if keep is not keep_BS:
-            keys.keep, keys.keep_stride = address(keep_BS), 0 if keep_BS is None else keep_BS.stride(0)
-        if rows is not rows_N:
-            keys.rows = address(rows_N)
+    def see(self, length: int, places_BS: Tensor | None = None, keep_BS: Tensor | None = None) -> CachedKeys:
+        """Say what is read next, see `Seen`, and return this."""
+        self.seen.set(length, places_BS, keep_BS)
         return self
+
+    def ask(self, rows_N: Tensor | None) -> None:
+        """Say which hypothesis every query is of."""
+        if self.rows_N is not rows_N:
+            self.rows_N, self.keys.rows = rows_N, address(rows_N)
 
 
 def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
@@ -143,7 +163,7 @@ def read_cache(keys: CachedKeys, q_NI: Tensor, new_BJ: Tensor | None = None) -> 
     of_new = (None, 0, 0) if new_BJ is None else (new_BJ.data_ptr(), new_BJ.stride(0), new_BJ.shape[0])
     of_queries = (q_NI.data_ptr(), q_NI.stride(0), q_NI.shape[0])
     kernels().read_cache(
-        byref(keys.keys), *of_queries, *of_new, y_NI.data_ptr(), n_threads(q_NI.numel() * keys.keys.length)
+        byref(keys.keys), *of_queries, *of_new, y_NI.data_ptr(), n_threads(q_NI.numel() * keys.seen.structure.length)
     )
     return y_NI
 
