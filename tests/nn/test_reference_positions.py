@@ -100,13 +100,13 @@ def test_positions_count_real_tokens_only() -> None:
 
 
 @pytest.mark.parametrize("n_sentences", [1, 2])
-def test_what_later_rounds_add_is_what_each_of_them_adds(n_sentences: int) -> None:
+def test_what_all_rounds_add_is_what_each_of_them_adds(n_sentences: int) -> None:
     signal = Coordinates(D)
     prepared = signal.prepare(torch.arange(3).expand(n_sentences, -1))
-    added = [signal.at_round(prepared, index) for index in (1, 2, 3)]
+    added = [signal.at_round(prepared, index) for index in range(4)]
     expected = torch.stack([one for one in added if one is not None])
-    assert torch.equal(signal.later_rounds(prepared, 4), expected)
-    assert torch.equal(super(Coordinates, signal).later_rounds(prepared, 4), expected)
+    assert torch.equal(signal.of_rounds(prepared, 4), expected)
+    assert torch.equal(super(Coordinates, signal).of_rounds(prepared, 4), expected)
 
 
 @pytest.mark.parametrize("kind", [Sinusoidal, Coordinates])

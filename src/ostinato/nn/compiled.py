@@ -7,8 +7,8 @@ the sub-layer's own code. Halting rules of many rows ask their gates by one call
 
 The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `LoopProgram`. Nothing below it knows of
 it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting. Where nothing but a
-signal comes between rounds, all of them are one call, which such a program has as its only round; so are rounds of few
-rows that may halt.
+signal comes between rounds, all of them are one call, and so are rounds of few rows that may halt: the loop then leaves
+out what it asks and notes round by round (`LoopProgram.in_one`), which would take a third as long as such a call.
 
 Which modules kernels know is in `ostinato.nn.links`; others are called. Prepared calls live as long as the `packing()`
 they were made in, in which weights do not change.
@@ -17,6 +17,7 @@ they were made in, in which weights do not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain
 from operator import is_
 from threading import get_ident
@@ -99,13 +100,13 @@ class _Programs(NamedTuple):
     """What a stack runs, and what stands for it where one column is new.
 
     Args:
-        many, few: of any rows, and of few rows without padding. halting: parts of the latter, which must take them all.
+        many, few: of any rows, and of few rows without padding. in_one: calls of the latter, which must take them.
     """
 
     plain: Program
     many: Program
     few: Program
-    halting: Sequence[_HaltingRounds]
+    in_one: Sequence[_Stretch]
 
 
 class CompiledStack:
@@ -122,7 +123,7 @@ class CompiledStack:
     ) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
-        plain, many, few, halting = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
+        plain, many, few, in_one = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
         if not cache.self_kv:  # the first step of a search
             moves = Moves()
             for segment in plain:
@@ -131,7 +132,9 @@ class CompiledStack:
                         cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
         program = plain
         if embedded_BTE.shape[1] == 1:
-            program = few if all(part.takes(embedded_BTE.shape[0], cache) for part in halting) else many
+            has_padding = bool(in_one) and cache.keep_BS is not None and not bool(cache.keep_BS[:, -1].all())
+            takes = not has_padding and all(part.takes(embedded_BTE.shape[0], cache) for part in in_one)
+            program = few if takes else many
         return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
     def _program(self, n_steps: int | None, execution: Execution) -> _Programs:
@@ -147,13 +150,13 @@ class CompiledStack:
             find = self._link if execution.expert_backend == "auto" else _no_link
             gathers = execution.compaction != "never"
             many = [self._compiled(segment, find) for segment in plain]
-            few = [
-                (self._halting(segment, find) if gathers else None) or other
-                for segment, other in zip(plain, many, strict=True)
-            ]
-            parts = chain.from_iterable(steps for segment in few for step in segment.rounds for steps in step)
-            halting = [part for part in parts if isinstance(part, _HaltingRounds)]
-            self._programs[key] = _Programs(plain, many, few, halting)
+            few, in_one = list(many), []
+            for index, segment in enumerate(plain):
+                part = (self._halting(segment, find) if gathers else None) or _whole(many[index])
+                if part is not None:
+                    few[index] = many[index]._replace(rule=NoHalting(), in_one=part.in_one)
+                    in_one.append(part)
+            self._programs[key] = _Programs(plain, many, few, in_one)
         self._last = n_steps, execution, self._programs[key]
         return self._programs[key]
 
@@ -182,7 +185,7 @@ class CompiledStack:
         stretches: Any = [[[stretch_of(steps, find)]] if steps else [] for steps in rounds]
         return segment._replace(rounds=stretches, rule=compiled_rule(segment.rule))
 
-    def _halting(self, segment: LoopProgram, find: _Find) -> LoopProgram | None:
+    def _halting(self, segment: LoopProgram, find: _Find) -> _HaltingRounds | None:
         """Return what stands for a segment where one column of few rows is new, which may halt; None: nothing does."""
         by_step = None if segment.acts_between_rounds else _known(segment)
         rounds = [[_by_kernels(s) for step in steps for s in step] for steps in by_step or ()]
@@ -198,8 +201,7 @@ class CompiledStack:
         known = [link for link in links if link is not None]
         if halts is None or len(known) < len(parts):
             return None
-        one = _HaltingRounds(parts, known, self._starts(segment, rounds), len(rounds), halts)
-        return segment._replace(rounds=[[[one]]], rule=NoHalting())
+        return _HaltingRounds(parts, known, self._starts(segment, rounds), len(rounds), halts)
 
     def _starts(self, segment: LoopProgram, rounds: Sequence[Sequence[Any]]) -> _Starts:
         """Return before which of all sub-layers of a loop a round after the first begins that has a signal.
@@ -221,6 +223,14 @@ def _known(segment: LoopProgram) -> list[list[list[SubLayer]]] | None:
     if not all(isinstance(s, SubLayer) for s in chain.from_iterable(chain.from_iterable(segment.rounds))):
         return None
     return [[[s for s in step if isinstance(s, SubLayer)] for step in steps] for steps in segment.rounds]
+
+
+def _whole(segment: LoopProgram) -> _Stretch | None:
+    """Return the one call that a compiled segment is; None where it is more than that."""
+    if segment.acts_between_rounds or not isinstance(segment.rule, NoHalting) or len(segment.rounds) != 1:
+        return None
+    (parts,) = segment.rounds[0] if len(segment.rounds[0]) == 1 else ((),)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], _Stretch) else None
 
 
 class _Stretch:
@@ -249,30 +259,46 @@ class _Stretch:
         self._self_kv: dict[int, KeyValues] | None = None
         self._of_memory: tuple[Any, ...] = ()
 
+    def takes(self, n_rows: int, cache: Cache) -> bool:
+        """Return whether `in_one` takes a new column of so many rows, none of them padding."""
+        return self._chain is not None and n_rows <= self._most_rows and self._caches(cache) is not None
+
+    def in_one(self, states_ND: Float[Tensor, "N D"], run: Pass) -> Tensor:
+        """Return the states after all rounds, whose sub-layers these are, and what may halt in them; all rows begin."""
+        assert self._chain is not None
+        here = Round(0, _all_rows(states_ND.shape[0]), None, None, run.positions, run.visibility)
+        if (added_RND := self._added(run, here)) is not None:
+            states_ND = states_ND + added_RND[0]
+        self._read(self._chain, added_RND, run, here)
+        return self._run(self._chain, states_ND.contiguous(), run, here)
+
+    def _run(self, chain: Chain, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+        return chain(states_ND)
+
     def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Tensor:
         """Return the states after the sub-layers."""
         visible_ND = None if here.visible is None else here.visible(states_ND)
+        added_RND = self._added(run, here) if self._starts.places else None
         if self._chain is None or states_ND.shape[0] > self._most_rows or not self._can_write(run.cache, visible_ND):
-            added_RND = self._added(run, here)
-            signals = {} if added_RND is None else dict(zip(self._starts.places, added_RND, strict=True))
+            signals = {} if added_RND is None else dict(zip(self._starts.places, added_RND[1:], strict=True))
             for index, part in enumerate(self._otherwise):
                 states_ND = part(states_ND + signals[index] if index in signals else states_ND, run, here)
             return states_ND
-        self._read(self._chain, run, here)
+        self._read(self._chain, added_RND, run, here)
         return self._chain(states_ND.contiguous(), None if visible_ND is None else visible_ND.contiguous())
 
     def _added(self, run: Pass, here: Round) -> Float[Tensor, "R #N D"] | None:
-        """Return what is added to all rows at the places of `_Starts`; None: nothing."""
+        """Return what is added to all rows before every round, where the signal acts on rounds; None: it does not."""
         places, signal = self._starts
-        if signal is None or not places:
+        if signal is None:
             return None
-        added_RBTD = signal.later_rounds(run.signal, 1 + len(places))
+        added_RBTD = signal.of_rounds(run.signal, 1 + len(places))
         if added_RBTD.shape[1] == 1:
             return added_RBTD[:, 0].float().contiguous()
         return torch.stack([here.rows.take(added_BTD) for added_BTD in added_RBTD]).float()
 
-    def _read(self, chain: Chain, run: Pass, here: Round) -> None:
-        """Say what the call reads."""
+    def _read(self, chain: Chain, added_RND: Tensor | None, run: Pass, here: Round) -> None:
+        """Say what the call reads, and what it adds before rounds after the first."""
         assert run.cache is not None
         last = None
         for index, attention, cached in self._caches(run.cache) or ():
@@ -286,8 +312,8 @@ class _Stretch:
             for index, cross in self._cross_attention:
                 chain.read(index, cross.memory_keys(run, here))
             self._of_memory = of_memory
-        if (added_RND := self._added(run, here)) is not None:
-            chain.add(self._starts.places, added_RND)
+        if added_RND is not None:
+            chain.add(self._starts.places, added_RND[1:])
 
     def _can_write(self, cache: Cache | None, visible_ND: Tensor | None) -> bool:
         """Return whether the call can put keys and values of what is visible of its rows into the caches."""
@@ -332,18 +358,13 @@ class _HaltingRounds(_Stretch):
         super().__init__(sub_layers, Chain(links), _most_rows(links), (), starts)
         self._n_rounds, self._halts = n_rounds, halts
 
-    def takes(self, n_rows: int, cache: Cache) -> bool:
-        """Return whether the call takes a new column: one of few rows, none of them padding."""
-        if self._most_rows < n_rows or self._caches(cache) is None:
-            return False
-        return cache.keep_BS is None or bool(cache.keep_BS[:, -1].all())
+    def _run(self, chain: Chain, states_ND: Tensor, run: Pass, here: Round) -> Tensor:
+        return chain.rounds(states_ND, self._n_rounds, self._halts(here.rows, run, self._n_rounds))
 
-    def __call__(self, states_ND: Float[Tensor, "N D"], run: Pass, here: Round) -> Tensor:
-        """Return what the rule makes of the rounds' states."""
-        assert self._chain is not None
-        self._read(self._chain, run, here)
-        halts = self._halts(here.rows, run, self._n_rounds)
-        return self._chain.rounds(states_ND.contiguous(), self._n_rounds, halts)
+
+@lru_cache(maxsize=64)
+def _all_rows(n_sentences: int) -> Rows:
+    return Rows.all(n_sentences, 1)
 
 
 def stretch_of(sub_layers: Sequence[SubLayer], find: _Find, starts: _Starts = _NOWHERE) -> _Stretch:

@@ -132,9 +132,9 @@ class PositionSignal:
         """Return what is added before the 0-based round `index`."""
         return None
 
-    def later_rounds(self, prepared: Tensor | None, n_rounds: int) -> Float[Tensor, "R B T D"]:
-        """Return what `at_round` returns of all rounds but the first, where that is something."""
-        added = (self.at_round(prepared, index) for index in range(1, n_rounds))
+    def of_rounds(self, prepared: Tensor | None, n_rounds: int) -> Float[Tensor, "R B T D"]:
+        """Return what `at_round` returns of all rounds, where that is something."""
+        added = (self.at_round(prepared, index) for index in range(n_rounds))
         return torch.stack([one for one in added if one is not None])
 
 
@@ -237,10 +237,10 @@ class Coordinates(Sinusoidal):
             return prepared + _sinusoids(number, self.d_model, self.in_halves)
         return prepared + _table(_room(index + 2), self.d_model, prepared.device)[index + 1]
 
-    def later_rounds(self, prepared: Tensor | None, n_rounds: int) -> Float[Tensor, "R B T D"]:
+    def of_rounds(self, prepared: Tensor | None, n_rounds: int) -> Float[Tensor, "R B T D"]:
         """Return P[i] + P[t], in one operation."""
         assert prepared is not None
-        return prepared + _table(_room(n_rounds + 1), self.d_model, prepared.device)[2 : n_rounds + 1, None, None]
+        return prepared + _table(_room(n_rounds + 1), self.d_model, prepared.device)[1 : n_rounds + 1, None, None]
 
 
 def prefix_columns(positions: Int[Tensor, "#B S"], lengths_B: Int[Tensor, "B"] | None) -> Bool[Tensor, "B S"] | None:

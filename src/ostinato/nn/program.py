@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ostinato.nn.bank import Banks
+from ostinato.nn.context import Pass
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.feedforward import FeedForwardSubLayer
 from ostinato.nn.halting import HaltingRule
@@ -23,13 +24,15 @@ Rounds = Sequence[Sequence[Sequence[Runnable]]]
 class LoopProgram(NamedTuple):
     """What one segment runs: sub-layers, who takes part in their rounds, and what else it has
     (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them.
-    `n_rounds`: of a graph, how often the loop runs: the first of two rounds once, then the second again and again."""
+    `n_rounds`: of a graph, how often the loop runs: the first of two rounds once, then the second again and again.
+    `in_one`: runs all rounds and the rule in one call, from states `[N, D]` of all rows (`ostinato.nn.compiled`)."""
 
     rounds: Rounds
     rule: HaltingRule
     segment: Segment
     path: Sequence[float]
     n_rounds: Tensor | None = None
+    in_one: Callable[[Tensor, Pass], Tensor] | None = None
 
     @property
     def acts_between_rounds(self) -> bool:

@@ -231,7 +231,8 @@ class Stack:
         advance = partial(self._advance, program[loop], states_BTD, run) if "rounds" in run.request else None
         states_BTD, halting = self._run(program[loop], states_BTD, run)
         # A cost is for training; the steps of decoding would pay for it, token by token.
-        cost = halting.aux_loss() if run.cache is None and not run.execution.as_graph else None
+        has_cost = run.cache is None and not run.execution.as_graph
+        cost = None if halting is None or not has_cost else halting.aux_loss()
         # What is behind the loop is run again for each of them, and knows no keys that it makes below.
         rounds: list[Callable[[], Tensor]] = [
             partial(self._after, left_BTD, program[loop:], replace(run, keys=dict(run.keys))) for left_BTD in run.rounds
@@ -243,7 +244,8 @@ class Stack:
         if rounds:
             rounds[-1:] = [lambda: states_BTD]
         of_rounds = tuple(rounds), tuple(run.rounds), advance
-        return StackOutput(states_BTD, halting.trace(), cost, tuple(run.routings), run.captures, *of_rounds)
+        trace = None if halting is None else halting.trace()
+        return StackOutput(states_BTD, trace, cost, tuple(run.routings), run.captures, *of_rounds)
 
     def _after(self, left_BTE: Float[Tensor, "*B E"], program: Program, run: Pass) -> Float[Tensor, "*B D"]:
         """Return what the stack would give if these states were the last to leave its loop; nothing is kept of it.
@@ -282,8 +284,10 @@ class Stack:
             states_BTD = at_least_float32(self.banks.end_map[segment.end_map](states_BTD))
         return states_BTD if segment.end_norm is None else self.banks.norm[segment.end_norm](states_BTD)
 
-    def _run(self, segment: LoopProgram, states_BTD: Tensor, run: Pass) -> tuple[Float[Tensor, "B T D"], HaltingPass]:
-        """Run one segment; return the states after it, and who took part."""
+    def _run(
+        self, segment: LoopProgram, states_BTD: Tensor, run: Pass
+    ) -> tuple[Float[Tensor, "B T D"], HaltingPass | None]:
+        """Run one segment; return the states after it, and who took part, which nobody knows of rounds in one call."""
         left_BTE, halting = self._run_rounds(segment, states_BTD, run)
         return self._end(segment.segment, left_BTE), halting
 
@@ -294,13 +298,13 @@ class Stack:
         run: Pass,
         first: int = 0,
         left_BTE: Tensor | None = None,
-    ) -> tuple[Float[Tensor, "B T E"], HaltingPass]:
+    ) -> tuple[Float[Tensor, "B T E"], HaltingPass | None]:
         """Run the rounds of one segment; return the states that left the last one, and who took part.
 
         Args:
             first: the round to begin with, from the states `left_BTE` that left the one before it.
         """
-        rounds, rule, own, path, n_rounds = segment
+        rounds, rule, own, path, n_rounds, in_one = segment
         banks = self.banks
         times: list[Tensor | None] = [None] * len(rounds)
         if own.time is not None:
@@ -314,6 +318,8 @@ class Stack:
             states_BTD = banks.start[own.start](states_BTD, run.positions)
         B, T, _ = states_BTD.shape
         states_ND = states_BTD.flatten(0, 1)
+        if in_one is not None:
+            return in_one(states_ND, run).view(B, T, -1), None
         n_free = len(rounds) - (run.execution.gradient_rounds or len(rounds)) if own.is_loop else 0
         # Where early rounds have no gradient, rows that never run have none: no padding decides which weights do.
         shown_ND = states_ND.detach() if n_free > 0 else states_ND
