@@ -156,6 +156,7 @@ class Beams:
         self._best_log_prob_SK = torch.full((S, K), -torch.inf, device=device)
         self._best_place_SK = torch.zeros(S, K, dtype=torch.long, device=device)
         self._is_cut_S = torch.zeros(S, dtype=torch.bool, device=device)
+        self._none_has_ended = not runs_ahead(device)  # an accelerator is not asked
         self.last_ids_R1 = torch.empty(S * K, 1, dtype=torch.long, device=device)
         self._first_rows_S1 = torch.arange(0, S * K, K, device=device)[:, None]
 
@@ -188,7 +189,7 @@ class Beams:
         if self._token_scores:
             self._sums_LSK.append(self.log_prob_SK)
         self.last_ids_R1 = ids_SK.reshape(S * K, 1)
-        if K > 1 or ends_SN is not None or self.length in self.limits:
+        if (K > 1 and not self._none_has_ended) or ends_SN is not None or self.length in self.limits:
             self._mark_stopped(ends_SN)
 
     def continued(self) -> Tensor:
@@ -272,6 +273,7 @@ class Beams:
             return
         if not runs_ahead(ends_SN.device) and not bool(ends_SN[:, :K].any()):
             return  # a CPU ranks only where something ends
+        self._none_has_ended = False
         log_prob_SK = proposals.log_prob_SN[:, :K]
         counts_SK = ends_SN[:, :K] & ~self.stopped_S[:, None]
         score_SK = (log_prob_SK / length_penalty(self._penalty, self.length)).masked_fill(~counts_SK, -torch.inf)

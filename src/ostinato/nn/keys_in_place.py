@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from ostinato.kernels import CachedKeys, Seen
@@ -36,6 +38,12 @@ class Moves:
         if id(before) not in self._made:
             self._made[id(before)] = before, kv.table().index_select(0, rows_B)
         return self._made[id(before)][1]
+
+
+@lru_cache(maxsize=64)
+def _own_rows(n: int) -> Int[Tensor, "n 1"]:
+    with torch.inference_mode(False):
+        return torch.arange(n, dtype=torch.int32, device=_CPU)[:, None]
 
 
 class KeyValuesInPlace(KeyValues):
@@ -102,7 +110,8 @@ class KeyValuesInPlace(KeyValues):
         """Return the row of every position up to now."""
         known = self.places_BS
         n = self.length if known is None else self.length - known.shape[1]
-        own = torch.arange(self._n_hypotheses, dtype=torch.int32, device=_CPU)[:, None].expand(-1, n)
+        own = _own_rows(self._n_hypotheses)
+        own = own if n == 1 else own.expand(-1, n)
         return own if known is None else torch.cat([known, own], dim=1)
 
     def _in_order(self, n_rows: int, length: int) -> Tensor:

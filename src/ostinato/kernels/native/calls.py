@@ -146,7 +146,8 @@ def highest(x_NPV: Tensor, n: int, added_NP: Tensor) -> tuple[Tensor, Tensor, Te
     All contiguous. Of equal numbers the first ones. Plain twin: `torch.topk`.
     """
     (N, P, V), values_Nn = x_NPV.shape, x_NPV.new_empty(x_NPV.shape[0], n)
-    parts_Nn, columns_Nn = (torch.empty_like(values_Nn, dtype=torch.int64) for _ in range(2))
+    parts_Nn = torch.empty_like(values_Nn, dtype=torch.int64)
+    columns_Nn = torch.empty_like(parts_Nn)
     found = values_Nn.data_ptr(), parts_Nn.data_ptr(), columns_Nn.data_ptr()
     kernels().highest(x_NPV.data_ptr(), added_NP.data_ptr(), N, P, V, n, *found, n_threads(x_NPV.numel()))
     return values_Nn, parts_Nn, columns_Nn
