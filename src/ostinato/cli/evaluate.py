@@ -83,8 +83,10 @@ def evaluate(
     from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
     from ostinato.evaluation.workers import Jobs
+    from ostinato.kernels import keep_freed_memory
     from ostinato.tasks.registry import build_task
 
+    keep_freed_memory()
     workers = Jobs(jobs, executor, address, gpus, journal)
     writes = None if predictions is None else PredictionWriter(predictions, overwrite=overwrite)
     if writes is not None:

@@ -126,7 +126,9 @@ def generate(
     from ostinato.budget.out_of_memory import noting_plan
     from ostinato.evaluation.loading import load
     from ostinato.evaluation.workers import Jobs
+    from ostinato.kernels import keep_freed_memory
 
+    keep_freed_memory()
     workers = Jobs(jobs, executor, address, gpus, journal)
     if not files and sys.stdin.isatty() and workers != Jobs():
         raise typer.BadParameter("typed lines are answered one by one: name a file", param_hint="--jobs, --journal")

@@ -26,6 +26,7 @@ from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Wor
 from ostinato.errors import ConfigError, OstinatoError, on_one_line
 from ostinato.evaluation.journal import Journal, question_of
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.kernels import keep_freed_memory
 from ostinato.models.checkpoint import load_model
 from ostinato.nn.execution import Execution
 
@@ -122,6 +123,7 @@ _WORKER: list[BatchWorker] = []
 
 def _start_process(source: ModelSource, places: Any) -> None:
     end_with_parent()
+    keep_freed_memory()
     with places.get_lock():
         place = places.value
         places.value += 1
