@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ostinato import kernels
 from ostinato.cli import main
 
 TINY = """
@@ -63,6 +64,16 @@ def test_json_lines_are_read_by_the_runs_field_and_carry_the_rest(run, trained: 
     assert [one["question"] for one in found] == ["1 2 3", "4 5"]
     assert [one["prediction"] for one in found] == run("generate", trained, path).out.splitlines() != ["old", ""]
     assert all(set(one) >= {"score", "log_prob", "finished", "n_tokens"} for one in found)
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate"])
+def test_commands_that_decode_keep_the_memory_that_a_search_releases(
+    run, trained: Path, lines: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(kernels, "keep_freed_memory", lambda: told.append(command))
+    assert run(command, trained, *([lines] if command == "generate" else [])).code == 0
+    assert told == [command]
 
 
 def test_text_and_piped_json_give_what_a_file_of_json_gives(
