@@ -98,10 +98,10 @@ typedef struct {
     uint8_t *next;                           /* who goes on after it */
 } Running;
 
-/* Rows that have halted, and what they show in all rounds to come: of every sub-layer that makes keys, else NULL. */
+/* Rows that have halted, in order, and what they look like in all rounds to come. */
 typedef struct {
     int64_t n, *rows;
-    float **kv; /* [n, 2 H K] each */
+    float *shown; /* [n, D] */
 } Halted;
 
 static void move_row(Running *on, int64_t from, int64_t to, int64_t D) {
@@ -111,10 +111,9 @@ static void move_row(Running *on, int64_t from, int64_t to, int64_t D) {
     on->log_left[to] = on->log_left[from], on->left[to] = on->left[from];
 }
 
-/* Let rows halt: their output goes to y; keys and values are made of what they look like. `shown`, `room`: [n, D]. */
-static void halt(const Rule *rule, const Link *links, int64_t n_links, Running *on, Halted *off, float *y, float *shown,
-                 float *room, int64_t D, int64_t n_threads) {
-    int64_t n_kept = 0, n_new = 0;
+/* Let rows halt: their output goes to y. */
+static void halt(const Rule *rule, Running *on, Halted *off, float *y, int64_t D) {
+    int64_t n_kept = 0;
     for (int64_t i = 0; i < on->n; i++) {
         if (on->next[i]) {
             if (n_kept < i) move_row(on, i, n_kept, D);
@@ -123,60 +122,69 @@ static void halt(const Rule *rule, const Link *links, int64_t n_links, Running *
         }
         const float *state = on->states + i * D, *mix = on->mix + i * D;
         memcpy(y + on->rows[i] * D, rule->kind == ENDS ? state : mix, D * sizeof(float));
-        memcpy(shown + n_new * D, rule->kind == STICK ? mix : state, D * sizeof(float));
-        off->rows[off->n + n_new++] = on->rows[i];
+        memcpy(off->shown + off->n * D, rule->kind == STICK ? mix : state, D * sizeof(float));
+        off->rows[off->n++] = on->rows[i];
     }
     on->n = n_kept;
-    for (int64_t i = 0; i < n_links && n_new; i++) {
-        if (!off->kv[i]) continue;
+}
+
+/* Put keys and values of halted rows at the new position of the rounds that they take no part in, `n_halted` [n_rounds] rows of each.
+ * Only later tokens look at them, so this waits until all rounds have run: the maps are read once. `room`: [n, D]. */
+static void append_halted(const Link *links, int64_t n_links, int64_t n_rounds, const int64_t *n_halted, const Halted *off, float *room,
+                          int64_t D, int64_t n_threads) {
+    for (int64_t i = 0; i < n_links && off->n; i++) {
         const Attention *a = links[i].attention;
+        if (!a || !a->keys_values.n_out) continue;
         const Matrix *m = &a->keys_values;
-        few_rows(m, entered(&a->norm, shown, n_new, D, room), off->kv[i] + off->n * m->n_out, n_new, n_threads);
+        float *kv = malloc(off->n * m->n_out * sizeof(float));
+        few_rows(m, entered(&a->norm, off->shown, off->n, D, room), kv, off->n, n_threads);
+#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
+        for (int64_t r = 1; r < n_rounds; r++) {
+            const Keys *keys = links[r * n_links + i].keys;
+            append(keys, kv, m->n_out, n_halted[r], off->rows, (Share){0, keys->n_heads});
+        }
+        free(kv);
     }
-    off->n += n_new;
 }
 
 /* Rounds of n rows from x to y [n, D], of `n_links` sub-layers each, whose weights are the same in all rounds. Who has
  * halted is computed no more, but its keys and values are put at the new position of later rounds: later tokens may go
  * deeper, and look at them. What is `added` before the first round is in x. `work`: as of `chain`. */
-void rounds(const Link *links, int64_t n_links, int64_t n_rounds, const Rule *rule, const float *x, float *y, float *work,
+void rounds(const Link *all, int64_t n_links, int64_t n_rounds, const Rule *rule, const float *x, float *y, float *work,
             int64_t n, int64_t D, int64_t n_threads) {
-    float *numbers = malloc(4 * n * (D + 1) * sizeof(float)), *inner = numbers, *shown = inner + n * D;
+    float *numbers = malloc(n * (5 * D + 4) * sizeof(float)), *inner = numbers, *shown = inner + n * D;
     float *states = shown + n * D, *mix = states + n * D, *of_row = mix + n * D;
-    int64_t *places = malloc(2 * n * sizeof(int64_t));
+    int64_t *places = malloc((2 * n + n_rounds) * sizeof(int64_t)), *n_halted = places + 2 * n;
     Running on = {n, places, states, mix, of_row, of_row + n, of_row + 2 * n, of_row + 3 * n, malloc(n)};
-    Halted off = {0, places + n, malloc(n_links * sizeof(float *))};
+    Halted off = {0, places + n, of_row + 4 * n};
     Link *own = malloc(n_links * sizeof(Link));
     Keys *keys = malloc(n_links * sizeof(Keys));
-    for (int64_t i = 0; i < n_links; i++) {
-        const int64_t J = links[i].attention ? links[i].attention->keys_values.n_out : 0;
-        off.kv[i] = J ? malloc(n * J * sizeof(float)) : NULL;
-    }
     for (int64_t i = 0; i < n; i++) on.rows[i] = i, on.total[i] = 0, on.log_left[i] = 0, on.left[i] = 1;
     memset(mix, 0, n * D * sizeof(float));
     memcpy(inner, x, n * D * sizeof(float));
 
-    for (int64_t r = 0; r < n_rounds; r++, links += n_links) {
-        if (r && on.n) {
+    int64_t r = 0;
+    for (; r < n_rounds; r++) {
+        const Link *links = all + r * n_links;
+        if (r) {
             if (rule->kind == STICK)
                 stick_halt(rule->stick, states, on.n, NULL, rule->enough, on.log_left, on.left, mix, on.next, inner, n_threads);
             if (rule->kind == ENDS)
                 for (int64_t i = 0; i < on.n; i++) on.next[i] = rule->ends[on.rows[i]] > r;
-            halt(rule, links, n_links, &on, &off, y, shown, inner, D, n_threads);
+            halt(rule, &on, &off, y, D);
             memcpy(inner, states, on.n * D * sizeof(float));
             for (int64_t i = 0; i < on.n && links->added; i++)
                 add_row(1, links->added + on.rows[i] * links->added_stride, inner + i * D, D);
         }
+        if (!on.n) break;
+        n_halted[r] = off.n;
         for (int64_t i = 0; i < n_links; i++) {
             own[i] = links[i];
             if (!links[i].attention) continue;
-            const int64_t J = links[i].attention->keys_values.n_out;
             keys[i] = *links[i].keys;
             keys[i].rows = on.n < n ? on.rows : NULL;
             own[i].keys = keys + i;
-            if (J) append(keys + i, off.kv[i], J, off.n, off.rows, (Share){0, keys[i].n_heads});
         }
-        if (!on.n) continue;
         if (rule->kind == ACT) {
             const int is_last = rule->forces_remainder && r == n_rounds - 1;
             act_enter(rule->act, inner, on.n, NULL, rule->enough, is_last, on.total, on.weight, on.next);
@@ -189,11 +197,12 @@ void rounds(const Link *links, int64_t n_links, int64_t n_rounds, const Rule *ru
         chain(own, n_links, inner, shows_mean ? shown : NULL, states, work, on.n, D, n_threads);
         if (rule->kind == ACT) act_after(on.weight, NULL, NULL, rule->interpolates, states, mix, on.n, D);
     }
+    for (; r < n_rounds; r++) n_halted[r] = off.n;
     for (int64_t i = 0; i < on.n; i++) {
         float *to = y + on.rows[i] * D;
         memcpy(to, (rule->kind == ENDS ? states : mix) + i * D, D * sizeof(float));
         if (rule->kind == STICK) add_row(on.left[i], states + i * D, to, D);
     }
-    for (int64_t i = 0; i < n_links; i++) free(off.kv[i]);
-    free(keys), free(own), free(off.kv), free(on.next), free(places), free(numbers);
+    append_halted(all, n_links, n_rounds, n_halted, &off, inner, D, n_threads);
+    free(keys), free(own), free(on.next), free(places), free(numbers);
 }
