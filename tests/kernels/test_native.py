@@ -210,7 +210,9 @@ def test_a_chain_is_its_sub_layers_one_after_the_other(data: st.DataObject) -> N
             f = F.linear(activate(F.linear(entered, *up), kind), *down)  # type: ignore[arg-type]
             links.append(FeedForwardLink(of_norm, kind, is_before=is_before, up=up, down=down))  # type: ignore[arg-type]
         expected = expected + f if is_before else normed(expected + f, of_norm)
-    chain = Chain(links)
+    last = norm()
+    expected = normed(expected, last)
+    chain = Chain(links, last)
     for i, keys in readers.items():
         chain.read(i, keys)
     for i, added_ND in added.items():

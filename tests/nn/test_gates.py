@@ -269,7 +269,10 @@ def test_rounds_in_one_call_are_the_rounds_one_by_one() -> None:
                 else FeedForwardLink(None, "relu", is_before=True, up=layer[0], down=layer[1])
                 for layer in layers
             ]
-            chain = Chain(links * R)
+            last = norm if draw(st.booleans()) else None
+            if last is not None:
+                expected = F.layer_norm(expected, (D,), last.weight_D, last.bias_D, last.eps)
+            chain = Chain(links * R, last)
             halts = halting_in_rounds(rule, begins_with_keys=not more)
             assert halts is not None
             for n in (1, 2, 3):

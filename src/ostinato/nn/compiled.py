@@ -32,6 +32,7 @@ from ostinato.kernels import (
     Chain,
     FeedForwardLink,
     HaltsBy,
+    NormOf,
     compiled_packing,
     read_cache,
 )
@@ -42,7 +43,7 @@ from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.keys_in_place import KeyValuesInPlace, Moves
-from ostinato.nn.links import can_read, link_of
+from ostinato.nn.links import can_read, knows_norm, link_of, norm_of
 from ostinato.nn.positions import PositionSignal
 from ostinato.nn.program import LoopProgram, Program
 from ostinato.nn.rows import Rows
@@ -151,10 +152,12 @@ class CompiledStack:
             gathers = execution.compaction != "never"
             many = [self._compiled(segment, find) for segment in plain]
             few, in_one = list(many), []
-            for index, segment in enumerate(plain):
-                part = (self._halting(segment, find) if gathers else None) or _whole(many[index])
+            for index, (segment, compiled) in enumerate(zip(plain, many, strict=True)):
+                last = self._last_norm(segment) if index == len(plain) - 1 else None
+                part = (self._halting(segment, find, last) if gathers else None) or _whole(compiled, last)
                 if part is not None:
-                    few[index] = many[index]._replace(rule=NoHalting(), in_one=part.in_one)
+                    is_normed = last is not None
+                    few[index] = compiled._replace(rule=NoHalting(), in_one=part.in_one, is_normed=is_normed)
                     in_one.append(part)
             self._programs[key] = _Programs(plain, many, few, in_one)
         self._last = n_steps, execution, self._programs[key]
@@ -185,8 +188,17 @@ class CompiledStack:
         stretches: Any = [[[stretch_of(steps, find)]] if steps else [] for steps in rounds]
         return segment._replace(rounds=stretches, rule=compiled_rule(segment.rule))
 
-    def _halting(self, segment: LoopProgram, find: _Find) -> _HaltingRounds | None:
-        """Return what stands for a segment where one column of few rows is new, which may halt; None: nothing does."""
+    def _last_norm(self, segment: LoopProgram) -> NormOf | None:
+        """Return the norm at the end of the stack, where it follows the last segment at once and kernels know it."""
+        norm, own = self._stack.final_norm, segment.segment
+        return norm_of(norm) if own.end_map is None and own.end_norm is None and knows_norm(norm) else None
+
+    def _halting(self, segment: LoopProgram, find: _Find, last: NormOf | None) -> _HaltingRounds | None:
+        """Return what stands for a segment where one column of few rows is new, which may halt; None: nothing does.
+
+        Args:
+            last: a norm behind it.
+        """
         by_step = None if segment.acts_between_rounds else _known(segment)
         rounds = [[_by_kernels(s) for step in steps for s in step] for steps in by_step or ()]
         parts = list(chain.from_iterable(rounds))
@@ -201,7 +213,7 @@ class CompiledStack:
         known = [link for link in links if link is not None]
         if halts is None or len(known) < len(parts):
             return None
-        return _HaltingRounds(parts, known, self._starts(segment, rounds), len(rounds), halts)
+        return _HaltingRounds(parts, Chain(known, last), self._starts(segment, rounds), len(rounds), halts)
 
     def _starts(self, segment: LoopProgram, rounds: Sequence[Sequence[Any]]) -> _Starts:
         """Return before which of all sub-layers of a loop a round after the first begins that has a signal.
@@ -225,12 +237,12 @@ def _known(segment: LoopProgram) -> list[list[list[SubLayer]]] | None:
     return [[[s for s in step if isinstance(s, SubLayer)] for step in steps] for steps in segment.rounds]
 
 
-def _whole(segment: LoopProgram) -> _Stretch | None:
-    """Return the one call that a compiled segment is; None where it is more than that."""
+def _whole(segment: LoopProgram, last: NormOf | None) -> _Stretch | None:
+    """Return the one call that a compiled segment is, with a norm behind it; None where it is more than that."""
     if segment.acts_between_rounds or not isinstance(segment.rule, NoHalting) or len(segment.rounds) != 1:
         return None
     (parts,) = segment.rounds[0] if len(segment.rounds[0]) == 1 else ((),)
-    return parts[0] if len(parts) == 1 and isinstance(parts[0], _Stretch) else None
+    return parts[0].ending(last) if len(parts) == 1 and isinstance(parts[0], _Stretch) else None
 
 
 class _Stretch:
@@ -258,6 +270,12 @@ class _Stretch:
         # Of the token before: what is still the same need not be said again, which takes as long as a small product.
         self._self_kv: dict[int, KeyValues] | None = None
         self._of_memory: tuple[Any, ...] = ()
+
+    def ending(self, last: NormOf | None) -> _Stretch | None:
+        """Return this with a norm behind it; None where it is no one call."""
+        if self._chain is None:
+            return None
+        return _Stretch(self._sub_layers, Chain(self._chain.links, last), self._most_rows, (), self._starts)
 
     def takes(self, n_rows: int, cache: Cache) -> bool:
         """Return whether `in_one` takes a new column of so many rows, none of them padding."""
@@ -343,19 +361,19 @@ class _HaltingRounds(_Stretch):
     """All rounds of a loop as one call, in which rows may halt.
 
     Args:
-        sub_layers, links: of all rounds. starts: see `_Stretch`.
+        sub_layers, chain: of all rounds. starts: see `_Stretch`.
         n_rounds: of the loop. halts: returns who halts, given the rows, the pass and that number.
     """
 
     def __init__(
         self,
         sub_layers: Sequence[SubLayer],
-        links: Sequence[_Link],
+        chain: Chain,
         starts: _Starts,
         n_rounds: int,
         halts: Callable[[Rows, Pass, int], HaltsBy],
     ) -> None:
-        super().__init__(sub_layers, Chain(links), _most_rows(links), (), starts)
+        super().__init__(sub_layers, chain, _most_rows(chain.links), (), starts)
         self._n_rounds, self._halts = n_rounds, halts
 
     def _run(self, chain: Chain, states_ND: Tensor, run: Pass, here: Round) -> Tensor:

@@ -50,16 +50,16 @@ def link_of(sub_layer: SubLayer) -> AttentionLink | FeedForwardLink | None:
     # Kernels know one norm, of what is read or of the sum, and nothing that rounds or tokens add beside it.
     if use.delta is not None or use.modulation is not None or use.values is not None:
         return None
-    if use.output is not None or use.scores is not None or len(use.norms) > 1 or not _knows_norm(norm):
+    if use.output is not None or use.scores is not None or len(use.norms) > 1 or not knows_norm(norm):
         return None
     if isinstance(sub_layer, FeedForwardSubLayer):
-        return _feed_forward_link(module, _norm_of(norm), route, is_before=use.before is not None)
+        return _feed_forward_link(module, norm_of(norm), route, is_before=use.before is not None)
     if not isinstance(sub_layer, SelfAttention | CrossAttention):
         return None
     if isinstance(sub_layer, SelfAttention) and not can_read(sub_layer):
         return None
     makes_keys = isinstance(sub_layer, SelfAttention)
-    return _attention_link(module, _norm_of(norm), route, is_before=use.before is not None, makes_keys=makes_keys)
+    return _attention_link(module, norm_of(norm), route, is_before=use.before is not None, makes_keys=makes_keys)
 
 
 def _attention_link(
@@ -165,7 +165,7 @@ def are_plain(*tensors: Tensor | None) -> bool:
     )
 
 
-def _knows_norm(norm: nn.Module | None) -> bool:
+def knows_norm(norm: nn.Module | None) -> bool:
     """Return whether there is no norm, or one that kernels know."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return norm is None
@@ -175,7 +175,8 @@ def _knows_norm(norm: nn.Module | None) -> bool:
     return not _has_hooks(norm) and are_plain(norm.weight, bias_D)
 
 
-def _norm_of(norm: nn.Module | None) -> NormOf | None:
+def norm_of(norm: nn.Module | None) -> NormOf | None:
+    """Return a norm that they know."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return None
     bias_D = norm.bias if isinstance(norm, nn.LayerNorm) else None

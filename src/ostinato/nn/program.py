@@ -25,7 +25,8 @@ class LoopProgram(NamedTuple):
     """What one segment runs: sub-layers, who takes part in their rounds, and what else it has
     (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them.
     `n_rounds`: of a graph, how often the loop runs: the first of two rounds once, then the second again and again.
-    `in_one`: runs all rounds and the rule in one call, from states `[N, D]` of all rows (`ostinato.nn.compiled`)."""
+    `in_one`: runs all rounds and the rule in one call, from states `[N, D]` of all rows (`ostinato.nn.compiled`), and,
+    where it `is_normed`, the norm at the end of the stack, too."""
 
     rounds: Rounds
     rule: HaltingRule
@@ -33,6 +34,7 @@ class LoopProgram(NamedTuple):
     path: Sequence[float]
     n_rounds: Tensor | None = None
     in_one: Callable[[Tensor, Pass], Tensor] | None = None
+    is_normed: bool = False
 
     @property
     def acts_between_rounds(self) -> bool:

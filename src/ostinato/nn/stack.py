@@ -239,7 +239,7 @@ class Stack:
         ]
         for segment in program[loop + 1 :]:
             states_BTD, _ = self._run(segment, states_BTD, run)
-        if (norm := self.final_norm) is not None:
+        if not program[-1].is_normed and (norm := self.final_norm) is not None:
             states_BTD = norm(states_BTD)
         if rounds:
             rounds[-1:] = [lambda: states_BTD]
@@ -304,7 +304,7 @@ class Stack:
         Args:
             first: the round to begin with, from the states `left_BTE` that left the one before it.
         """
-        rounds, rule, own, path, n_rounds, in_one = segment
+        rounds, rule, own, path, n_rounds, in_one, _ = segment
         banks = self.banks
         times: list[Tensor | None] = [None] * len(rounds)
         if own.time is not None:

@@ -40,7 +40,7 @@ _REMEMBERED_S = 24 * 3600.0
 SIGNATURES = {
     "few_rows": "pppnn",
     "read_cache": "ppnnpnnpn",
-    "chain": "pnppppnnn",
+    "chain": "pnpppppnnn",
     "full_attention": "pnn",
     "large_product": "pn",
     "grouped_products": "pn",
@@ -53,7 +53,7 @@ SIGNATURES = {
     "act_enter": "ppnpfnppp",
     "act_after": "pppnppnn",
     "stick_halt": "ppnpfpppppn",
-    "rounds": "pnnppppnnn",
+    "rounds": "pnnpppppnnn",
     "log_probs": "pppnnpnn",
     "highest": "ppnnnnpppn",
 }

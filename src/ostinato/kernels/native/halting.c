@@ -147,11 +147,12 @@ static void append_halted(const Link *links, int64_t n_links, int64_t n_rounds, 
     }
 }
 
-/* Rounds of n rows from x to y [n, D], of `n_links` sub-layers each, whose weights are the same in all rounds. Who has
+/* Rounds of n rows from x to y [n, D], of `n_links` sub-layers each, whose weights are the same in all rounds, and a last norm. Who has
  * halted is computed no more, but its keys and values are put at the new position of later rounds: later tokens may go
  * deeper, and look at them. What is `added` before the first round is in x. `work`: as of `chain`. */
-void rounds(const Link *all, int64_t n_links, int64_t n_rounds, const Rule *rule, const float *x, float *y, float *work,
+void rounds(const Link *all, int64_t n_links, int64_t n_rounds, const Norm *last, const Rule *rule, const float *x, float *y, float *work,
             int64_t n, int64_t D, int64_t n_threads) {
+    const Norm none = {0};
     float *numbers = malloc(n * (5 * D + 4) * sizeof(float)), *inner = numbers, *shown = inner + n * D;
     float *states = shown + n * D, *mix = states + n * D, *of_row = mix + n * D;
     int64_t *places = malloc((2 * n + n_rounds) * sizeof(int64_t)), *n_halted = places + 2 * n;
@@ -194,7 +195,7 @@ void rounds(const Link *all, int64_t n_links, int64_t n_rounds, const Rule *rule
             memcpy(shown + i * D, mix + i * D, D * sizeof(float));
             add_row(on.left[i], inner + i * D, shown + i * D, D);
         }
-        chain(own, n_links, inner, shows_mean ? shown : NULL, states, work, on.n, D, n_threads);
+        chain(own, n_links, &none, inner, shows_mean ? shown : NULL, states, work, on.n, D, n_threads);
         if (rule->kind == ACT) act_after(on.weight, NULL, NULL, rule->interpolates, states, mix, on.n, D);
     }
     for (; r < n_rounds; r++) n_halted[r] = off.n;
@@ -203,6 +204,8 @@ void rounds(const Link *all, int64_t n_links, int64_t n_rounds, const Rule *rule
         memcpy(to, (rule->kind == ENDS ? states : mix) + i * D, D * sizeof(float));
         if (rule->kind == STICK) add_row(on.left[i], states + i * D, to, D);
     }
+#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
+    for (int64_t i = 0; i < n; i++) finish(last, y + i * D, y + i * D, 1, D);
     append_halted(all, n_links, n_rounds, n_halted, &off, inner, D, n_threads);
     free(keys), free(own), free(on.next), free(places), free(numbers);
 }

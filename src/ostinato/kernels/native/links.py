@@ -172,10 +172,14 @@ class FeedForwardLink:
 
 
 class Chain:
-    """Sub-layers that follow each other, in one call: of one round, or of several."""
+    """Sub-layers that follow each other, in one call: of one round, or of several.
 
-    def __init__(self, links: Sequence[AttentionLink | FeedForwardLink]) -> None:
-        self.links = links
+    Args:
+        last: a norm of what leaves the last one; None: there is none.
+    """
+
+    def __init__(self, links: Sequence[AttentionLink | FeedForwardLink], last: NormOf | None = None) -> None:
+        self.links, self._held, self._last = links, last, _Norm.of(last, is_before=False)
         self._links = (_Link * len(links))()
         for made, link in zip(self._links, links, strict=True):
             name = "attention" if isinstance(link, AttentionLink) else "feed_forward"
@@ -209,7 +213,7 @@ class Chain:
         """
         N, D = x_ND.shape
         y_ND = torch.empty_like(x_ND)
-        addresses = (x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), self._room(N, D))
+        addresses = (byref(self._last), x_ND.data_ptr(), address(shown_ND), y_ND.data_ptr(), self._room(N, D))
         kernels().chain(self._links, len(self._links), *addresses, N, D, n_threads(N * self._n_weights))
         return y_ND
 
@@ -227,7 +231,8 @@ class Chain:
         y_ND = torch.empty_like(x_ND)
         addresses = (x_ND.data_ptr(), y_ND.data_ptr(), self._room(N, D))
         threads = n_threads(N * self._n_weights // n_rounds)
-        kernels().rounds(self._links, n_links, n_rounds, byref(rule.structure), *addresses, N, D, threads)
+        rules = byref(self._last), byref(rule.structure)
+        kernels().rounds(self._links, n_links, n_rounds, *rules, *addresses, N, D, threads)
         return y_ND
 
     def _room(self, N: int, D: int) -> int:

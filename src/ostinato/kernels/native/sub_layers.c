@@ -37,6 +37,15 @@ const float *entered(const Norm *norm, const float *x, int64_t n, int64_t D, flo
     return room;
 }
 
+/* Rows as they leave the last sub-layer: behind a norm, where there is one. */
+void finish(const Norm *last, const float *x, float *y, int64_t n, int64_t D) {
+    for (int64_t row = 0; row < n; row++)
+        if (last->width)
+            normalise(last, x + row * D, y + row * D);
+        else if (x != y)
+            memcpy(y + row * D, x + row * D, D * sizeof(float));
+}
+
 /* x + f, normalised where the norm stands behind. */
 static void leave(const Norm *norm, const float *x, const float *f, float *y, int64_t n, int64_t D) {
     for (int64_t i = 0; i < n * D; i++) y[i] = x[i] + f[i];
@@ -162,10 +171,10 @@ static void feed_forward(const FeedForward *m, const float *x, float *f, float *
 
 static const Route *route_of(const Link *link) { return link->attention ? link->attention->route : link->feed_forward->route; }
 
-/* Sub-layers one after the other, from x to y [n, D]; what is `added` before the first is in x. `work`: room for what the
- * widest one makes, and n D more. */
-void chain(const Link *links, int64_t n_links, const float *x, const float *shown, float *y, float *work, int64_t n, int64_t D,
-           int64_t n_threads) {
+/* Sub-layers one after the other, from x to y [n, D], and a last norm; what is `added` before the first is in x. `work`: room for
+ * what the widest one makes, and n D more. */
+void chain(const Link *links, int64_t n_links, const Norm *last, const float *x, const float *shown, float *y, float *work, int64_t n,
+           int64_t D, int64_t n_threads) {
     int64_t most_experts = 0, most_chosen = 0;
     for (int64_t i = 0; i < n_links; i++) {
         const Route *r = route_of(links + i);
@@ -192,7 +201,8 @@ void chain(const Link *links, int64_t n_links, const float *x, const float *show
 #pragma omp barrier
             leave(a ? &a->norm : &m->norm, states, f, states, n, D);
         }
-        if (!own.thread) memcpy(y, states, n * D * sizeof(float));
+        const Share rows = share(n, 1, own.thread, own.all);
+        finish(last, states + rows.first * D, y + rows.first * D, rows.last - rows.first, D);
         free(chosen);
         free(states);
     }
