@@ -230,6 +230,25 @@ def small_model() -> Model:
     return random_model(LanguageModelConfig.model_validate(config)).float()
 
 
+@pytest.mark.parametrize("has_final", [True, False])
+def test_the_only_sub_layer_of_a_loop_reads_the_signal_of_its_round(has_final: bool, calls: Counter[str]) -> None:
+    stack = {
+        "n_steps": 1,
+        "positions": {"kind": "coordinates"},
+        "norm": {"placement": "pre", "final": has_final},
+        "self_attention": {"n_heads": 2},
+        "ffn": {"d_ff": 6, "share": [None]},
+    }
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
+    model = random_model(LanguageModelConfig.model_validate(config)).float()
+    batch = right_padded([Sentence(None, [1, 3, 4]), Sentence(None, [1, 4, 3])])
+    with torch.no_grad():
+        expected = logits_of_steps(model, batch, 2, [])
+        with packing():
+            assert_near(logits_of_steps(model, batch, 2, []), expected)
+    assert calls["chains"] > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_default_types_change_nothing(dtype: torch.dtype, calls: Counter[str]) -> None:
     model, batch = small_model(), right_padded([Sentence(None, [1, 3, 4]), Sentence(None, [1, 4, 3])])

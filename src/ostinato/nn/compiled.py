@@ -394,7 +394,7 @@ def stretch_of(sub_layers: Sequence[SubLayer], find: _Find, starts: _Starts = _N
     parts = [_by_kernels(sub_layer) for sub_layer in sub_layers]
     links = [find(sub_layer) for sub_layer in sub_layers]
     singles = [_one_call([part], [link], [part]) for part, link in zip(parts, links, strict=True)]
-    return singles[0] if len(singles) == 1 else _one_call(parts, links, singles, starts)  # one has no later rounds
+    return _one_call(parts, links, parts if len(parts) == 1 else singles, starts)
 
 
 def _one_call(
