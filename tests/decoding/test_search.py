@@ -11,6 +11,7 @@ from table_model import TableModel, pad, plain_beams, sources
 from torch import Tensor
 
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
+from ostinato.config.special_ids import SpecialIds
 from ostinato.decoding import Hypothesis, length_penalty, search, search_n_best
 from ostinato.errors import DataError
 from ostinato.nn.cache import Cache
@@ -301,3 +302,16 @@ def test_a_model_may_keep_the_logits_that_it_returns(beam: int) -> None:
     assert (len(found.ids), found.finished) == (3, True)
     log_p_V = torch.log_softmax(before[0].double(), 0)
     assert found.log_prob == pytest.approx(float(log_p_V[[*found.ids, EOS]].sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_sentence_in_which_nothing_lives_stops_at_once(beside: int) -> None:
+    """Also before anything has ended, whatever other sentences do."""
+    model = TableModel(9)
+    model.special_ids = SpecialIds(eos=8)
+    model.logits_NV[:, 2:8] = -math.inf  # the end symbol alone can be written, and must not be yet
+    config = DecodingConfig(strategy="beam", beam=2, min_length=4, max_length=9)
+    rows = random_sources(1 + beside)
+    found = search(model, sources(rows), config)
+    assert len(model.n_rows) == 1
+    assert [one.log_prob for one in found] == [-math.inf] * len(rows)

@@ -139,3 +139,14 @@ def test_columns_that_never_are_chosen_take_part_in_the_sums(
         monkeypatch.setattr(native, "takes", lambda *_: False)
     x, c = log_probs(logits, torch.ones(1, 5), (3, 29))
     torch.testing.assert_close(x + c.t(), expected)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("column", [30, 99])
+def test_columns_that_are_not_there_are_an_error(
+    is_compiled: bool, column: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(native, "takes", lambda *_: False)
+    with pytest.raises(IndexError):
+        log_probs(torch.zeros(5, 30), torch.zeros(5), (3, column))

@@ -249,6 +249,29 @@ def test_the_only_sub_layer_of_a_loop_reads_the_signal_of_its_round(has_final: b
     assert calls["chains"] > 0
 
 
+@pytest.mark.parametrize("exit", ["certainty", "margin"])
+def test_what_exits_predict_is_normed_once(exit: str, calls: Counter[str]) -> None:
+    """A coda behind the loop is one call with the norm at the end; predictions of the loop's rounds run it, too."""
+    stack = {
+        "segments": [{"repeats": 4}, {"n_steps": 1}],
+        "n_steps": 2,
+        "norm": {"placement": "pre"},
+        "self_attention": {"n_heads": 2},
+        "ffn": {"d_ff": 6},
+    }
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
+    model = random_model(LanguageModelConfig.model_validate(config)).float()
+    batch = right_padded([Sentence(None, [1, 3, 4]), Sentence(None, [1, 4, 3])])
+    for threshold in (0.2, 0.3, 0.4, 0.6):
+        run_as(model, exit=exit, halting_threshold=threshold)
+        with torch.no_grad():
+            expected = logits_of_steps(model, batch, 2, [])
+            calls.clear()
+            with packing():
+                assert_near(logits_of_steps(model, batch, 2, []), expected)
+        assert calls["chains"] > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_default_types_change_nothing(dtype: torch.dtype, calls: Counter[str]) -> None:
     model, batch = small_model(), right_padded([Sentence(None, [1, 3, 4]), Sentence(None, [1, 4, 3])])

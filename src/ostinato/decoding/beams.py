@@ -189,7 +189,7 @@ class Beams:
         if self._token_scores:
             self._sums_LSK.append(self.log_prob_SK)
         self.last_ids_R1 = ids_SK.reshape(S * K, 1)
-        if (K > 1 and not self._none_has_ended) or ends_SN is not None or self.length in self.limits:
+        if ends_SN is not None or self.length in self.limits or (K > 1 and self._may_be_decided()):
             self._mark_stopped(ends_SN)
 
     def continued(self) -> Tensor:
@@ -281,6 +281,10 @@ class Beams:
         self._best_score_SK, best_SK = torch.cat([self._best_score_SK, score_SK], dim=1).topk(K, dim=1)
         self._best_log_prob_SK = torch.cat([self._best_log_prob_SK, log_prob_SK], dim=1).gather(1, best_SK)
         self._best_place_SK = torch.cat([self._best_place_SK, place_SK], dim=1).gather(1, best_SK)
+
+    def _may_be_decided(self) -> bool:
+        """Return whether something has ended, or nothing lives in some sentence; an accelerator is not asked."""
+        return not self._none_has_ended or any(best == -math.inf for best, *_ in self.log_prob_SK.tolist())
 
     def _mark_stopped(self, ends_SN: Tensor | None) -> None:
         """Mark the sentences whose result is final.

@@ -126,6 +126,7 @@ class Cache:
             which takes all of them; None afterwards and where there are none.
         memory_BSD, memory_keep_BS: encoder output and its keep mask (None where all are real), one row a sentence.
         self_kv: by step index. cross_kv: by name of the parameter set, one sentence each in the second dimension.
+            Entries of both are added and never replaced: others mean another dict.
         took_part: by round who took part in it, of stacks in which a router chooses.
         windows: of the two convolutions, by step index. recurrent: of LSTMs, by name of the recurrence.
         n_steps: rounds asked for at call time, in a graph a tensor; None for the plan's own.

@@ -101,13 +101,14 @@ class _Programs(NamedTuple):
     """What a stack runs, and what stands for it where one column is new.
 
     Args:
-        many, few: of any rows, and of few rows without padding. in_one: calls of the latter, which must take them.
+        plain: its own sub-layers. many, few: for any rows, and for few rows, none of them padding.
+        calls: the segments of `few` that are one call; it may run where all of them take the rows.
     """
 
     plain: Program
     many: Program
     few: Program
-    in_one: Sequence[_Stretch]
+    calls: Sequence[_Stretch]
 
 
 class CompiledStack:
@@ -124,7 +125,7 @@ class CompiledStack:
     ) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
-        plain, many, few, in_one = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
+        plain, many, few, calls = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
         if not cache.self_kv:  # the first step of a search
             moves = Moves()
             for segment in plain:
@@ -133,8 +134,8 @@ class CompiledStack:
                         cache.self_kv[sub_layer.step] = KeyValuesInPlace(sub_layer.module, moves)
         program = plain
         if embedded_BTE.shape[1] == 1:
-            has_padding = bool(in_one) and cache.keep_BS is not None and not bool(cache.keep_BS[:, -1].all())
-            takes = not has_padding and all(part.takes(embedded_BTE.shape[0], cache) for part in in_one)
+            has_padding = bool(calls) and cache.keep_BS is not None and not bool(cache.keep_BS[:, -1].all())
+            takes = not has_padding and all(part.takes(embedded_BTE.shape[0], cache) for part in calls)
             program = few if takes else many
         return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
@@ -151,15 +152,15 @@ class CompiledStack:
             find = self._link if execution.expert_backend == "auto" else _no_link
             gathers = execution.compaction != "never"
             many = [self._compiled(segment, find) for segment in plain]
-            few, in_one = list(many), []
+            few, calls = list(many), []
             for index, (segment, compiled) in enumerate(zip(plain, many, strict=True)):
                 last = self._last_norm(segment) if index == len(plain) - 1 else None
                 part = (self._halting(segment, find, last) if gathers else None) or _whole(compiled, last)
                 if part is not None:
                     is_normed = last is not None
                     few[index] = compiled._replace(rule=NoHalting(), in_one=part.in_one, is_normed=is_normed)
-                    in_one.append(part)
-            self._programs[key] = _Programs(plain, many, few, in_one)
+                    calls.append(part)
+            self._programs[key] = _Programs(plain, many, few, calls)
         self._last = n_steps, execution, self._programs[key]
         return self._programs[key]
 
@@ -270,9 +271,10 @@ class _Stretch:
         # Of the token before: what is still the same need not be said again, which takes as long as a small product.
         self._self_kv: dict[int, KeyValues] | None = None
         self._of_memory: tuple[Any, ...] = ()
+        self._memory: list[CachedKeys] = []
 
     def ending(self, last: NormOf | None) -> _Stretch | None:
-        """Return this with a norm behind it; None where it is no one call."""
+        """Return this with a norm behind it, for `in_one` alone; None where it is no one call."""
         if self._chain is None:
             return None
         return _Stretch(self._sub_layers, Chain(self._chain.links, last), self._most_rows, (), self._starts)
@@ -325,11 +327,13 @@ class _Stretch:
             last = cached
         if last is not None:
             last.see(_in_rows(run.cache.keep_BS))
-        of_memory = run.cross_kv, run.cache.memory_keep_BS, here.rows.index_N, run.n_beams
+        of_memory = run.cross_kv, run.cache.memory_keep_BS, run.n_beams
         if not self._of_memory or not all(map(is_, of_memory, self._of_memory)):
-            for index, cross in self._cross_attention:
-                chain.read(index, cross.memory_keys(run, here))
-            self._of_memory = of_memory
+            self._of_memory, self._memory = of_memory, [cross.memory_keys(run) for _, cross in self._cross_attention]
+            for (index, _), keys in zip(self._cross_attention, self._memory, strict=True):
+                chain.read(index, keys)
+        for keys in self._memory:
+            keys.ask(here.rows.index_N)
         if added_RND is not None:
             chain.add(self._starts.places, added_RND[1:])
 
@@ -453,17 +457,18 @@ class _SelfAttentionInPlace(SelfAttention):
 class _CrossAttentionByKernel(CrossAttention):
     """A cross-attention that reads the memory by a kernel."""
 
-    def memory_keys(self, run: Pass, here: Round) -> CachedKeys:
+    def memory_keys(self, run: Pass) -> CachedKeys:
         """Return the keys of the sentences' memory."""
         assert run.cache is not None
         kv_2BHSK, keep_BS = self.memory(run), _in_rows(run.cache.memory_keep_BS)
-        scale, n_choices, rows_N = self.module.scale, self.module.n_choices, here.rows.index_N
-        keys = CachedKeys(kv_2BHSK, scale, n_choices, rows_N=rows_N, n_beams=run.n_beams)
+        keys = CachedKeys(kv_2BHSK, self.module.scale, self.module.n_choices, n_beams=run.n_beams)
         return keys.see(kv_2BHSK.shape[3], None, keep_BS)
 
     def read(self, attention: Any, q_NI: Tensor, run: Pass, here: Round) -> Float[Tensor, "N I"]:
         """See `CrossAttention`."""
-        return read_cache(self.memory_keys(run, here), q_NI)
+        keys = self.memory_keys(run)
+        keys.ask(here.rows.index_N)
+        return read_cache(keys, q_NI)
 
 
 def _by_kernels(sub_layer: SubLayer) -> SubLayer:

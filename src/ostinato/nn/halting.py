@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cached_property
 
 import torch
 
@@ -79,6 +78,7 @@ class HaltingPass(ABC):
         self.rows = rows
         self._as_graph = run.execution.as_graph
         self._like_N = states_ND.shape[0], torch.promote_types(states_ND.dtype, torch.float32), states_ND.device
+        self._zeros: Tensor | None = None
         self._keep_BT, self._keep_N = run.keep_BT, run.keep_N()
         self._set_active(self._keep_N)
         self._outputs: list[Tensor] = []
@@ -88,11 +88,13 @@ class HaltingPass(ABC):
         self._weights: list[Tensor] = []
         self._executed: list[Tensor] = []
 
-    @cached_property
+    @property
     def _zeros_N(self) -> Tensor:
-        """Zeros for all rows of the pass as it began."""
-        n, dtype, device = self._like_N
-        return torch.zeros(n, dtype=dtype, device=device)
+        """Zeros for all rows of the pass as it began; where every token runs every round, nobody asks for them."""
+        if self._zeros is None:
+            n, dtype, device = self._like_N
+            self._zeros = torch.zeros(n, dtype=dtype, device=device)
+        return self._zeros
 
     @property
     def is_over(self) -> bool:
@@ -134,7 +136,7 @@ class HaltingPass(ABC):
 
     def carried(self) -> dict[str, Tensor]:
         """Return what differs from round to round, by attribute."""
-        fixed = ("_keep_BT", "_keep_N", "_zeros_N", "_n_rounds")
+        fixed = ("_keep_BT", "_keep_N", "_zeros", "_n_rounds")
         return {name: one for name, one in vars(self).items() if isinstance(one, Tensor) and name not in fixed}
 
     def standing_at(self, carried: dict[str, Tensor]) -> HaltingPass:

@@ -17,10 +17,12 @@ _CPU = torch.device("cpu")
 
 
 class Moves:
-    """The last move of hypotheses. All steps of a search share their tables of places, so that each is made once.
+    """The last move of hypotheses, and what is seen of them: what all steps of a search have in common.
+
+    They share their tables of places, so that each is made once.
 
     Attributes:
-        seen: what all of them see, said once a token.
+        seen: what kernels see of all of them, said once a token.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class KeyValuesInPlace(KeyValues):
         return buffer[:, :, :, :end]
 
     def next(self, n_hypotheses: int, rows_N: Int[Tensor, "N"] | None) -> CachedKeys:
-        """Make room for one position more, which the kernel writes; return what it reads, once that is seen.
+        """Make room for one position more, which the kernel writes; return what it reads; call `see` before it does.
 
         Args:
             n_hypotheses: B. rows_N: the hypotheses that have a query; None: all.

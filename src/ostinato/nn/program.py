@@ -25,8 +25,8 @@ class LoopProgram(NamedTuple):
     """What one segment runs: sub-layers, who takes part in their rounds, and what else it has
     (`ostinato.plan.Segment`). `path`: the lengths of its rounds' steps, where something is made of them.
     `n_rounds`: of a graph, how often the loop runs: the first of two rounds once, then the second again and again.
-    `in_one`: runs all rounds and the rule in one call, from states `[N, D]` of all rows (`ostinato.nn.compiled`), and,
-    where it `is_normed`, the norm at the end of the stack, too."""
+    `in_one`: runs all rounds and the rule in one call, from states `[N, D]` of a new column after cached ones, none of
+    them padding (`ostinato.nn.compiled`), and, where it `is_normed`, the norm at the end of the stack, too."""
 
     rounds: Rounds
     rule: HaltingRule

@@ -239,8 +239,7 @@ class Stack:
         ]
         for segment in program[loop + 1 :]:
             states_BTD, _ = self._run(segment, states_BTD, run)
-        if not program[-1].is_normed and (norm := self.final_norm) is not None:
-            states_BTD = norm(states_BTD)
+        states_BTD = self._normed(program, states_BTD)
         if rounds:
             rounds[-1:] = [lambda: states_BTD]
         of_rounds = tuple(rounds), tuple(run.rounds), advance
@@ -259,7 +258,13 @@ class Stack:
         with nullcontext() if run.cache is None else run.cache.trial():
             for segment in program[1:]:
                 states_BTD, _ = self._run(segment, states_BTD, own)
-        return states_BTD if self.final_norm is None else self.final_norm(states_BTD)
+        return self._normed(program, states_BTD)
+
+    def _normed(self, program: Program, states_BTD: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        """Apply the norm at the end of the stack, where it has one that the program has not applied."""
+        if program[-1].is_normed or (norm := self.final_norm) is None:
+            return states_BTD
+        return norm(states_BTD)  # type: ignore[no-any-return]
 
     def _advance(
         self,
@@ -287,7 +292,7 @@ class Stack:
     def _run(
         self, segment: LoopProgram, states_BTD: Tensor, run: Pass
     ) -> tuple[Float[Tensor, "B T D"], HaltingPass | None]:
-        """Run one segment; return the states after it, and who took part, which nobody knows of rounds in one call."""
+        """Run one segment; return the states after it, and who took part; None where its rounds are one call."""
         left_BTE, halting = self._run_rounds(segment, states_BTD, run)
         return self._end(segment.segment, left_BTE), halting
 
@@ -299,7 +304,7 @@ class Stack:
         first: int = 0,
         left_BTE: Tensor | None = None,
     ) -> tuple[Float[Tensor, "B T E"], HaltingPass | None]:
-        """Run the rounds of one segment; return the states that left the last one, and who took part.
+        """Run the rounds of one segment; return the states that left the last one, and who took part; None: see `_run`.
 
         Args:
             first: the round to begin with, from the states `left_BTE` that left the one before it.

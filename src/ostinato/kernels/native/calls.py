@@ -128,8 +128,13 @@ def log_probs(x_NV: Tensor, added_N: Tensor, never: tuple[int, ...]) -> Tensor:
     """Return added - log sum_v e^x of every row, as `added` is laid out, and set x = -inf in some columns.
 
     All contiguous. Plain twin: `torch.log_softmax`.
+
+    Raises:
+        IndexError: there is no such column.
     """
     (N, V), y_N = x_NV.shape, torch.empty_like(added_N)
+    if not all(0 <= column < V for column in never):  # else kernels would write beside the row
+        raise IndexError(f"there are {V} columns, and not all of {never}")
     given = x_NV.data_ptr(), added_N.data_ptr(), y_N.data_ptr(), N, V
     kernels().log_probs(*given, _numbers(never), len(never), n_threads(N * V))
     return y_N

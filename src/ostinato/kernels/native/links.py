@@ -205,7 +205,7 @@ class Chain:
             link.added, link.added_stride = start + number * size, D if N > 1 else 0
 
     def __call__(self, x_ND: Tensor, shown_ND: Tensor | None = None) -> Tensor:
-        """Return the states after the last sub-layer.
+        """Return the states after the last sub-layer, and the last norm.
 
         Args:
             shown_ND: what an attention in the first place makes keys and values of; None: the states. New keys and
@@ -218,7 +218,7 @@ class Chain:
         return y_ND
 
     def rounds(self, x_ND: Tensor, n_rounds: int, rule: HaltsBy) -> Tensor:
-        """Return what rows give out of rounds of sub-layers, all with the same weights, in which they may halt.
+        """Return what rows give out of rounds of sub-layers, all with the same weights, in which they may halt, normed.
 
         Keys and values of all rows are put at the last position of every round, those of halted ones as they look.
 

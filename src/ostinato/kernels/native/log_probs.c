@@ -2,7 +2,7 @@
 
 #include "vectors.h"
 
-/* y = added - log sum_v e^x_v of every row, where that is max x + log sum_v e^(x_v - max x); none of a row in which a number is none.
+/* y = added - log sum_v e^x_v of every row, where that is max x + log sum_v e^(x_v - max x); NaN of a row that has one.
  * Then x = -inf in the columns `never`. */
 void log_probs(float *x, const float *added, float *y, int64_t n_rows, int64_t n_columns, const int64_t *never, int64_t n_never,
                int64_t n_threads) {
@@ -44,8 +44,8 @@ static void insert(float value, int64_t place, float *values, int64_t *places, i
 }
 
 /* The n highest of all x + a of every row, highest first, and the parts and columns in which they are. A row is n_parts parts with
- * an a of its own each, n <= n_parts n_columns. What is added to a single part is so behind ranking: sums may be equal where numbers
- * are not. Few numbers are higher than the n-th highest of those before them, so most are looked at by vectors only. */
+ * an a of its own each, n <= n_parts n_columns. A single part is ranked before a is added: sums may be equal where numbers are
+ * not. Few numbers are higher than the n-th highest of those before them, so most are looked at by vectors only. */
 void highest(const float *x, const float *added, int64_t n_rows, int64_t n_parts, int64_t n_columns, int64_t n, float *values,
              int64_t *parts, int64_t *columns, int64_t n_threads) {
 #pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
