@@ -133,8 +133,8 @@ def test_reading_a_cache_is_attention(data: st.DataObject) -> None:
     q, new = wide[:, : n_choices * H * K], torch.randn(B, 2 * H * K, generator=make)
     found = []
     for n in THREADS:
-        asked = None if asks is None else torch.tensor(asks)
-        keys = CachedKeys(kv.clone(), 0.3, n_choices, rows_N=asked, n_beams=n_beams)
+        keys = CachedKeys(kv.clone(), 0.3, n_choices, n_beams=n_beams)
+        keys.ask(None if asks is None else torch.tensor(asks))
         keys.see(S, table if n_placed else None, keep)
         with cpu_threads(n):
             found.append(read_cache(keys, q, new if is_new else None))

@@ -180,7 +180,8 @@ class Beams:
         if ends_SN is None or K == 1:
             # Where none ends, the best proposals, which come first, are continued. A single hypothesis that ends leaves
             # no other to continue: the sentence stops.
-            ids_SK, parents_SK, self.log_prob_SK = proposals if ids_SN.shape[1] == K else proposals.first(K)
+            kept = proposals if ids_SN.shape[1] == K else (x_SN[:, :K] for x_SN in proposals)
+            ids_SK, parents_SK, self.log_prob_SK = kept
         else:
             self.log_prob_SK, live_SK = proposals.log_prob_SN.masked_fill(ends_SN, -torch.inf).topk(K, dim=1)
             ids_SK, parents_SK = ids_SN.gather(1, live_SK), proposals.parents_SN.gather(1, live_SK)

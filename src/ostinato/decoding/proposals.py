@@ -30,10 +30,6 @@ class Proposals(NamedTuple):
     parents_SN: Tensor
     log_prob_SN: Tensor
 
-    def first(self, n: int) -> Proposals:
-        """Return the best n."""
-        return Proposals(*(x_SN[:, :n] for x_SN in self))
-
 
 @runtime_checkable
 class Proposer(Protocol):

@@ -8,7 +8,7 @@ the sub-layer's own code. Halting rules of many rows ask their gates by one call
 The depth loop stays `ostinato.nn.stack`'s: `compiled_step` gives it another `LoopProgram`. Nothing below it knows of
 it, and `Stack.step` is its plain twin. What kernels run leaves no records of routing and halting. Where nothing but a
 signal comes between rounds, all of them are one call, and so are rounds of few rows that may halt: the loop then leaves
-out what it asks and notes round by round (`LoopProgram.in_one`), which would take a third as long as such a call.
+out what it asks and notes round by round (`LoopProgram.in_one`).
 
 Which modules kernels know is in `ostinato.nn.links`; others are called. Prepared calls live as long as the `packing()`
 they were made in, in which weights do not change.
@@ -242,7 +242,7 @@ def _whole(segment: LoopProgram, last: NormOf | None) -> _Stretch | None:
     """Return the one call that a compiled segment is, with a norm behind it; None where it is more than that."""
     if segment.acts_between_rounds or not isinstance(segment.rule, NoHalting) or len(segment.rounds) != 1:
         return None
-    (parts,) = segment.rounds[0] if len(segment.rounds[0]) == 1 else ((),)
+    parts = list(chain.from_iterable(segment.rounds[0]))
     return parts[0].ending(last) if len(parts) == 1 and isinstance(parts[0], _Stretch) else None
 
 
@@ -268,7 +268,7 @@ class _Stretch:
         self._cross_attention = [(i, s) for i, s in enumerate(sub_layers) if isinstance(s, _CrossAttentionByKernel)]
         self._starts = starts
         self._in_place: _InPlace | None = None
-        # Of the token before: what is still the same need not be said again, which takes as long as a small product.
+        # Of the token before: what is still the same need not be said again.
         self._self_kv: dict[int, KeyValues] | None = None
         self._of_memory: tuple[Any, ...] = ()
         self._memory: list[CachedKeys] = []
@@ -281,7 +281,7 @@ class _Stretch:
 
     def takes(self, n_rows: int, cache: Cache) -> bool:
         """Return whether `in_one` takes a new column of so many rows, none of them padding."""
-        return self._chain is not None and n_rows <= self._most_rows and self._caches(cache) is not None
+        return n_rows <= self._most_rows and self._caches(cache) is not None
 
     def in_one(self, states_ND: Float[Tensor, "N D"], run: Pass) -> Tensor:
         """Return the states after all rounds, whose sub-layers these are, and what may halt in them; all rows begin."""

@@ -176,7 +176,7 @@ def knows_norm(norm: nn.Module | None) -> bool:
 
 
 def norm_of(norm: nn.Module | None) -> NormOf | None:
-    """Return a norm that they know."""
+    """Return a norm as kernels know it; None where there is none."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return None
     bias_D = norm.bias if isinstance(norm, nn.LayerNorm) else None

@@ -86,7 +86,7 @@ class CachedKeys:
     Args:
         kv_2RHSK: a buffer, the last dimension contiguous, positions side by side. scale: of the scores.
         n_choices: C, queries of one token by head. seen: which positions are seen; None: see `see`.
-        rows_N: the hypothesis of every query, int64; None: in order. n_beams: hypotheses that share a row.
+        n_beams: hypotheses that share a row.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class CachedKeys:
         n_choices: int = 1,
         *,
         seen: Seen | None = None,
-        rows_N: Tensor | None = None,
         n_beams: int = 1,
     ) -> None:
-        self.kv_2RHSK, self.rows_N, self.seen = kv_2RHSK, rows_N, Seen() if seen is None else seen
+        self.kv_2RHSK, self.seen = kv_2RHSK, Seen() if seen is None else seen
+        self._rows_N: Tensor | None = None
         _, self.n_rows, H, self.room, K = kv_2RHSK.shape
         value, row, head, _, _ = kv_2RHSK.stride()
-        of_search = ctypes.addressof(self.seen.structure), n_beams, address(rows_N)
+        of_search = ctypes.addressof(self.seen.structure), n_beams, None
         self.keys = _Keys(kv_2RHSK.data_ptr(), value, row, head, *of_search, H, K, n_choices, scale)
 
     def see(self, length: int, places_BS: Tensor | None = None, keep_BS: Tensor | None = None) -> CachedKeys:
@@ -111,9 +111,9 @@ class CachedKeys:
         return self
 
     def ask(self, rows_N: Tensor | None) -> None:
-        """Say which hypothesis every query is of."""
-        if self.rows_N is not rows_N:
-            self.rows_N, self.keys.rows = rows_N, address(rows_N)
+        """Say which hypothesis every query is of, int64; None: in order."""
+        if self._rows_N is not rows_N:
+            self._rows_N, self.keys.rows = rows_N, address(rows_N)
 
 
 def few_rows(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:

@@ -128,10 +128,10 @@ static void halt(const Rule *rule, Running *on, Halted *off, float *y, int64_t D
     on->n = n_kept;
 }
 
-/* Put keys and values of halted rows at the new position of the rounds that they take no part in, `n_halted` [n_rounds] rows of each.
- * Only later tokens look at them, so this waits until all rounds have run: the maps are read once. `room`: [n, D]. */
-static void append_halted(const Link *links, int64_t n_links, int64_t n_rounds, const int64_t *n_halted, const Halted *off, float *room,
-                          int64_t D, int64_t n_threads) {
+/* Put keys and values of halted rows at the new position of the rounds that they take no part in, `n_halted` [n_rounds] rows
+ * of each. Only later tokens look at them, so this waits until all rounds have run: the maps are read once. `room`: [n, D]. */
+static void append_halted(const Link *links, int64_t n_links, int64_t n_rounds, const int64_t *n_halted, const Halted *off,
+                          float *room, int64_t D, int64_t n_threads) {
     for (int64_t i = 0; i < n_links && off->n; i++) {
         const Attention *a = links[i].attention;
         if (!a || !a->keys_values.n_out) continue;
@@ -147,11 +147,11 @@ static void append_halted(const Link *links, int64_t n_links, int64_t n_rounds, 
     }
 }
 
-/* Rounds of n rows from x to y [n, D], of `n_links` sub-layers each, whose weights are the same in all rounds, and a last norm. Who has
- * halted is computed no more, but its keys and values are put at the new position of later rounds: later tokens may go
- * deeper, and look at them. What is `added` before the first round is in x. `work`: as of `chain`. */
-void rounds(const Link *all, int64_t n_links, int64_t n_rounds, const Norm *last, const Rule *rule, const float *x, float *y, float *work,
-            int64_t n, int64_t D, int64_t n_threads) {
+/* Rounds of n rows from x to y [n, D], of `n_links` sub-layers each, whose weights are the same in all rounds, and a last
+ * norm. Who has halted is computed no more, but its keys and values are put at the new position of later rounds: later tokens
+ * may go deeper, and look at them. What is `added` before the first round is in x. `work`: as of `chain`. */
+void rounds(const Link *all, int64_t n_links, int64_t n_rounds, const Norm *last, const Rule *rule, const float *x, float *y,
+            float *work, int64_t n, int64_t D, int64_t n_threads) {
     const Norm none = {0};
     float *numbers = malloc(n * (5 * D + 4) * sizeof(float)), *inner = numbers, *shown = inner + n * D;
     float *states = shown + n * D, *mix = states + n * D, *of_row = mix + n * D;

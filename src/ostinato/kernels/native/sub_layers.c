@@ -173,8 +173,8 @@ static const Route *route_of(const Link *link) { return link->attention ? link->
 
 /* Sub-layers one after the other, from x to y [n, D], and a last norm; what is `added` before the first is in x. `work`: room for
  * what the widest one makes, and n D more. */
-void chain(const Link *links, int64_t n_links, const Norm *last, const float *x, const float *shown, float *y, float *work, int64_t n,
-           int64_t D, int64_t n_threads) {
+void chain(const Link *links, int64_t n_links, const Norm *last, const float *x, const float *shown, float *y, float *work,
+           int64_t n, int64_t D, int64_t n_threads) {
     int64_t most_experts = 0, most_chosen = 0;
     for (int64_t i = 0; i < n_links; i++) {
         const Route *r = route_of(links + i);

@@ -40,7 +40,7 @@ typedef struct {
 void few_rows(const Matrix *m, const float *x, float *y, int64_t n, int64_t n_threads);
 const float *entered(const Norm *norm, const float *x, int64_t n, int64_t D, float *room);
 void finish(const Norm *last, const float *x, float *y, int64_t n, int64_t D);
-void chain(const Link *links, int64_t n_links, const Norm *last, const float *x, const float *shown, float *y, float *work, int64_t n,
-           int64_t D, int64_t n_threads);
+void chain(const Link *links, int64_t n_links, const Norm *last, const float *x, const float *shown, float *y, float *work,
+           int64_t n, int64_t D, int64_t n_threads);
 
 #endif
