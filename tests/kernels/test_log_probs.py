@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,13 @@ from hypothesis import strategies as st
 
 from ostinato.kernels import highest, log_probs, native
 from ostinato.training.threads import cpu_threads
+
+MODULE = sys.modules[highest.__module__]
+
+
+def small_blocks(patch: pytest.MonkeyPatch, width: int) -> None:
+    patch.setattr(MODULE, "_BLOCK", width)
+    patch.setattr(MODULE, "_LEAST_IN_BLOCKS", 0)
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
@@ -23,7 +32,8 @@ def test_it_finds_what_ranking_everything_finds(
     with pytest.MonkeyPatch.context() as patch, cpu_threads(1 + seed % 3):
         if not is_compiled:
             patch.setattr(native, "takes", lambda *_: False)
-        values, parts, columns = highest(x[:, None], n, torch.zeros(n_rows, 1), width=width, least=0)
+        small_blocks(patch, width)
+        values, parts, columns = highest(x[:, None], n, torch.zeros(n_rows, 1))
     assert torch.equal(values, x.topk(n, dim=1).values)
     assert torch.equal(x.gather(1, columns), values)
     assert not parts.any()
@@ -85,7 +95,8 @@ def test_what_is_added_to_a_part_counts(
     with pytest.MonkeyPatch.context() as patch, cpu_threads(data.draw(st.integers(1, 3))):
         if not is_compiled:
             patch.setattr(native, "takes", lambda *_: False)
-        values, parts, columns = highest(x.clone(), n, added, width=8, least=0)
+        small_blocks(patch, 8)
+        values, parts, columns = highest(x.clone(), n, added)
     assert torch.equal(values, total.topk(n, dim=1).values)
     assert torch.equal(total.gather(1, parts * n_numbers + columns), values)
     assert int(columns.max()) < n_numbers

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,11 @@ from ostinato.kernels.native import (
     NormOf,
     RouteOf,
     build,
+    calls,
     few_rows,
+    gates,
     library,
+    links,
     read_cache,
 )
 from ostinato.training.threads import cpu_threads
@@ -259,6 +264,55 @@ def test_activations_are_the_exact_ones_and_do_not_depend_on_where_vectors_end(k
             found = chain(given)[:, 31:]
             torch.testing.assert_close(found.double(), activate(x.double(), kind), rtol=3e-7, atol=3e-7)
             assert torch.equal(chain(moved)[:, 31:], found.roll(5, 1))
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [kind for kind in ACTIVATIONS if kind not in GATES])
+def test_what_is_no_number_is_none_behind_an_activation(kind: Any) -> None:
+    up, down = torch.ones(19, 5), torch.ones(5, 19)
+    up[17, 2] = torch.nan
+    x = torch.ones(3, 5)
+    x[1:, 2] = 0.0
+    link = FeedForwardLink(None, kind, is_before=True, up=(up, None), down=(down, None))
+    expected = x + F.linear(activate(F.linear(x, up), kind), down)
+    assert expected.isnan().all()
+    torch.testing.assert_close(Chain([link])(x), expected, equal_nan=True)
+
+
+STRUCTURES = {
+    "sub_layers.h": {"Norm": links._Norm, "Attention": links._Attention, "FeedForward": links._FeedForward}
+    | {"Link": links._Link, "Route": links._Route, "Keys": calls._Keys, "Seen": calls._Seen, "Matrix": calls.MatrixOf},
+    "halting.c": {"Rule": gates._Rule, "StickGate": gates._Stick},
+    "full_attention.c": {"Heads": calls._Heads, "FullAttention": calls._FullAttention},
+    "large_products.c": {"Product": calls._Product, "GroupedProducts": calls._GroupedProducts},
+}
+NUMBERS = {
+    "sub_layers.h": {name.upper(): number for name, number in (links._ACTIVATIONS | links._GATES).items()}
+    | {"TANH": links._TANH, "LAYER_NORM": False, "RMS_NORM": True},
+    "halting.c": {"ENDS": gates._ENDS, "ACT": gates._ACT, "STICK": gates._STICK},
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("source", STRUCTURES)
+def test_structures_and_numbers_are_those_of_the_c_code(source: str, tmp_path: Path) -> None:
+    claims = [f"{name} == {int(number)}" for name, number in NUMBERS.get(source, {}).items()]
+    for name, made in STRUCTURES[source].items():
+        claims.append(f"sizeof({name}) == {ctypes.sizeof(made)}")
+        for field, kind in made._fields_:
+            place = getattr(made, field)
+            claims.append(f"offsetof({name}, {field}) == {place.offset}")
+            claims.append(f"sizeof((({name} *)0)->{field}) == {ctypes.sizeof(kind)}")
+    program = tmp_path / "claims.c"
+
+    def holds(claims: list[str]) -> bool:
+        lines = [f'#include "{build._SOURCES / source}"', *(f'_Static_assert({one}, "");' for one in claims)]
+        program.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        command = [*build._compiler(), "-fsyntax-only", "-march=native", "-fopenmp", "-w", str(program)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    assert not holds([claims[0].replace("==", "!=")])
+    assert holds(claims)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ostinato.kernels import MOST_ROWS, PackedMatrix, packing
 from ostinato.kernels import packed as packed_module
@@ -141,6 +142,16 @@ def test_so_does_autocast(made: list[torch.Size]) -> None:
     x, weight, _ = numbers(4, 3, 5)
     with torch.no_grad(), packing(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert PackedMatrix().product(x, weight).dtype == torch.bfloat16
+    assert not made
+
+
+def test_products_that_are_counted_are_torchs(made: list[torch.Size]) -> None:
+    for n_rows in (4, N_PACKED):
+        x, weight, _ = numbers(n_rows, 3, 5)
+        with torch.no_grad(), packing(), FlopCounterMode(display=False) as counter:
+            PackedMatrix().product(x, weight)
+            assert compiled_packing(x) is None
+        assert counter.get_total_flops() == 2 * n_rows * 3 * 5
     assert not made
 
 

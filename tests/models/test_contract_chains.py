@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -222,6 +223,28 @@ def test_modules_that_somebody_looks_at_are_called(where: str, calls: Counter[st
             handle.remove()
     assert sum(seen.values()) > 0
     assert calls["chains"] > 0
+
+
+def test_a_search_lets_go_of_what_the_one_before_has_cached() -> None:
+    model, batch = small_model(), right_padded([Sentence(None, [1, 3, 4]), Sentence(None, [1, 4, 3])])
+
+    def begun() -> Cache:
+        cache = model.encode(batch)
+        model.step(batch.target.ids_BT, cache)
+        return cache
+
+    def buffers(cache: Cache) -> list[weakref.ref[Tensor]]:
+        return [weakref.ref(kv._kv_2RHSK) for kv in cache.self_kv.values()]
+
+    with torch.no_grad(), packing():
+        cache = begun()
+        for _ in range(2):
+            model.step(torch.tensor([[5], [6]]), cache)
+        before = buffers(cache)
+        del cache
+        after = buffers(begun())
+        assert [held() is None for held in before] == [True, True]
+        assert [held() is None for held in after] == [True, True]
 
 
 def small_model() -> Model:

@@ -190,7 +190,7 @@ class Beams:
         if self._token_scores:
             self._sums_LSK.append(self.log_prob_SK)
         self.last_ids_R1 = ids_SK.reshape(S * K, 1)
-        if ends_SN is not None or self.length in self.limits or (K > 1 and self._may_be_decided()):
+        if ends_SN is not None or self.has_reached_a_limit or (K > 1 and self._may_be_decided()):
             self._mark_stopped(ends_SN)
 
     def continued(self) -> Tensor:
@@ -301,7 +301,7 @@ class Beams:
             is_decided_S = bound_S <= self._best_score_SK[:, self._n_best - 1]
             if self._stopping == "count":
                 is_decided_S |= self._best_score_SK[:, -1] > -torch.inf
-        if self.length in self.limits:
+        if self.has_reached_a_limit:
             is_last_S = self._limit_S <= self.length
             self._take_live(is_last_S & ~self.stopped_S)
             is_decided_S = is_decided_S | is_last_S

@@ -118,7 +118,8 @@ class Evaluable(Protocol):
 def inference(model: Evaluable, *, packs_weights: bool = True) -> Iterator[None]:
     """Put a model in evaluation mode without gradients; afterwards every module has its earlier mode.
 
-    Do not yield from inside: gradients would stay off in the caller's code. The weights must not change.
+    Do not yield from inside: gradients would stay off in the caller's code. The weights must not change, and hooks that
+    are registered inside may not be called.
 
     Args:
         packs_weights: copy weights into the form a CPU multiplies by fastest; see `ostinato.kernels.packed`.

@@ -1,4 +1,8 @@
-"""Matrix products of rows grouped by expert: one plain twin, and backends chosen by a trial run on the device.
+"""What takes the time: matrix products (of experts, too), attention, dropout, loss, and the cached steps of decoding.
+
+Each has a plain twin in torch's operations, and where that pays others, which are chosen by the device or by a trial
+run on it; those in C are in `ostinato.kernels.native`. Here is also what depends on the device, and what is kept in
+memory.
 
 Letters of the shape suffixes: N rows (tokens), K chosen experts a row, M dispatched slots (at most N K), E experts,
 D input width, F output width.

@@ -10,6 +10,11 @@ from torch import Tensor
 
 from ostinato.kernels import native
 
+_BLOCK = 64
+"""Numbers."""
+_LEAST_IN_BLOCKS = 2**15
+"""Numbers of a row from which on it is faster to look at blocks first, about."""
+
 
 def log_probs(logits_NV: Tensor, added_N: Tensor, never: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
     """Return x, `[N, V]`, and c, like `added`, with x + c = added + log softmax(z) of every row's logits z, which are
@@ -29,14 +34,12 @@ def log_probs(logits_NV: Tensor, added_N: Tensor, never: tuple[int, ...] = ()) -
     return x_NV, added_N
 
 
-def highest(
-    x_NPV: Tensor, n: int, added_NP: Tensor, *, width: int = 64, least: int = 2**15
-) -> tuple[Tensor, Tensor, Tensor]:
+def highest(x_NPV: Tensor, n: int, added_NP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the n highest of all x + a of every row, best first, and in which part and column they are, `[N, n]`.
 
-    A CPU with compiled kernels looks at every number once. Elsewhere a row is divided into blocks of `width` numbers.
-    The n highest numbers lie in the n blocks with the highest maxima, so only those blocks are ranked, which is faster
-    from rows of about `least` numbers on. Of equal numbers any is returned. Plain twin: `torch.topk`.
+    A CPU with compiled kernels looks at every number once. Elsewhere a long row is divided into blocks. The n highest
+    numbers lie in the n blocks with the highest maxima, so only those blocks are ranked. Of equal numbers any is
+    returned. Plain twin: `torch.topk`.
 
     Args:
         x_NPV: may be overwritten.
@@ -47,18 +50,18 @@ def highest(
     if 0 < n <= P * V and _are_ours(x_NPV, added_NP):
         return native.highest(x_NPV, n, added_NP.contiguous())
     if P == 1:
-        values_Nn, columns_Nn = _ranked(x_NPV[:, 0], n, width, least)
+        values_Nn, columns_Nn = _ranked(x_NPV[:, 0], n)
         return values_Nn + added_NP, torch.zeros_like(columns_Nn), columns_Nn
-    values_Nn, places_Nn = _ranked(x_NPV.add_(added_NP[:, :, None]).view(N, P * V), n, width, least)
+    values_Nn, places_Nn = _ranked(x_NPV.add_(added_NP[:, :, None]).view(N, P * V), n)
     return values_Nn, places_Nn // V, places_Nn % V
 
 
-def _ranked(x_NM: Tensor, n: int, width: int, least: int) -> tuple[Tensor, Tensor]:
-    M = x_NM.shape[1]
+def _ranked(x_NM: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    M, width = x_NM.shape[1], _BLOCK
     if n == 1:
         return x_NM.max(dim=1, keepdim=True)
     n_blocks = M // width
-    if least > M or n_blocks < 4 * n:
+    if _LEAST_IN_BLOCKS > M or n_blocks < 4 * n:
         return x_NM.topk(n, dim=1)
     within = n_blocks * width
     blocks_NBW = x_NM[:, :within].view(-1, n_blocks, width)

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ostinato.kernels.devices import is_plain_float32
 from ostinato.kernels.native import MOST_ROWS, few_rows, library
 
 _log = logging.getLogger(__name__)
@@ -121,9 +122,7 @@ class PackedMatrix:
 
 
 def _is_plain_float(x: Tensor) -> bool:
-    return (
-        x.is_cpu and x.dtype == torch.float32 and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-    )
+    return not torch.is_grad_enabled() and is_plain_float32(x)
 
 
 def _most_rows(weight_FD: Tensor) -> int:

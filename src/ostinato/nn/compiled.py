@@ -103,12 +103,14 @@ class _Programs(NamedTuple):
     Args:
         plain: its own sub-layers. many, few: for any rows, and for few rows, none of them padding.
         calls: the segments of `few` that are one call; it may run where all of them take the rows.
+        stretches: all that stand for sub-layers.
     """
 
     plain: Program
     many: Program
     few: Program
     calls: Sequence[_Stretch]
+    stretches: Sequence[_Stretch]
 
 
 class CompiledStack:
@@ -116,7 +118,6 @@ class CompiledStack:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._programs: dict[tuple[Any, ...], _Programs] = {}
         self._last: tuple[int | None, Execution, _Programs] | None = None
         self._links: dict[Use, _Link | None] = {}
 
@@ -125,8 +126,13 @@ class CompiledStack:
     ) -> StackOutput:
         """Run T new columns; keys and values are cached where kernels read them, whatever T is."""
         execution = cache.execution or DEFAULT_EXECUTION
-        plain, many, few, calls = self._program(None if cache.n_steps is None else int(cache.n_steps), execution)
+        n_steps = None if cache.n_steps is None else int(cache.n_steps)
+        if self._last is None or self._last[:2] != (n_steps, execution):
+            self._last = n_steps, execution, self._programs(n_steps, execution)
+        plain, many, few, calls, stretches = self._last[2]
         if not cache.self_kv:  # the first step of a search
+            for stretch in stretches:  # what the search before has cached may be as much as this one is about to
+                stretch.forget()
             moves = Moves()
             for segment in plain:
                 for sub_layer in chain.from_iterable(chain.from_iterable(segment.rounds)):
@@ -139,30 +145,21 @@ class CompiledStack:
             program = few if takes else many
         return self._stack.step(embedded_BTE, cache, program, ids_BT=ids_BT)
 
-    def _program(self, n_steps: int | None, execution: Execution) -> _Programs:
+    def _programs(self, n_steps: int | None, execution: Execution) -> _Programs:
         """Return what the stack runs, and what stands for it where one column is new."""
-        if self._last is not None and self._last[:2] == (n_steps, execution):  # the token before was no other
-            return self._last[2]
-        n_rounds = execution.rounds_of(self._stack.plan.stack) if n_steps is None else n_steps
-        rule = execution.halting, execution.halting_threshold, execution.exit, execution.exit_scope
-        how = execution.expert_backend, execution.compaction, execution.paths.get(self._stack.plan.stack)
-        key = n_rounds, *rule, *how
-        if key not in self._programs:
-            plain = self._stack.program(n_steps, execution)
-            find = self._link if execution.expert_backend == "auto" else _no_link
-            gathers = execution.compaction != "never"
-            many = [self._compiled(segment, find) for segment in plain]
-            few, calls = list(many), []
-            for index, (segment, compiled) in enumerate(zip(plain, many, strict=True)):
-                last = self._last_norm(segment) if index == len(plain) - 1 else None
-                part = (self._halting(segment, find, last) if gathers else None) or _whole(compiled, last)
-                if part is not None:
-                    is_normed = last is not None
-                    few[index] = compiled._replace(rule=NoHalting(), in_one=part.in_one, is_normed=is_normed)
-                    calls.append(part)
-            self._programs[key] = _Programs(plain, many, few, calls)
-        self._last = n_steps, execution, self._programs[key]
-        return self._programs[key]
+        plain = self._stack.program(n_steps, execution)
+        find = self._link if execution.expert_backend == "auto" else _no_link
+        gathers = execution.compaction != "never"
+        many = [self._compiled(segment, find) for segment in plain]
+        few, calls = list(many), []
+        for index, (segment, compiled) in enumerate(zip(plain, many, strict=True)):
+            last = self._last_norm(segment) if index == len(plain) - 1 else None
+            part = (self._halting(segment, find, last) if gathers else None) or _whole(compiled, last)
+            if part is not None:
+                few[index] = compiled._replace(rule=NoHalting(), in_one=part.in_one, is_normed=last is not None)
+                calls.append(part)
+        made = chain.from_iterable(step for segment in many for steps in segment.rounds for step in steps)
+        return _Programs(plain, many, few, calls, [*calls, *(one for one in made if isinstance(one, _Stretch))])
 
     def _link(self, sub_layer: SubLayer) -> _Link | None:
         """Return a sub-layer as a part of a call; made once for all rounds that use the same."""
@@ -278,6 +275,16 @@ class _Stretch:
         if self._chain is None:
             return None
         return _Stretch(self._sub_layers, Chain(self._chain.links, last), self._most_rows, (), self._starts)
+
+    def forget(self) -> None:
+        """Hold nothing of a search."""
+        self._in_place = self._self_kv = None
+        self._of_memory, self._memory = (), []
+        if self._chain is not None:
+            self._chain.forget()
+        for part in self._otherwise:
+            if isinstance(part, _Stretch):
+                part.forget()
 
     def takes(self, n_rows: int, cache: Cache) -> bool:
         """Return whether `in_one` takes a new column of so many rows, none of them padding."""

@@ -52,8 +52,8 @@ class KeyValuesInPlace(KeyValues):
     """Keys and values of one step that stay where they were written, however hypotheses move.
 
     Position s of hypothesis b lies in row places[b, s] of a buffer `[2, R, H, room, K]`, beyond the table in row b. To
-    move hypotheses is to move rows of the table: beam search copies neither keys nor values, and the hypotheses of a
-    sentence share those of its prompt. Plain twin: `ostinato.nn.cache.KeyValues`.
+    move hypotheses is to move rows of the table. Keys and values are copied, in order, where the buffer is full (every
+    32 positions) and where hypotheses become more than its rows. Plain twin: `ostinato.nn.cache.KeyValues`.
 
     Args:
         attention: whose they are. moves: of the search.

@@ -84,8 +84,9 @@ class RelativeWindow(RelativePositions):
 class Buckets(RelativePositions):
     """One learned bias per head and bucket of distance (Raffel et al. 2020, section 2.1).
 
-    With n buckets (half of them for keys to the right in a bidirectional stack), distances up to n/2 have a bucket
-    each; beyond, buckets grow with the logarithm of the distance, and all beyond max_distance share the last one.
+    A causal stack has n buckets for its keys to the left, a bidirectional one n = half of them for either side.
+    Distances below n/2 have a bucket each; from there on buckets grow with the logarithm of the distance, and all
+    beyond max_distance share the last one.
     """
 
     needs_bias = True

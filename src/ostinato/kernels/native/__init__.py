@@ -1,5 +1,5 @@
-"""Kernels of ours in C: what cached decoding does at every token; attention of all queries, large
-products and dropout."""
+"""Kernels of ours in C: what cached decoding does at every token, with gates that halt and the choice of the next one;
+attention of all queries, large products, those of experts, and dropout."""
 
 from ostinato.kernels.native.build import described, library
 from ostinato.kernels.native.calls import (

@@ -2,8 +2,9 @@
  *
  *     y = sum_s w_s v_s,   w = softmax(scale q k_s)
  *
- * Keys and values lie in a buffer [2, R, H, room, K] and are never moved: where hypotheses have changed places, `places`
- * [B, n_placed] says in which of the R rows of the buffer position s of hypothesis b lies; later positions lie in row b.
+ * Keys and values lie in a buffer [2, R, H, room, K]. Where hypotheses have changed places they stay, and `places`
+ * [B, n_placed] says in which of the R rows of the buffer position s of hypothesis b lies (as block tables do of paged
+ * attention); later positions lie in row b.
  */
 
 #ifndef OSTINATO_ATTENTION_H

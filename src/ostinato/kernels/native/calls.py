@@ -1,8 +1,9 @@
 """The compiled kernels as functions of tensors: float32, on a CPU.
 
 Nothing here looks at what it is given, or knows autograd: who calls has made sure of types and shapes
-(`ostinato.nn.compiled` in decoding; elsewhere `takes`, and `kernels.attention`, `large_products` and `dropout`, which
-have the plain twins). Structures hold addresses, so every one is kept beside the tensors it points into.
+(`ostinato.nn.compiled`, `kernels.packed` and `log_probs` in decoding; elsewhere `takes`, and `kernels.attention`,
+`large_products`, `grouped_products` and `dropout`, which have the plain twins). Structures hold addresses, so every one
+is kept beside the tensors it points into.
 
 Letters: N rows, B hypotheses or sentences, H heads of width K, G heads of keys, C choices of a token, D, F widths,
 Q queries, S keys.

@@ -19,6 +19,9 @@ MOST_ROWS = 320
 """Rows of one call: for many more, each product may be a call by a packed copy of its weights, which is faster then."""
 
 
+_ENDS, _ACT, _STICK = range(3)
+
+
 class _Rule(ctypes.Structure):
     _fields_ = [
         *(("kind", c_int64), ("ends", c_void_p), ("act", c_void_p), ("stick", c_void_p)),
@@ -40,7 +43,7 @@ class HaltsBy:
     def ends(cls, ends_N: Tensor) -> HaltsBy:
         """Return the rule that every row runs so many rounds, 1 or more."""
         ends_N = ends_N.long().contiguous()
-        return cls(_Rule(0, ends_N.data_ptr()), ends_N, ends_N.shape[0])
+        return cls(_Rule(_ENDS, ends_N.data_ptr()), ends_N, ends_N.shape[0])
 
 
 class ActGate:
@@ -57,7 +60,7 @@ class ActGate:
     def halts(self, threshold: float, *, forces_remainder: bool, interpolates: bool) -> HaltsBy:
         """Return the rule of this gate; see `ostinato.nn.act.Act`."""
         gate = ctypes.addressof(self._map)
-        return HaltsBy(_Rule(1, None, gate, None, threshold, forces_remainder, interpolates), self)
+        return HaltsBy(_Rule(_ACT, None, gate, None, threshold, forces_remainder, interpolates), self)
 
     def enter(
         self, x_ND: Tensor, total_N: Tensor, active_N: Tensor | None, threshold: float, *, is_last: bool
@@ -108,7 +111,7 @@ class StickBreakingGate:
 
     def halts(self, least: float) -> HaltsBy:
         """Return the rule of this gate; `least`: mass to go on with."""
-        return HaltsBy(_Rule(2, None, None, ctypes.addressof(self._gate), least), self)
+        return HaltsBy(_Rule(_STICK, None, None, ctypes.addressof(self._gate), least), self)
 
     @staticmethod
     def takes(states_ND: Tensor) -> bool:

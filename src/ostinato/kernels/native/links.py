@@ -189,6 +189,10 @@ class Chain:
         self._keys: list[CachedKeys | None] = [None] * len(links)
         self._work, self._added = room(0), room(0)
 
+    def forget(self) -> None:
+        """Hold no keys; what is read has to be said anew."""
+        self._keys = [None] * len(self._keys)
+
     def read(self, index: int, keys: CachedKeys) -> None:
         """Say what the attention at this place in the chain reads."""
         if self._keys[index] is not keys:

@@ -33,9 +33,9 @@ typedef struct {
 
 INLINE vec activated(vec x, int activation) {
     const vec low = {0};
-    if (activation == RELU) return pick(x > 0, x, low);
+    if (activation == RELU) return pick(x < 0, low, x); /* what is no number stays none */
     if (activation == GELU) return gelu(x);
-    if (activation == RELU2) return pick(x > 0, x * x, low);
+    if (activation == RELU2) return pick(x < 0, low, x * x);
     if (activation == GELU_TANH) return times_sigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
     if (activation == SILU) return times_sigmoid(x, x);
     if (activation == TANH) {

@@ -135,7 +135,7 @@ static void attention(const Attention *a, const Keys *k, const float *x, const f
         product(read, n, &a->output, mine.first, mine.last, f, D, NO_ACTIVATION);
 }
 
-/* The hidden layer of n rows, some columns of it: `work` [n, F], behind which gates are kept. */
+/* The hidden layer of n rows, some columns of it: `work` [n k, F] (k = 1 without experts), behind which gates are kept. */
 static void hidden_layer(const FeedForward *m, const float *x, const Chosen *chosen, float *work, int64_t n, Share mine) {
     const int64_t F = m->down.n_in, U = m->up.n_out, k = chosen ? m->route->n_chosen : 1;
     const int is_gated = U != F;

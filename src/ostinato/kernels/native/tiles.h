@@ -22,8 +22,9 @@ static __attribute__((noinline, unused)) void store_some(const Lanes *x, int64_t
 
 /* c (+)= a b + bias for one tile: c [rows, columns], a [rows, n], b [n, columns]. Steps of a are 1 along one dimension.
  *
- * `index` says which rows of a they are; NULL: those from a on. `rows` and `columns` may be less than a tile has: the others are neither read of a nor written; b has whole vectors, as
- * many as `vecs`. Where they are constants that fill a tile, the edges cost nothing. */
+ * `index` says which rows of a they are; NULL: those from a on. `rows` and `columns` may be less than a tile has: the others
+ * are neither read of a nor written; b has whole vectors, as many as `vecs`. Where they are constants that fill a tile, the
+ * edges cost nothing. */
 INLINE void tile(int vecs, int rows, int64_t columns, int64_t n, const float *a, const int64_t *index, int64_t a_row,
                  int64_t a_column, const float *b, int64_t b_row, float *c, int64_t c_row, int mode, const float *bias) {
     vec sums[TILE_ROWS][TILE_VECS];

@@ -32,7 +32,6 @@ INLINE void store(float *at, vec value) { *(vec *)at = value; }
 #define KEEP_IN_REGISTER(x)
 #endif
 
-/* Sum of all lanes, by halves. */
 typedef float vec4 __attribute__((vector_size(16), aligned(4)));
 typedef int32_t ivec4 __attribute__((vector_size(16), aligned(4)));
 typedef union {
@@ -51,6 +50,7 @@ INLINE vec4 sum_to_four(vec value) {
     return x.parts[0] + x.parts[1];
 }
 
+/* Sum of all lanes, by halves. */
 INLINE float sum_lanes(vec value) {
     const vec4 x = sum_to_four(value);
     return (x[0] + x[2]) + (x[1] + x[3]);
@@ -63,7 +63,6 @@ INLINE float sum_lanes(vec value) {
 #define PICK(x, y, a, b, c, d) __builtin_shuffle(x, y, (ivec4){a, b, c, d})
 #endif
 
-/* The sums of all lanes of four vectors, each added up as `sum_lanes` does. */
 #if LANES == 16
 #if defined(__clang__)
 #define MIX(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
@@ -76,6 +75,7 @@ INLINE vec pair_of_halves(vec x, vec y) {
            MIX(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
 }
 
+/* The sums of all lanes of four vectors, each added up as `sum_lanes` does. */
 INLINE vec4 four_sums(vec a, vec b, vec c, vec d) {
     const vec ab = pair_of_halves(a, b), cd = pair_of_halves(c, d);
     const vec all = MIX(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
