@@ -202,6 +202,25 @@ def test_a_copy_that_fails_does_not_hide_which_runs_failed(run, file: Path, monk
     assert third.startswith("broken, seed 1 (")
 
 
+def test_whatever_a_library_says_of_a_place_is_one_line_without_the_password(
+    run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
+    url = f"file://me:secret@{file.parent}/copies"
+
+    class OfSomeLibraryError(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OfSomeLibraryError("550 Permission denied")
+
+    monkeypatch.setattr(type(url_to_fs(url)[0]), "put_file", refuse)
+    outcome = run("sweep", file, "--store", file.parent / "store", "--copy-to", url)
+    assert outcome.code == 2
+    shown = url.replace("me:secret@", "")
+    assert outcome.err == f"--copy-to: {shown}: cannot be written: 550 Permission denied\n"
+
+
 def test_lines_typed_at_a_terminal_are_not_split(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for words in (["--jobs", "2"], ["--journal", str(tmp_path / "journal")]):

@@ -263,6 +263,19 @@ def test_progress_is_drawn_on_a_terminal_while_output_goes_elsewhere(run, traine
     written = (tmp_path / "out").read_text(encoding="utf-8")
     assert (drawn.returncode, written.count("\n")) == (1, 31)
     assert "31/31" in shown
+    # What a program writes can be read once, and is not counted before.
+    master, slave = os.openpty()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command[-1] = str(pipe)
+    with (
+        (tmp_path / "piped").open("wb") as out,
+        subprocess.Popen(command, stdout=out, stderr=slave, env=environment) as drawn,
+    ):
+        os.close(slave)
+        pipe.write_bytes(path.read_bytes())
+        assert "31" in read_terminal(master)
+    assert (tmp_path / "piped").read_text(encoding="utf-8") == written
     assert f"{path}, line 31: 'x' is not among" in shown
     piped = run("generate", trained, path)
     assert (piped.out, piped.err.count("\n")) == (written, 1)

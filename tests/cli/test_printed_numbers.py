@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.cli.output import number
+from ostinato.cli.output import json_line, number
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,7 @@ from ostinato.cli.output import number
 )
 def test_numbers_are_short_enough_to_read(value: object, text: str) -> None:
     assert number(value) == text
+
+
+def test_a_line_of_json_has_no_number_that_json_has_not() -> None:
+    assert json_line({"weight": float("nan"), "kept": [1.5, float("inf")]}) == '{"weight": null, "kept": [1.5, null]}'

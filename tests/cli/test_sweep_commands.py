@@ -3,18 +3,23 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ostinato.cli.table import _example_table
 from ostinato.config.files import write_yaml
+from ostinato.config.load import check_settings
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, Problem
+from ostinato.evaluation.stored import Outputs
+from ostinato.experiments.sweep import example_intervals
 from ostinato.experiments.sweep.executors import InProcess
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.measure_checks import measure_problems
+from ostinato.experiments.sweep.runs import PlannedRun
 from ostinato.experiments.sweep.schedule import run_sweep
 from ostinato.tasks.recipes import load_recipe
 
@@ -101,8 +106,9 @@ def test_a_run_that_fails_gives_exit_code_1_and_is_named(run, folder: Path, tmp_
     assert "broken, seed 1: failed: update 1: the loss is" in outcome.out.replace("update 2", "update 1")
 
 
-def test_wrong_seeds_are_refused(run, folder: Path) -> None:
-    outcome = run("sweep", folder / "mine.yaml", "--seeds", "1,1")
+@pytest.mark.parametrize("seeds", ["1,1", "1,01", "1,", "1,-2"])
+def test_wrong_seeds_are_refused(run, folder: Path, seeds: str) -> None:
+    outcome = run("sweep", folder / "mine.yaml", "--seeds", seeds)
     assert outcome.code == 2
     assert "is no list of different numbers such as 1,2,3" in outcome.err
 
@@ -196,6 +202,69 @@ def test_intervals_over_examples_are_of_the_arms_of_a_measure(run, folder: Path)
     assert [line for line in outcome.err.splitlines() if ", dev: " in line] == [
         *("longer, seed 1, dev: 12 outputs decoded", "longer, seed 2, dev: 12 outputs decoded")
     ]
+
+
+def outputs(share_right: float) -> Outputs:
+    """Twelve outputs of which that share is right."""
+    texts = [str(i) for i in range(12)]
+    right = [text if i < share_right * 12 else "none" for i, text in enumerate(texts)]
+    return Outputs(right, texts, texts, Path("p.jsonl"), {})
+
+
+@pytest.fixture
+def half_finished(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """What is found of runs {(arm, seed): share of right outputs} of the sweep, nothing of which is trained."""
+    monkeypatch.setattr(example_intervals, "load", lambda directory, **settings: directory)
+    monkeypatch.setattr(example_intervals, "run_outputs", lambda run, split, access: outputs(float(run.name)))
+
+    def found(shares: dict[tuple[str, int], float]) -> list[dict[str, Any]]:
+        sweep = check_settings(SWEEP | {"name": "s"}, SweepConfig)
+        recipe = load_recipe("digits/transformer")
+        runs = [PlannedRun(*at, f"{at}", recipe, Path(str(share))) for at, share in shares.items()]
+        return example_intervals.example_differences(sweep, runs)
+
+    return found
+
+
+def test_a_difference_over_examples_is_of_the_seeds_that_both_arms_have(half_finished) -> None:
+    # With the seed they share both arms are equally good; the seed that one of them lacks is an easy one.
+    shares = {("base", 1): 0.5, ("base", 2): 1.0, ("longer", 1): 0.5}
+    base, longer = half_finished(shares)
+    assert (base["reference"], base["seeds"], base["score"]["value"]) == (None, [1, 2], 0.75)
+    assert (longer["reference"], longer["seeds"], longer["score"]["value"]) == ("base", [1], 0.5)
+    assert longer["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert (longer["verdict"], longer["seeds_compared"]) == ("no difference shown", [1])
+    _, apart = half_finished({("base", 2): 1.0, ("longer", 1): 0.5})
+    assert (apart["difference"], apart["verdict"], apart["seeds_compared"]) == (None, None, [])
+    _, whole = half_finished(shares | {("longer", 2): 0.5})
+    assert (whole["difference"]["value"], whole["seeds_compared"]) == (-0.25, [1, 2])
+
+
+def test_the_table_over_examples_says_what_is_compared_with_what(run, half_finished) -> None:
+    table = _example_table(half_finished({("base", 1): 0.5, ("base", 2): 1.0, ("longer", 1): 0.5}))
+    assert table is not None
+    columns, body = table
+    assert columns == ["over examples", "arm", "seeds", "examples", "score", "difference to base", "verdict"]
+    assert [line[1:4] for line in body] == [["base", "1, 2", 12], ["longer", "1", 12]]
+    assert body[1][5] == "0 [0, 0]"
+    _, body = _example_table(half_finished({("base", 1): 0.5, ("base", 2): 1.0, ("longer", 1): 0.5, ("longer", 3): 1}))
+    assert (body[1][2], body[1][5]) == ("1, 3", "0 [0, 0] (seeds 1)")
+    _, body = _example_table(half_finished({("base", 2): 1.0, ("longer", 1): 0.5}))
+    assert body[1][5:] == ["no seed of both", ""]
+
+
+def test_the_reference_is_named_where_the_first_arm_has_no_run(run, tmp_path: Path) -> None:
+    third = {"name": "third", "set": {"training": {"n_updates": 4}}}
+    path = tmp_path / "mine.yaml"
+    write_yaml(SWEEP | {"arms": [*SWEEP["arms"][1:], third], "seeds": [1]}, path)
+    run_sweep(load_sweep(path), tmp_path / "store")
+    write_yaml(SWEEP | {"arms": [*SWEEP["arms"], third], "seeds": [1]}, path)
+    outcome = run("table", path, "--store", tmp_path / "store", "--examples")
+    assert outcome.code == 0, outcome.err
+    assert "difference to longer" in outcome.out
+    assert "No run of base, the first arm, is there: differences are to longer.\n" in outcome.out
+    data = json.loads(run("table", path, "--store", tmp_path / "store", "--examples", "--json").out)
+    assert [line["reference"] for line in data["examples"]] == [None, "longer"]
 
 
 def test_plot_writes_figures_beside_the_results(run, folder: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,12 +33,16 @@ from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Wor
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import PredictionWriter, evaluate, workers
 from ostinato.evaluation.journal import Journal
+from ostinato.evaluation.loading import load
 from ostinato.evaluation.passes import Passes
-from ostinato.evaluation.workers import BatchWorker, Jobs, _Workers
+from ostinato.evaluation.workers import BatchWorker, Jobs, ModelSource, _Workers
 from ostinato.models import Seq2Seq
+from ostinato.nn.execution import Execution
+from ostinato.tasks.recipes import load_recipe
 
 GREEDY = DecodingConfig(max_length=12)
 QUESTION = {"weights": "a", "n_steps": None}
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'ostinato[ray]'")
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +264,53 @@ def test_settings_of_ray_without_ray_are_refused() -> None:
             Jobs(n=2, **changes)
 
 
+def run_on(device: str, checkpoint: Path = Path()) -> Any:
+    """Return what is asked of a loaded run whose model is on some device."""
+    model = SimpleNamespace(device=torch.device(device), current_execution=Execution())
+    return SimpleNamespace(recipe=load_recipe("digits/transformer"), checkpoint=checkpoint, model=model)
+
+
+@pytest.mark.parametrize(
+    ("device", "of_workers"), [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")]
+)
+def test_workers_share_the_gpus_unless_another_than_the_first_is_named(device: str, of_workers: str) -> None:
+    assert workers.model_source(run_on(device), 2).device == of_workers
+
+
+def test_a_journal_says_what_does_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = run_on("cpu", tmp_path), []
+
+    @contextmanager
+    def actors(source: ModelSource, n_jobs: int, **_: Any) -> Iterator[BatchRunner]:
+        asked.append(source.device)
+        yield InThisProcess(run.model)
+
+    monkeypatch.setattr(workers, "ray_actors", actors)
+    for n_gpus in (0, 1):
+        with Jobs(2, "ray", n_gpus=n_gpus, journal=tmp_path / f"{n_gpus}").runner(run):
+            pass
+    devices = [json.loads((tmp_path / name).read_text())["question"]["device"] for name in "01"]
+    assert devices == asked == ["cpu", "cuda"]
+    with Jobs(1, journal=tmp_path / "0").runner(run):
+        pass
+
+
+@needs_ray
+@pytest.mark.slow
+def test_actors_that_would_wait_for_gpus_for_ever_are_refused(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    with (
+        pytest.raises(ConfigError, match=r"--executor ray: 2 jobs take, each, 1 GPUs, this Ray has \d: a cluster"),
+        Jobs(2, "ray", n_gpus=1).runner(load(run_directory)),
+    ):
+        pass
+    assert not ray.is_initialized()
+
+
 @pytest.fixture(scope="module")
 def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workers") / "run"
@@ -275,7 +327,6 @@ def ostinato(*words: str) -> str:
     return found.stdout
 
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'ostinato[ray]'")
 WAYS = [["--jobs", "2"], pytest.param(["--jobs", "2", "--executor", "ray"], marks=needs_ray)]
 
 

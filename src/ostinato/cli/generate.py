@@ -35,6 +35,7 @@ from ostinato.cli.options import (
 from ostinato.cli.output import json_line, print_line, print_stderr, progress_bar
 from ostinato.cli.results import TUNED, describe_average
 from ostinato.errors import DataError
+from ostinato.system_errors import kind_of
 
 if TYPE_CHECKING:
     from ostinato.data.inputs import Input, InputReader
@@ -177,7 +178,7 @@ def generate(
         progress_bar("lines", is_drawn) as (set_total, advance),
         workers.runner(loaded, **question) as runner,
     ):
-        if is_drawn and paths:
+        if is_drawn and paths and not any(map(kind_of, paths)):  # a FIFO can be read once
             set_total(sum(1 for _ in reader.read(paths)))
         inputs, texts = tee(reader.read(paths, sys.stdin.buffer))
         outputs = loaded.stream(texts, n_steps=n_steps, window=window, on_progress=advance, runner=runner, **decoding)

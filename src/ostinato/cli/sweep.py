@@ -121,7 +121,7 @@ def sweep(
         print_json(rows)
         return
     if copies is not None:
-        print_line(f"copied to {copies.url}: {n_copied} runs")
+        print_line(f"copied to {copies.name}: {n_copied} runs")
     if remote is not None:
         print_line(f"published: {remote.name}")
     print_line(f"results: {results_folder(chosen, store) / 'results.jsonl'}")
@@ -136,14 +136,15 @@ def with_seeds(sweep: SweepConfig, seeds: str | None) -> SweepConfig:
     if seeds is None:
         return sweep
     parts = [part.strip() for part in seeds.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    if len(set(numbers)) < len(parts):
         raise typer.BadParameter(f"{seeds!r} is no list of different numbers such as 1,2,3", param_hint="--seeds")
     arms = [arm.model_copy(update={"seeds": None}) for arm in sweep.arms]
-    listed = "-".join(parts)
+    listed = "-".join(map(str, numbers))
     if len(listed) > _LONGEST_LIST:  # names of folders have an end
-        listed = f"{len(parts)}-{hashlib.sha256(listed.encode()).hexdigest()[:8]}"
+        listed = f"{len(numbers)}-{hashlib.sha256(listed.encode()).hexdigest()[:8]}"
     name = f"{sweep.name}-seeds-{listed}"
-    return sweep.model_copy(update={"name": name, "seeds": [int(part) for part in parts], "arms": arms})
+    return sweep.model_copy(update={"name": name, "seeds": numbers, "arms": arms})
 
 
 def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None:

@@ -72,10 +72,13 @@ def resources(n_cpus: float, n_gpus: float) -> dict[str, Any]:
     return {"num_cpus": n_cpus, "num_gpus": n_gpus, **hidden}
 
 
-def check_fits(ray: Any, address: str | None, n_cpus: float, n_gpus: float) -> None:
+def check_fits(ray: Any, address: str | None, n_cpus: float, n_gpus: float, n_jobs: int = 1) -> None:
     """Refuse what a Ray of this process' own will never have, which would wait for it without a word.
 
     A cluster may grow, so that there everything is waited for.
+
+    Args:
+        n_cpus, n_gpus: of a job. n_jobs: that are there at once.
 
     Raises:
         ConfigError: it has too few CPUs or GPUs.
@@ -84,10 +87,12 @@ def check_fits(ray: Any, address: str | None, n_cpus: float, n_gpus: float) -> N
         return
     there = ray.cluster_resources()
     for name, asked, cure in (("CPU", n_cpus, "--workers or fewer --threads"), ("GPU", n_gpus, "a cluster: --address")):
-        if asked > there.get(name, 0):
-            raise ConfigError(
-                f"--executor ray: a job takes {asked:g} {name}s, this Ray has {there.get(name, 0):g}: {cure}"
-            )
+        has = there.get(name, 0)
+        # A part is a part of one GPU: of two GPUs two jobs can have 0.6 each, and not three.
+        n_fit = has // asked if asked >= 1 else has * int(1 / asked + 1e-9) if asked else n_jobs
+        if n_fit < n_jobs:
+            jobs = "a job takes" if n_jobs == 1 else f"{n_jobs} jobs take, each,"
+            raise ConfigError(f"--executor ray: {jobs} {asked:g} {name}s, this Ray has {has:g}: {cure}")
 
 
 def _check_answers(address: str) -> None:

@@ -121,13 +121,17 @@ def _is_journal(head: bytes) -> bool:
     return head.startswith(b'{"journal":')
 
 
-def question_of(run: LoadedRun, **settings: Any) -> dict[str, Any]:
-    """Return what the results of a run's batches depend on: its weights, how it runs, and the settings of the work."""
+def question_of(run: LoadedRun, device: str, **settings: Any) -> dict[str, Any]:
+    """Return what the results of a run's batches depend on: its weights, how it runs, and the settings of the work.
+
+    Args:
+        device: the kind of device that does the batches.
+    """
     return {
         "version": __version__,
         "weights": sha256_of_all(sorted(run.checkpoint.glob("model*"))),
         "execution": repr(run.model.current_execution),
-        "device": run.model.device.type,
+        "device": device,
         "decoding": run.recipe.decoding.model_dump(mode="json"),
         **settings,
     }

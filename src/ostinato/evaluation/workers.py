@@ -95,8 +95,9 @@ class _Workers:
 def model_source(run: LoadedRun, n_jobs: int) -> ModelSource:
     """Return what workers need to do what a loaded run does; they share out this process's CPU threads."""
     share = max(1, torch.get_num_threads() // n_jobs)
-    device, packs_weights = run.model.device.type, run.recipe.decoding.pack_weights
-    return ModelSource(run.checkpoint.absolute(), device, run.model.current_execution, packs_weights, share)
+    device, packs_weights = run.model.device, run.recipe.decoding.pack_weights
+    name = str(device) if device.index else device.type  # all on a GPU that was named; from the first on they share
+    return ModelSource(run.checkpoint.absolute(), name, run.model.current_execution, packs_weights, share)
 
 
 @contextmanager
@@ -144,17 +145,16 @@ def ray_actors(
     """Yield a runner of so many actors of Ray. One whose node dies is started on another, and does its batches again.
 
     Args:
-        source: its checkpoint is in a folder that all nodes see. address: see `ostinato.cluster.ray_connection`.
+        source: its checkpoint is in a folder that all nodes see, its device one that actors have.
+        address: see `ostinato.cluster.ray_connection`.
         n_gpus: of every actor.
 
     Raises:
-        ConfigError: Ray is not installed, or does not answer. WorkerDiedError: inside, where an actor died too often.
+        ConfigError: Ray is not installed, does not answer, or will never have what they take.
+        WorkerDiedError: inside, where an actor died too often.
     """
     ray, disconnect = connect(address, n_jobs * source.n_threads)
-    check_fits(ray, address, source.n_threads, n_gpus)
-    kind = ray.remote(max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(BatchWorker)
-    source = replace(source, device="cuda" if n_gpus else "cpu")
-    actors = [kind.options(**resources(source.n_threads, n_gpus)).remote(source) for _ in range(n_jobs)]
+    actors: list[Any] = []
     under_way = [0] * n_jobs
 
     def send(sent: bytes) -> Future[str]:
@@ -165,6 +165,9 @@ def ray_actors(
         return future
 
     try:
+        check_fits(ray, address, source.n_threads, n_gpus, n_jobs)
+        kind = ray.remote(max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(BatchWorker)
+        actors += [kind.options(**resources(source.n_threads, n_gpus)).remote(source) for _ in range(n_jobs)]
         yield _Workers(n_jobs, send)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
@@ -208,11 +211,14 @@ class Jobs:
         """
         with ExitStack() as stack:
             runner: BatchRunner = InThisProcess(run.model)
+            source = model_source(run, self.n)
             if self.executor == "ray":
-                actors = ray_actors(model_source(run, self.n), self.n, address=self.address, n_gpus=self.n_gpus)
+                source = replace(source, device="cuda" if self.n_gpus else "cpu")
+                actors = ray_actors(source, self.n, address=self.address, n_gpus=self.n_gpus)
                 runner = stack.enter_context(actors)
             elif self.n > 1:
-                runner = stack.enter_context(processes(model_source(run, self.n), self.n))
+                runner = stack.enter_context(processes(source, self.n))
             if self.journal is not None:
-                runner = stack.enter_context(Journal(self.journal, question_of(run, **settings), runner))
+                question = question_of(run, source.device.partition(":")[0], **settings)
+                runner = stack.enter_context(Journal(self.journal, question, runner))
             yield runner

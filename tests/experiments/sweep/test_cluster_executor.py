@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from ostinato.cluster.ray_connection import check_fits, resources
 from ostinato.errors import ConfigError
 from ostinato.experiments.sweep import cluster_executor, locks, ray_cluster
 from ostinato.experiments.sweep.choose import ExecutorChoice
-from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor, attempt_on_node
+from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor, EventFile, attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.experiments.sweep.locks import LOCKS, BusyError, run_lock
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep
@@ -120,7 +122,9 @@ def test_what_a_node_writes_is_passed_on_as_it_comes_and_half_a_line_waits(tmp_p
     task.events.write_bytes(lines[0] + lines[1][:9])
     assert executor.collect(found.append, timeout=0) is None
     assert found == events[:1]
-    task.events.write_bytes(b"".join(lines))
+    # A line whose writer died is not ended before the next one's, and neither is an event.
+    torn = lines[1] + lines[1][:9] + lines[2]
+    task.events.write_bytes(lines[0] + torn + lines[2])
     result = executor.collect(found.append)
     assert result is not None
     assert (result.status, result.job) == ("done", a_job(tmp_path))
@@ -142,6 +146,63 @@ def test_a_job_whose_node_dies_is_started_again_and_named_when_it_dies_too_often
     result = executor.collect(events.append)
     assert result is not None
     assert (result.status, result.reason) == ("died", "the node is gone (started 2 times)")
+
+
+class FullCluster(FakeCluster):
+    """Refuses a job while `is_full` says so."""
+
+    def __init__(self, is_full: Callable[[FullCluster], bool]) -> None:
+        super().__init__(ended_well)
+        self.is_full, self.n_refused = is_full, 0
+
+    def start(self, job: Job, events: Path) -> FakeTask:
+        if self.is_full(self):
+            self.n_refused += 1
+            raise ConfigError("QOSMaxSubmitJobPerUserLimit")
+        return super().start(job, events)
+
+    @property
+    def n_going(self) -> int:
+        return sum(task.looks < 2 for task in self.tasks)
+
+
+def test_a_job_that_a_full_cluster_refuses_waits_until_others_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_executor, "_REFUSED_AGAIN_S", 0.0005)
+    cluster = FullCluster(lambda cluster: cluster.n_going == 2)
+    executor = ClusterExecutor(cluster)
+    for name in "abcde":
+        executor.submit(a_job(tmp_path, name))
+    ended = [executor.collect(lambda event: None) for _ in range(5)]
+    assert sorted(result.job.name for result in ended if result is not None and result.status == "done") == [*"abcde"]
+    assert cluster.n_refused > 2
+    assert not list((tmp_path / EVENTS).iterdir())
+
+
+def test_jobs_that_are_refused_again_and_again_have_failed_and_the_others_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_executor, "_REFUSED_AGAIN_S", 0.0005)
+    cluster = FullCluster(lambda cluster: len(cluster.tasks) == 2)
+    executor = ClusterExecutor(cluster)
+    for name in "abcd":
+        executor.submit(a_job(tmp_path, name))
+    ended = [executor.collect(lambda event: None) for _ in range(4)]
+    found = sorted((result.job.name, result.status, result.reason) for result in ended if result is not None)
+    refused = ("failed", "QOSMaxSubmitJobPerUserLimit")
+    assert found == [("a", "done", ""), ("b", "done", ""), ("c", *refused), ("d", *refused)]
+
+
+def test_a_job_that_goes_on_when_nobody_reads_its_events_makes_no_file(tmp_path: Path) -> None:
+    file = EventFile(tmp_path / EVENTS / "one.jsonl")
+    file.make()
+    file.append(Event("one", "start", 0, "begins"))
+    file.append(Event("one", "update", 1, "goes on"))
+    assert file.read(0).count(b"\n") == 2
+    file.remove()
+    file.append(Event("one", "update", 2, "goes on"))
+    assert not list((tmp_path / EVENTS).iterdir())
 
 
 def test_a_run_that_another_process_has_is_not_tried_again_at_once(tmp_path: Path) -> None:
@@ -188,6 +249,7 @@ def test_a_node_says_what_it_lacks(tmp_path: Path) -> None:
         ({"name": "ray", "slurm": ("a=1",)}, "--slurm: belongs to --executor slurm, not to ray"),
         ({"name": "local", "n_gpus": 1}, "--gpus: belongs to --executor ray or slurm, not to local"),
         ({"name": "slurm", "n_gpus": 0.5}, "--gpus: 0.5 is no whole number, as SLURM needs"),
+        ({"name": "slurm", "n_gpus": math.inf}, "--gpus: inf is no whole number, as SLURM needs"),
     ],
 )
 def test_settings_of_another_executor_are_refused(settings: dict[str, object], message: str) -> None:
@@ -289,6 +351,22 @@ def test_what_a_ray_of_our_own_will_never_have_is_refused(n_cpus: int, n_gpus: f
     assert str(error.value) == message
     check_fits(Ray(), None, 1, 0)
     check_fits(Ray(), "10.0.0.1:6379", n_cpus, n_gpus)  # a cluster may grow
+
+
+@pytest.mark.parametrize(
+    ("n_jobs", "n_gpus", "fits"),
+    [
+        *[(2, 1, True), (3, 1, False), (1, 2, True), (2, 2, False), (99, 0, True)],
+        *[(4, 0.5, True), (5, 0.5, False), (2, 0.6, True), (3, 0.6, False), (20, 0.1, True), (21, 0.1, False)],
+    ],
+)
+def test_jobs_that_are_there_at_once_need_their_gpus_at_once(n_jobs: int, n_gpus: float, fits: bool) -> None:
+    class Ray:
+        def cluster_resources(self) -> dict[str, float]:
+            return {"CPU": 99.0, "GPU": 2.0}
+
+    with nullcontext() if fits else pytest.raises(ConfigError, match=f"{n_jobs} jobs take, each, {n_gpus:g} GPUs"):
+        check_fits(Ray(), None, 1, n_gpus, n_jobs)
 
 
 def test_a_job_of_ray_has_its_cpus_and_gpus_and_without_gpus_sees_none(

@@ -458,3 +458,25 @@ def test_an_address_that_cannot_be_used_is_one_line_without_passwords(address: s
     assert "\n" not in str(caught.value)
     assert "secret" not in str(working_folder(address))
     assert working_folder(address) == working_folder(f"{address}/")
+
+
+def test_a_checkpoint_that_was_pruned_after_a_kill_is_deleted_there_too(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = first_run(longer_sweep(), url)
+    published = RemoteStore.publish
+
+    def killed(remote: RemoteStore, directory: Path) -> None:
+        published(remote, directory)
+        if RunDirectory(directory).last_update() == 6:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteStore, "publish", killed)
+        with pytest.raises(Killed):
+            attempt(job_of(run, url), lambda event: None)
+    there = RemoteStore(url)
+    assert any("update-000006" in name for name in there._names(run.directory.name))
+    assert attempt(job_of(run, url), lambda event: None).status == "done"
+    here = {path.relative_to(run.directory).as_posix() for path in run.directory.glob("checkpoints/update-*/*")}
+    assert here == {name for name in there._names(run.directory.name) if name.startswith("checkpoints/update-")}

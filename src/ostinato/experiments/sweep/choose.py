@@ -44,7 +44,7 @@ class ExecutorChoice:
         ):
             if given and self.name not in only:
                 raise ConfigError(f"{option}: belongs to --executor {' or '.join(only)}, not to {self.name}")
-        if self.name == "slurm" and self.n_gpus != int(self.n_gpus):
+        if self.name == "slurm" and not float(self.n_gpus).is_integer():
             raise ConfigError(f"--gpus: {self.n_gpus} is no whole number, as SLURM needs")
 
     def make(self, store: Path) -> Executor:

@@ -8,6 +8,7 @@ started again; the run goes on from its last checkpoint, under the same lock and
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import secrets
@@ -31,6 +32,8 @@ _PUBLISH_EVERY_S = 3.0
 """Seconds between two writes of events at an address, and between two looks at them."""
 _BUSY_AGAIN_S = 30.0
 """A node that was cut off may hold a lock for some time, and every try is a job of the cluster."""
+_REFUSED_AGAIN_S = 30.0
+"""Seconds until a cluster is asked again that has refused a job: its queue may be full, or its master be away."""
 N_RETRIES = 2
 
 
@@ -55,7 +58,11 @@ class Cluster(Protocol):
     """Does jobs on its nodes, by `attempt_on_node`."""
 
     def start(self, job: Job, events: Path) -> ClusterTask:
-        """Take a job; return at once."""
+        """Take a job; return at once.
+
+        Raises:
+            OstinatoError: it is refused.
+        """
 
     def stop(self) -> None:
         """Called last, when all tasks have ended or were cancelled."""
@@ -106,7 +113,8 @@ class EventFile:
         """Write an event; at an address every few seconds, and of updates in between only the last one."""
         line = json.dumps(asdict(event)).encode() + b"\n"
         if self._remote is None:
-            with self.path.open("ab") as file:
+            with suppress(FileNotFoundError), self.path.open("r+b") as file:  # not made anew: nobody reads it any more
+                file.seek(0, os.SEEK_END)
                 file.write(line)
             return
         if event.kind == "update":
@@ -154,13 +162,19 @@ class _Going:
         for line in self.events.read(self.n_read, is_last=is_last).splitlines(keepends=True):
             if line.endswith(b"\n"):
                 self.n_read += len(line)
-                event = Event(**json.loads(line))
+                try:
+                    event = Event(**json.loads(line))
+                except (TypeError, ValueError):  # its writer died in it, and the next one went on behind it
+                    continue
                 self.update = event.update
                 on_event(event)
 
 
 class ClusterExecutor:
     """An `Executor` that gives its jobs to a cluster.
+
+    Where the cluster refuses the very first job, settings are wrong: an error. Later it may be full: a job waits until
+    others have ended, and has failed where it is refused more than `n_retries` times on end when none is going on.
 
     Args:
         most: jobs that the cluster has at once; None: all. n_retries: how often a job is started again whose node died.
@@ -170,6 +184,11 @@ class ClusterExecutor:
         self.cluster, self.most, self.n_retries = cluster, most, n_retries
         self._waiting: deque[tuple[Job, int]] = deque()
         self._going: list[_Going] = []
+        self._has_started = False
+        self._start_after = -math.inf
+        self._n_refused = 0
+        """On end, when nothing was going on."""
+        self._given_up: deque[JobResult] = deque()
 
     def submit(self, job: Job) -> None:
         """Take a job."""
@@ -181,6 +200,8 @@ class ClusterExecutor:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._start_waiting()
+            if self._given_up:
+                return self._given_up.popleft()
             for going in list(self._going):
                 is_done = going.task.done()  # before its events: what it wrote last is read, too
                 going.pass_events(on_event, is_last=is_done)
@@ -202,13 +223,31 @@ class ClusterExecutor:
         self.cluster.stop()
 
     def _start_waiting(self) -> None:
-        while self._waiting and (self.most is None or len(self._going) < self.most):
+        while (
+            self._waiting
+            and (self.most is None or len(self._going) < self.most)
+            and time.monotonic() >= self._start_after
+        ):
             job, n_started = self._waiting.popleft()
             job_there = replace(job, directory=job.directory.absolute())
             path = job_there.directory.parent / EVENTS / f"{job.directory.name}-{secrets.token_hex(4)}.jsonl"
             events = EventFile(path, None if job.remote is None else RemoteStore(job.remote))
             events.make()
-            self._going.append(_Going(job, self.cluster.start(job_there, path), events, n_started + 1))
+            try:
+                task = self.cluster.start(job_there, path)
+            except OstinatoError as error:
+                events.remove()
+                if not self._has_started:
+                    raise
+                self._n_refused += not self._going
+                if self._n_refused > self.n_retries:
+                    self._given_up.append(JobResult(job, "failed", str(error)))
+                else:
+                    self._waiting.append((job, n_started))
+                    self._start_after = time.monotonic() + _REFUSED_AGAIN_S
+                continue
+            self._has_started, self._n_refused = True, 0
+            self._going.append(_Going(job, task, events, n_started + 1))
 
     def _end(self, going: _Going, on_event: TakeEvent) -> JobResult | None:
         """Return how a job that is done has ended; None where it is started again."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ostinato.config.sweep import SweepConfig
-from ostinato.errors import ConfigError, on_one_line
-from ostinato.experiments.sweep.remote import open_place
+from ostinato.errors import ConfigError, OstinatoError, on_one_line
+from ostinato.experiments.sweep.remote import open_place, without_password
 from ostinato.experiments.sweep.rows import RESULTS, TIMINGS, results_folder
 from ostinato.experiments.sweep.runs import PlannedRun
 
@@ -23,7 +23,7 @@ class Copies:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.name = without_password(url)
         self._files, self._root = open_place(url, "--copy-to")
 
     def write(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> int:
@@ -50,8 +50,11 @@ class Copies:
             for name in (TIMINGS, RESULTS):
                 for path in folder.rglob(name):  # also those of earlier sweeps of this name
                     self._put(path, path.relative_to(store).as_posix())
-        except (OSError, ImportError, ValueError) as error:
-            raise ConfigError(f"--copy-to: {self.url}: cannot be written: {on_one_line(error)}") from error
+        except OstinatoError:
+            raise
+        except Exception as error:  # of some library, or of the network: there is no common base
+            reason = on_one_line(error) or type(error).__name__
+            raise ConfigError(f"--copy-to: {self.name}: cannot be written: {reason}") from error
         return n_copied
 
     def _put(self, path: Path, name: str) -> None:

@@ -33,6 +33,7 @@ from ostinato.training.rundir import RunDirectory
 _LAST = "checkpoints/last.json"
 _POINTERS = ("recipe.yaml", _LAST, "checkpoints/best.json")
 """Files of a run that say that others are there."""
+_CHECKPOINT = "checkpoints/update-"
 _RESULTS, _STORE = "results.json", "store.json"
 _WEIGHTS, _PART = ".safetensors", ".part"
 
@@ -164,6 +165,11 @@ class RemoteStore:
             raise BusyError(f"{self.name}/{directory.name}: another process has taken the run over")
         files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         here = {path.relative_to(directory).as_posix(): path for path in files}
+        before = [name for name in self._published if name.startswith(f"{directory.name}/")]
+        if not before and _has_weights(directory):  # an earlier process of this machine has published it
+            with self._named("read"):
+                names = self._names(directory.name)
+            before = [f"{directory.name}/{name}" for name in names if name.startswith(_CHECKPOINT)]
         with self._named("written"):
             for name in sorted(here, key=lambda name: (name == _RESULTS, name in _POINTERS)):
                 place = f"{directory.name}/{name}"
@@ -175,10 +181,10 @@ class RemoteStore:
                     continue  # more was measured of a run that was finished before
                 self._put(here[name], place)
             # Only what was here: weights that were never fetched stay.
-            for name in [name for name in self._published if name.startswith(f"{directory.name}/")]:
+            for name in before:
                 if name.partition("/")[2] not in here:
                     self._remove(name)
-                    del self._published[name]
+                    self._published.pop(name, None)
 
     def publish_results(self, folder: Path, store: Path) -> None:
         """Copy the results of a sweep, and those of earlier sweeps of its name.
