@@ -479,6 +479,23 @@ def test_whole_files_of_any_kinds_are_packed_together(tmp_path: Path) -> None:
     assert make_pack(files, JOINT, n_processes=1).n_texts == 2
 
 
+def test_what_has_a_name_of_its_own_may_be_of_another_kind(tmp_path: Path) -> None:
+    text = write_lines(tmp_path / "a.txt", ["a b"])
+    records = write_json_lines(tmp_path / "b.jsonl", [{"text": "c"}])
+    pack = make_pack(source_of(text, records, origin_column="set", column="set"), JOINT, n_processes=1)
+    assert (pack.n_texts, pack.n_tokens) == (2, 3 + 2)
+
+
+def test_the_sample_of_compressed_text_is_no_larger(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    drawn = np.random.default_rng(0).choice(list("abcdefgh"), (3000, 3))
+    path.write_bytes(gzip.compress("".join(" ".join(words) + "\n" for words in drawn).encode()))
+    files = source_of(path)
+    n_bytes = 2 * files.n_bytes
+    assert files.n_bytes < n_bytes < files.n_bytes_of_text
+    assert n_bytes // 5 <= len(list(sample(files, n_bytes))) <= n_bytes // 5 + 1
+
+
 def test_large_vocabularies_have_wide_ids(tmp_path: Path) -> None:
     many = SymbolTokenizer("words", [f"w{n}" for n in range(70_000)])
     path = write_lines(tmp_path / "a.txt", ["w69999 w0"])

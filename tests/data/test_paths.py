@@ -49,8 +49,27 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> Non
 
 
 def test_short_names_are_those_of_files_or_of_folders(folder: Path) -> None:
-    given = [folder / "a.txt", folder, folder / "*.txt", folder / "deep" / "**" / "x*", "nowhere/x.tar.gz", "*.txt"]
-    assert [name_of(one) for one in given] == ["a", "texts", "texts", "deep", "x", "*.txt"]
+    given = [folder / "a.txt", folder, folder / "*.txt", folder / "deep" / "**" / "x*", "nowhere/x.tar.gz"]
+    assert [name_of(one) for one in given] == ["a", "texts", "texts", "deep", "x"]
+
+
+def test_a_name_does_not_change_when_a_path_becomes_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for given in ("*.txt", "**/*.txt", ".", "deep", "deep/*", "a.txt"):
+        assert name_of(given) == name_of(Path(given).absolute()), given
+    assert [name_of(one) for one in ("*.txt", ".", "deep/*")] == ["texts", "texts", "deep"]
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_a_folder(tmp_path: Path) -> None:
+    inside = tmp_path / "exp[1]"
+    inside.mkdir()
+    (tmp_path / "exp1").mkdir()
+    for place in (inside, tmp_path / "exp1"):
+        (place / "a.txt").write_text(f"of {place.name}\n", encoding="utf-8")
+    assert texts(str(inside / "*.txt")) == ["of exp[1]"]
+    assert name_of(inside / "*.txt") == "exp[1]"
+    with pytest.raises(DataError, match=r"b\.txt: no such file; the nearest name there is a\.txt"):
+        texts(str(inside / "b.txt"))
 
 
 def test_a_pattern_without_files_and_an_empty_folder_are_named_with_their_setting(folder: Path) -> None:

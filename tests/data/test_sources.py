@@ -134,6 +134,12 @@ def test_csv_is_read_as_rfc_4180_says(tmp_path: Path, name: str) -> None:
     assert next(iter(read_examples(path, numbers))) == Example("id", "source", {"1": "target"})
 
 
+def test_a_cell_of_csv_may_be_a_whole_book(tmp_path: Path) -> None:
+    text = "a line, and another\n" * 20_000
+    path = write(tmp_path / "a.csv", f'source,target\na,"{text}"\n')
+    assert next(iter(read_examples(path, DATA))).target == text
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -205,6 +211,10 @@ def test_damaged_gzip_files_are_named(tmp_path: Path) -> None:
     whole = gzip.compress(b'{"source": "a", "target": "b"}\n' * 5000)
     path = write(tmp_path / "a.jsonl.gz", whole[:-40])
     assert error_of(path).startswith(f"{path}: the gzip file is cut off after line ")
+    for name in ("a.jsonl.gz", "a.jsonl.zst"):  # the disk was full
+        assert f"{name}: is cut off, it has no bytes: fetch or compress it again" in error_of(
+            write(tmp_path / name, b"")
+        )
     write(tmp_path / "a.jsonl.gz", b'{"source": "a"}')
     assert "not a sound gzip file after line 0" in error_of(path)
     broken = bytearray(whole)

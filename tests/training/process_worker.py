@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from ostinato.errors import TrainingError
 from ostinato.models import losses
 from ostinato.training import parallel, train
+from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.processes import Processes
 from ostinato.training.session import Session
 
@@ -93,6 +95,33 @@ def diverge(folder: Path, processes: Processes) -> None:
     losses.label_smoothed_loss = original
 
 
+def save_slowly(folder: Path, processes: Processes) -> None:
+    """Train; note in the last process, where an update begins, which checkpoints the first one has not saved yet."""
+    save, missing, n_looked = Checkpoints.save, list[int](), 0
+
+    def late(checkpoints: Checkpoints, *state: Any) -> Path:
+        directory = save(checkpoints, *state)
+        time.sleep(0.3)
+        (folder / f"saved-{state[2].update}").touch()
+        return directory
+
+    def look(session: Session) -> Any:
+        nonlocal n_looked
+        update = session.progress.update
+        if update and update % session.config.save_every == 0:
+            n_looked += 1
+            missing.extend([] if (folder / f"saved-{update}").exists() else [update])
+        return _ONE_UPDATE(session)
+
+    Checkpoints.save = late  # type: ignore[method-assign]
+    if not processes.is_main:
+        Session._update = look  # type: ignore[method-assign]
+    train(tiny_recipe(folder / "data", n_updates=4, save_every=2, evaluate_every=4), folder / "slow")
+    Checkpoints.save, Session._update = save, _ONE_UPDATE  # type: ignore[method-assign]
+    if not processes.is_main:
+        (folder / "not-saved.json").write_text(json.dumps([n_looked, missing]))
+
+
 def fail(folder: Path, processes: Processes) -> None:
     """Train; in an update the last process runs out of memory."""
 
@@ -128,6 +157,7 @@ def main() -> None:
     processes.barrier()
     do_runs(folder, processes)
     diverge(folder, processes)
+    save_slowly(folder, processes)
     fail(folder, processes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from typing import Any
 
 import pytest
@@ -79,6 +80,17 @@ def test_a_process_that_knows_only_how_many_there_are_is_told_what_is_missing(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("process 1: environment variable WORLD_SIZE is '2': MASTER_ADDR")
+
+
+def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=rf"MASTER_PORT is '{port}': another program has this port"):
+            Processes.from_environment()
 
 
 def test_several_processes_are_refused_a_device_that_they_cannot_talk_from() -> None:

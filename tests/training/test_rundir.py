@@ -14,7 +14,7 @@ from ostinato.config.load import check_recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
-from ostinato.training.prepare import prepare
+from ostinato.training.prepare import _absolute_paths, prepare
 from ostinato.training.records import Records
 from ostinato.training.rundir import RunDirectory, versions
 
@@ -59,6 +59,20 @@ def test_relative_paths_of_data_become_absolute(tmp_path: Path, monkeypatch: pyt
     run.open(resume=False)
     prepared = prepare(check_recipe(settings), run, False, None)
     assert prepared.recipe.data.train == str(tmp_path / "train.jsonl")
+
+
+def test_relative_paths_of_data_sets_become_absolute_and_names_of_a_hub_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved").mkdir()
+    settings = tiny_recipe(tmp_path).model_dump(mode="json")
+    settings["data"]["train"] = {"hf": "saved", "split": "train"}
+    settings["data"]["test"] = {"one": {"hf": "owner/name", "split": "test"}, "other": ["a.jsonl", "b.jsonl"]}
+    found = _absolute_paths(check_recipe(settings)).data.model_dump(mode="json")
+    assert found["train"]["hf"] == str(tmp_path / "saved")
+    assert found["test"]["one"]["hf"] == "owner/name"
+    assert found["test"]["other"] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -210,3 +210,8 @@ def test_a_process_that_leaves_the_others_has_no_threads_for_them(tmp_path: Path
         before, after = json.loads((tmp_path / f"threads-{rank}.json").read_text(encoding="utf-8"))
         assert any("gloo" in name for name in before)
         assert not [name for name in after if "gloo" in name]
+
+
+def test_no_process_goes_on_before_the_first_one_has_saved(together: tuple[Path, list[Ended]]) -> None:
+    n_looked, missing = json.loads((together[0] / "not-saved.json").read_text())
+    assert (n_looked, missing) == (1, [])

@@ -31,3 +31,14 @@ def test_what_is_written_is_read_and_joined_also_without_dimensions(tmp_path: Pa
     assert joined.keys() == tensors.keys()
     assert all(torch.equal(joined[name], tensor) for name, tensor in tensors.items())
     assert [path.name for path in tmp_path.iterdir()] == ["whole.safetensors"]
+
+
+def test_parts_are_joined_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    parts = tmp_path / "lr[0.1]" / "parts"
+    parts.mkdir(parents=True)
+    tensors = {"a": torch.randn(5, 3), "one": torch.randn(())}
+    write_parts(tensors, parts, 0)
+    join_parts(parts, parts.parent / "whole.safetensors", {"one": tensors["one"]})
+    joined = load_file(parts.parent / "whole.safetensors")
+    assert joined.keys() == tensors.keys()
+    assert all(torch.equal(joined[name], tensor) for name, tensor in tensors.items())

@@ -187,12 +187,20 @@ def test_what_is_evaluated_and_saved_in_first_updates_is_the_model_as_it_is_load
 def test_evaluations_of_first_updates_use_up_no_patience() -> None:
     progress, selection = Progress(update=1, ranking=[Best(1, 0.5)]), SelectionConfig(patience=2)
     for _ in range(3):
-        assert not progress.judge(0.6, selection, waits=False)
+        assert not progress.judge(0.6, selection, begins=10)
     assert (progress.n_waiting, progress.stopped) == (0, None)
-    assert progress.judge(0.4, selection, waits=False)
+    assert progress.judge(0.4, selection, begins=10)
     for _ in range(2):
         progress.judge(0.6, selection)
     assert progress.stopped is not None
+
+
+def test_evaluations_before_gates_are_asked_are_ranked_only_until_there_is_a_later_one() -> None:
+    progress, selection = Progress(), SelectionConfig()
+    found = []
+    for progress.update, value in ((2, 0.1), (4, 0.2), (6, 0.5), (8, 0.4), (10, 0.6)):
+        found.append((progress.judge(value, selection, keep=3, begins=4), [one.update for one in progress.ranking]))
+    assert found == [(True, [2]), (False, [2, 4]), (True, [6]), (True, [8, 6]), (False, [8, 6, 10])]
 
 
 def _depth(*histogram: int) -> dict[str, Any]:

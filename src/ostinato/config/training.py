@@ -399,9 +399,9 @@ class TrainingConfig(Config):
     """With init_from: words (or characters) of the new training data that the run's tokenizer lacks get ids after its
     own, and embeddings rows for them that start as in a new model."""
     freeze: list[str] = Field(default_factory=list)
-    """Parameters that do not train, by patterns of their names. `*.router.*`, `*.experts.*` and `*.norm_*` keep
-    routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*` and `*.out_*`
-    the experts of attention), while balance losses still reach the states below."""
+    """Parameters that do not train, by patterns of their names. `*router.*`, `*.experts.*` and `*.norm_*` keep
+    routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*`, `*.value_*`
+    and `*.out_*` the experts of attention), while balance losses still reach the states below."""
     freeze_except: list[str] = Field(default_factory=list)
     """Parameters that train although `freeze` names them, by patterns of their names: to freeze `*` and except
     `*.halting.*` trains gates alone."""

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ostinato.data.disk import read_json_object
 from ostinato.errors import DataError
-from ostinato.system_errors import kind_of
 
 _WILD = re.compile(r"[*?\[]")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
@@ -34,10 +33,10 @@ def find_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
     path = Path(given)
     if path.is_dir():
         return _files_in(path)
-    if not is_pattern(path):
+    first = _first_wild(path)
+    if first is None:
         return [path]
-    # From the first part that is a pattern on: pathlib takes no absolute ones.
-    first = next(number for number, part in enumerate(path.parts) if _WILD.search(part))
+    # From there on: pathlib takes no absolute patterns.
     pattern = str(Path(*path.parts[first:]))
     root = Path(*path.parts[:first])
     # As in a shell, `*` stands for no name that begins with a dot.
@@ -52,18 +51,24 @@ def find_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
 
 def is_pattern(path: Path) -> bool:
     """Return whether this is a pattern, and no file of that name is there."""
-    return bool(_WILD.search(str(path))) and kind_of(path) is None and not path.exists()
+    return _first_wild(path) is not None
 
 
 def name_of(given: str | Path) -> str:
     """Return a short name for what a setting names: of a file without its endings, of a pattern that of its folder."""
-    path = Path(given)
+    path = Path(given).absolute()  # a run keeps absolute paths, and its names must not change with them
     if path.is_dir():
         return path.name
-    if is_pattern(path):
-        fixed = [part for part in path.parts if not _WILD.search(part)]
-        return Path(*fixed).name if fixed else path.name
+    if (first := _first_wild(path)) is not None:
+        fixed = [part for number, part in enumerate(path.parts) if number < first or not _WILD.search(part)]
+        return Path(*fixed).name
     return path.name.partition(".")[0]
+
+
+def _first_wild(path: Path) -> int | None:
+    """Return the number of the first part of a path that is a pattern, and not the name of what is there; or None."""
+    wild = (number for number, part in enumerate(path.parts) if _WILD.search(part))
+    return next((number for number in wild if not Path(*path.parts[: number + 1]).exists()), None)
 
 
 def _files_in(folder: Path) -> list[Path]:

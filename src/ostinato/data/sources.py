@@ -285,6 +285,7 @@ def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
 
 
 def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(2**31 - 1)  # of the whole process; the library's own is 131,072 characters
     rows = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
     first = 1
     try:

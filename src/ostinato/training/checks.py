@@ -48,9 +48,35 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         problems += _parallel_problems(without_memory(recipe.model), config)
     if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last" or config.consistency.is_there:
         model = without_memory(recipe.model)
-        problems += round_problems(model, config.rounds, config.round_loss, config.consistency)
+        is_frozen = bool(config.freeze)
+        problems += round_problems(model, config.rounds, config.round_loss, config.consistency, is_frozen=is_frozen)
     if problems:
         raise ConfigError(problems)
+
+
+def gate_notes(recipe: Recipe) -> list[str]:
+    """Return which gates that halt would not learn, or would teach what they should not."""
+    training, found = recipe.training, list[str]()
+    if training.halting.off_updates >= training.n_updates > 0:
+        found.append(
+            f"tokens may halt after update {training.halting.off_updates} (training.halting.off_updates), and there "
+            f"are {training.n_updates}: gates stay as they are, also in evaluations"
+        )
+    loss, stacks = training.round_loss.kind, recipe.model.stacks()
+    for name, stack in stacks.items():
+        if stack.halting.kind == "exit" and (name != [*stacks][-1] or loss not in ("exit", "improvement")):
+            found.append(f"the gate of the exits of the {name} has no gradient with training.round_loss.kind={loss}")
+    if loss == "improvement" and not training.freeze:
+        found.append(
+            "training.round_loss.kind=improvement is the loss of a gate alone, and nothing is frozen: all parameters "
+            'learn to please it (training.freeze=["*"] training.freeze_except=["*.halting.*"])'
+        )
+    if loss == "improvement" and recipe.evaluation.checkpoint.startswith("best"):
+        found.append(
+            "training.round_loss.kind=improvement changes no score while exits are not taken, so that the best "
+            "checkpoint is the first that is evaluated: evaluation.checkpoint=last"
+        )
+    return found
 
 
 def _draws_several(rounds: RoundsConfig) -> bool:

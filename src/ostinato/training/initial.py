@@ -23,7 +23,8 @@ from ostinato.training.freeze import check_patterns, matches
 
 _KEY, _EXCEPT = "training.init_from", "training.init_except"
 _BY_ID = ("source_weight", "target_weight", "output_weight", "output_bias")
-"""Parameters with a row for every id of a vocabulary."""
+_VALUES = ".table_VJ"
+"""Parameters with a row for every id of a vocabulary; of what tokens add to values, the end of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         name
         for name in taken
         if config.extend_vocabulary
-        and name in _BY_ID
+        and (name in _BY_ID or name.endswith(_VALUES))
         and name in own
         and taken[name].shape[1:] == own[name].shape[1:]
         and len(taken[name]) < len(own[name])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ostinato.config.data import DataSetConfig
 from ostinato.config.files import map_texts
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.recipe import Recipe
@@ -37,6 +38,7 @@ from ostinato.tasks.checks import (
 from ostinato.tasks.registry import build_task
 from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.changes import Changes
+from ostinato.training.checks import gate_notes
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split
 from ostinato.training.training_data import training_data
 
@@ -132,7 +134,8 @@ def prepare(
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     _check_separator(recipe, batches.rows)
-    prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=[*map(str, others), *cuts.notes(train_split)])
+    notes = [*map(str, others), *cuts.notes(train_split), *gate_notes(recipe)]
+    prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=notes)
     # Earlier versions gave scores of texts also where tokens are unknown: an unfinished run may be selected by one.
     by_texts = recipe.training.selection.metric in OF_TEXTS and run.results() is None
     if changes or not is_resumed or by_texts:
@@ -260,13 +263,22 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
 def _absolute_paths(recipe: Recipe) -> Recipe:
     """Return the recipe with the user's files by absolute paths, so that it works from any directory."""
     data = recipe.data
-    update: dict[str, object] = {name: map_texts(getattr(data, name), _absolute) for name in ("train", "dev", "test")}
+    update: dict[str, object] = {name: _absolute_files(getattr(data, name)) for name in ("train", "dev", "test")}
     for name in ("tokenizer", "target_tokenizer"):
         tokenizer = getattr(data, name)
         if tokenizer is not None:
             update[name] = tokenizer.model_copy(update={"path": map_texts(tokenizer.path, _absolute)})
     training = recipe.training.model_copy(update={"init_from": map_texts(recipe.training.init_from, _absolute)})
     return recipe.model_copy(update={"data": data.model_copy(update=update), "training": training})
+
+
+def _absolute_files(given: Any) -> Any:
+    """Return what a split names by absolute paths; the name of a data set of a hub, which is not there, stays."""
+    if isinstance(given, dict):
+        return {name: _absolute_files(one) for name, one in given.items()}
+    if isinstance(given, DataSetConfig):
+        return given.model_copy(update={"hf": _absolute(given.hf)}) if Path(given.hf).exists() else given
+    return map_texts(given, _absolute)
 
 
 def _absolute(path: str) -> str:

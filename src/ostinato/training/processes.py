@@ -306,8 +306,14 @@ def _init_process_group() -> None:
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # NCCL wants a GPU for each process; gloo also works between processes that share one.
     has_own_gpus = dist.is_nccl_available() and n_local <= torch.cuda.device_count()
-    with communicating():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if has_own_gpus else "gloo")
+    try:
+        with communicating():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if has_own_gpus else "gloo")
+    except TrainingError as error:
+        if "EADDRINUSE" not in str(error.__cause__):
+            raise
+        reason = "another program has this port: name a free one, the same for all processes"
+        raise ConfigError([Problem("environment variable MASTER_PORT", os.environ["MASTER_PORT"], reason)]) from error
     atexit.register(leave)
 
 

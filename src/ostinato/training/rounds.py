@@ -121,13 +121,24 @@ def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Map
     return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
 
 
-def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str) -> str | None:
-    """Return what would have no gradient in any update where only the last rounds have one; None: nothing."""
+def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str, *, is_frozen: bool) -> str | None:
+    """Return what would have no gradient in any update where only the last rounds have one; None: nothing.
+
+    Args:
+        is_frozen: some parameters are not to learn; which ones is not looked at.
+    """
     loop, least = stack.plan.loop, stack.plan.n_rounds if rounds.kind == "plan" else getattr(rounds, "least", 1)
     if loop.keys == "first" and least > (rounds.gradient_rounds or least):
         return (
             f"keys and values of the {name} are those of its first round (keys: first), and would not learn: remove it"
         )
+    adds_entered = any(loop.n_states in phase.adds for phase in loop.phases)
+    if (
+        loop is not stack.plan.segments[0]
+        and least > (rounds.gradient_rounds or least)
+        and not (loop.inject or adds_entered or is_frozen)
+    ):
+        return f"what stands before the loop of the {name} enters its first round only, and would not learn: add inject"
     is_cut = rounds.kind == "plan" and (rounds.gradient_rounds or least) < least
     if is_cut and loop.time is None and loop.tells_rounds_apart:
         return f"what the first rounds of the {name} have of their own (norms, deltas, ...) would not learn: remove it"
@@ -137,9 +148,18 @@ def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str) -> 
 
 
 def round_problems(
-    model: Model, rounds: RoundsConfig, round_loss: RoundLossConfig, consistency: ConsistencyConfig
+    model: Model,
+    rounds: RoundsConfig,
+    round_loss: RoundLossConfig,
+    consistency: ConsistencyConfig,
+    *,
+    is_frozen: bool = False,
 ) -> list[Problem]:
-    """Return what of `training.rounds`, `training.round_loss` and `training.consistency` the model cannot do."""
+    """Return what of `training.rounds`, `training.round_loss` and `training.consistency` the model cannot do.
+
+    Args:
+        is_frozen: some parameters are not to learn.
+    """
     found, loss = list[Problem](), round_loss.kind
     for name in ("loss", "states"):
         if (weight := getattr(consistency, name)) and not rounds_of_stacks(model, 1):
@@ -158,7 +178,7 @@ def round_problems(
                 )
                 reason += f" set model.{name}.halting.kind to none, exit or select, which run all rounds in training"
                 found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, reason))
-            elif why := _never_learned(stack, name, rounds, loss):
+            elif why := _never_learned(stack, name, rounds, loss, is_frozen=is_frozen):
                 found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, why))
     if rounds.gradient_repeats is not None and not any(stack.plan.loop.phases for stack in model.stacks.values()):
         reason = "no loop of this model has several states (segments.N.states): remove it"

@@ -305,10 +305,9 @@ class Session:
             if self.processes.is_distributed:  # the others wait for this evaluation, and cannot save
                 raise
             self._end_interrupted()
-        # Before tokens may halt, halting gates are untrained: these evaluations do not use up patience.
-        waits = self.progress.update > self.config.halting.off_updates
+        begins = self.config.halting.off_updates
         is_best = self.progress.judge(
-            float(result[selection.metric]), selection, keep=self.config.keep_best, waits=waits
+            float(result[selection.metric]), selection, keep=self.config.keep_best, begins=begins
         )
         record = {
             "kind": "evaluation",
@@ -349,6 +348,7 @@ class Session:
             with self.average.shown() as trained:
                 directory = self.checkpoints.save(*state, trained)
             self.reporter.on_save(self.progress.update, directory)
+        self.processes.barrier()  # the next update's sums wait for rank 0 minutes only, and a save may take longer
 
     def _randoms(self) -> list[RandomState]:
         """Return in rank 0 the random states of all processes."""

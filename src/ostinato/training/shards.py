@@ -10,6 +10,7 @@ is written by whoever has it, and what is whole by rank 0.
 
 from __future__ import annotations
 
+import glob
 import json
 import shutil
 from collections.abc import Mapping
@@ -89,6 +90,7 @@ def join_parts(parts: Path, path: Path, scalars: Mapping[str, Tensor]) -> None:
     writer = HuggingFaceStorageWriter(str(joined), names, save_distributed=True, enable_consolidation=True)
     joined.mkdir()
     parts.rename(writer.path)
+    writer.path = glob.escape(str(writer.path))  # torch takes it for a pattern, and a folder may be named runs/lr[0.1]
     writer.finish(Metadata({}), [])
     next(joined.glob("*.safetensors")).replace(path)
     shutil.rmtree(joined)

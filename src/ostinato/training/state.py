@@ -65,18 +65,21 @@ class Progress:
         """The best checkpoint so far; None before the first evaluation."""
         return self.ranking[0] if self.ranking else None
 
-    def judge(self, value: float, selection: SelectionConfig, *, keep: int = 1, waits: bool = True) -> bool:
+    def judge(self, value: float, selection: SelectionConfig, *, keep: int = 1, begins: int = 0) -> bool:
         """Rank an evaluation of the present update; return True where it is the best so far.
 
         NaN ranks behind all other values.
 
         Args:
             keep: how many are ranked.
-            waits: whether an evaluation that is not the best uses up patience.
+            begins: the last update before tokens may halt. Until then gates are untrained: such evaluations use up no
+                patience, and are no longer ranked once there is a later one.
         """
+        waits = self.update > begins
         sign = -1.0 if selection.mode == "max" else 1.0
         new = Best(self.update, value)
-        ranking = sorted([*self.ranking, new], key=lambda one: (math.isnan(one.value), sign * one.value))
+        earlier = [one for one in self.ranking if one.update > begins or not waits]
+        ranking = sorted([*earlier, new], key=lambda one: (math.isnan(one.value), sign * one.value))
         self.ranking = ranking[:keep]
         is_best = ranking[0] is new
         if is_best:

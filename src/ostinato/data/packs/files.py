@@ -90,7 +90,7 @@ class FileSource(PackSource):
 
     def _parts(self, size: int) -> Iterator[tuple[int, FilePart]]:
         """Yield the parts of all files with their bytes."""
-        if not self.is_whole and are_parallel(self.paths(), self.fields):
+        if not self.is_whole and self.origin_column is None and are_parallel(self.paths(), self.fields):
             sources, targets = self.paths()
             yield from ((n_bytes, FilePart("", part)) for n_bytes, part in _parallel_parts(sources, targets, size))
             return

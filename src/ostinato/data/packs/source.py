@@ -151,7 +151,7 @@ def sample(source: PackSource, n_bytes: int | None = None) -> Iterator[Example]:
     """
     n_bytes = SAMPLE_BYTES if n_bytes is None else n_bytes
     units, share = source.units(), sys.maxsize
-    if units and source.n_bytes > n_bytes:
+    if units and source.n_bytes_of_text > n_bytes:
         units = units[:: -(-len(units) // MOST_UNITS)]
         share = n_bytes // len(units)
     for unit in units:
