@@ -301,6 +301,10 @@ def test_limits_in_proportion_become_those_of_the_longest_input(tmp_path: Path) 
     more = ("decoding.max_length=0", "decoding.max_length_ratio=2.0", "data.max_target_length=30")
     run = runs.make_run("language-model", tmp_path / "run", *more)
     assert wrapped(run).generation_config.max_new_tokens == 60
+    # There is no more room than there are learned positions.
+    learned = (*more, "model.decoder.positions={kind: learned, max_length: 40}")
+    run = runs.make_run("language-model", tmp_path / "learned", *learned)
+    assert wrapped(run).generation_config.max_new_tokens == 40
 
 
 def test_the_least_length_is_that_of_the_recipe(tmp_path: Path) -> None:

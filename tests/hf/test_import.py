@@ -66,6 +66,13 @@ def test_a_prefix_whose_tokens_see_each_other_is_one(tmp_path: Path) -> None:
     assert read_pretrained(tmp_path / "model").model.config.mask == "causal"  # type: ignore[union-attr]
 
 
+@pytest.mark.skipif(not hasattr(transformers, "HrmTextForCausalLM"), reason="transformers without HrmText")
+def test_embeddings_that_are_tied_need_no_output_in_the_file(tmp_path: Path) -> None:
+    theirs = tiny.save("hrm-text", tmp_path, tie_word_embeddings=True)
+    found = tiny.our_logits(read_pretrained(tmp_path).model, IDS)
+    torch.testing.assert_close(found, their_logits(theirs, IDS), rtol=0, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
@@ -107,6 +114,16 @@ def test_of_several_end_symbols_the_others_are_named(damaged: Path, ends: Any, o
     assert found.model.special_ids.eos == own  # that of the tokenizer, where it is one of them
     [line] = said
     assert line.endswith(f"outputs of the run end at the symbol {own} alone, of a model that also ends at {others}")
+
+
+def test_settings_of_a_search_that_the_run_does_not_take_are_named(damaged: Path) -> None:
+    change_config(damaged, num_beams=4, length_penalty=1.0)
+    given = {"num_beams": 5, "no_repeat_ngram_size": 3, "early_stopping": False, "max_length": 9, "bad_words_ids": []}
+    (damaged / "generation_config.json").write_text(json.dumps(given))
+    said: list[str] = []
+    import_run(str(damaged), damaged / "run", say=said.append)
+    (line,) = said
+    assert line.endswith("the run searches by its own decoding.*, and not by num_beams=5, no_repeat_ngram_size=3")
 
 
 @pytest.mark.parametrize("name", ["gpt2-\U0001f600", 'a "quoted" name', "a\\ud83d\\ude00", "two\nlines"])
@@ -481,6 +498,11 @@ def test_nothing_is_overwritten(llama: Path, tmp_path: Path) -> None:
         ("bert", {"is_decoder": True}, "is_decoder is True, which is not read: must be False"),
         ("t5", {"dense_act_fn": "silu"}, "dense_act_fn is 'silu', which is not read: must be 'relu'"),
         ("t5", {"is_gated_act": True}, "is_gated_act is True, which is not read: must be False"),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"type": "linear", "factor": 2.0}}},
+            "type is 'linear', which is not read: must be 'default'",
+        ),
         ("modernbert", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is not read"),
     ],
 )

@@ -103,6 +103,18 @@ def test_a_looped_model_is_a_plain_one(name: str, tmp_path: Path) -> None:
     )
 
 
+def test_a_marian_has_positions_for_all_that_it_writes_by_its_own_settings(tmp_path: Path) -> None:
+    base, settings = CASES["marian"]
+    more = ("decoding.max_length=30", "decoding.max_length_ratio=1.0", "data.max_source_length=20")
+    run = runs.make_run(base, tmp_path / "run", *settings, *more, "data.max_target_length=20")
+    folder = export_plain(run, tmp_path / "out", "marian")
+    model = transformers.MarianMTModel.from_pretrained(folder).eval()
+    assert model.generation_config.max_new_tokens == 50 > 20
+    model.generation_config.eos_token_id = None  # an output that does not end
+    found = model.generate(torch.tensor([[5, 6, run.model.special_ids.eos]]), num_beams=1)
+    assert found.shape == (1, 51)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "tokenizer",

@@ -144,6 +144,19 @@ def test_blanks_in_columns_with_tabs_are_parts_of_words(tmp_path: Path) -> None:
     assert list(task.examples("train")) == [Example("học_sinh 10_000 #", "NOUN NUM SYM", {}), Example("a", "X", {})]
 
 
+def test_what_may_be_a_comment_or_the_first_word_of_a_sentence_is_refused(tmp_path: Path) -> None:
+    def words(text: str) -> list[str | None]:
+        (tmp_path / "a.conll").write_text(text, encoding="utf-8")
+        task = _task("tagging", DataConfig(train=str(tmp_path / "a.conll")), format="columns", tag_column=1)
+        return [example.source for example in task.examples("train")]
+
+    for text in ("a X\n\n#NBA B-ORG\nwins O\n", "a X\n\n# newdoc\nwins O\n"):
+        with pytest.raises(DataError, match=r"a\.conll, line 3: may be a comment or a word"):
+            words(text)
+    assert words("# newdoc\n\nwins O\n") == words("# of three\nwins O\n") == words("# newdoc\nwins\tO\n") == ["wins"]
+    assert words("#NBA\tB-ORG\nwins\tO\n") == ["#NBA wins"]
+
+
 def test_a_word_that_is_a_hash_is_no_comment_inside_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("a DT B-NP\n# # I-NP\n2.6 CD I-NP\n", encoding="utf-8")
     task = _task("tagging", DataConfig(train=str(tmp_path)), format="columns", tag_column=2)
@@ -333,6 +346,12 @@ def test_last_words_go_on_from_their_passages(tmp_path: Path) -> None:
     assert list(reading.examples("dev")) == [Example("a b\n", "c")]
     texts = _task("lambada", DataConfig(train=str(train), dev=str(train)), passages="texts")
     assert next(iter(texts.examples("dev"))) == Example("it was a dark", "night", continues=True)
+    lines = _lines(tmp_path / "lines.jsonl", [{"text": "he asked.\nGabriel"}, {"text": "so it  is\u00a0good \n"}])
+    broken = _task("lambada", DataConfig(train=str(train), dev=lines), passages="texts")
+    assert [(one.source, one.target) for one in broken.examples("dev")] == [
+        ("he asked.", "Gabriel"),
+        ("so it  is", "good"),
+    ]
 
 
 def test_last_words_are_pointed_at_where_the_passage_names_them_last(tmp_path: Path) -> None:

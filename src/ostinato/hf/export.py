@@ -101,7 +101,7 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
     made = kind(config)
     made.model.load_state_dict(run.model.state_dict())
     if given.generates:
-        made.generation_config = generation_config(run.decoding(), run.model.special_ids, _longest_input(run))
+        made.generation_config = search_settings(run, run.model.special_ids)
     made.eval()
     return made
 
@@ -120,19 +120,19 @@ def _left_out(training: TrainingConfig) -> list[str] | None:
     return [f"training.{name}" for name, is_set in there.items() if is_set] or None
 
 
-def generation_config(decoding: DecodingConfig, special: SpecialIds, longest: int) -> GenerationConfig:
-    """Return the settings of `generate` that search as a recipe's decoding does.
+def search_settings(run: LoadedRun, special: SpecialIds) -> GenerationConfig:
+    """Return the settings of `generate` that search as a run's decoding does.
 
     The padding and begin symbols are never written, as with us. A length penalty of kind gnmt has no counterpart there:
     scores are then sums of log-probabilities (length_penalty 0). Lengths in proportion to the source have none either:
-    the most becomes that of the longest one, and the least is left out.
-
-    Args:
-        longest: tokens of the longest source, or prompt.
+    the most becomes that of the longest one, as far as there are positions, and the least is left out.
     """
+    decoding, most = run.decoding(), run.model.longest_target
     is_drawn, penalty = decoding.strategy == "sample", decoding.length_penalty
+    longest = run.recipe.data.max_source_length if run.model.config.has_two_sides else longest_sequence(run)
+    n_new = max(1, decoding.max_length + floor(decoding.max_length_ratio * longest + 1e-9))
     settings: dict[str, Any] = {
-        "max_new_tokens": max(1, decoding.max_length + floor(decoding.max_length_ratio * longest + 1e-9)),
+        "max_new_tokens": n_new if most is None else min(n_new, most),
         "min_new_tokens": max(0, decoding.min_length - 1) or None,  # without the end symbol, which ours counts
         "do_sample": is_drawn,
         "num_beams": decoding.beam,
@@ -167,7 +167,9 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     folder = Path(folder)
     check_new(folder)
     run.check_exportable()
-    plain = as_plain(run.model, name, longest_sequence(run))
+    # A table of positions has room for what `generate` writes.
+    n_new = search_settings(run, run.model.special_ids).max_new_tokens if run.model.config.has_two_sides else 0
+    plain = as_plain(run.model, name, max(longest_sequence(run), n_new))
     tokenizer = renumbered(fast_tokenizer(run), plain.ids)
     special = SpecialIds(**{key: plain.config[f"{key}_token_id"] for key in ("pad", "bos", "eos")})
     with new_folder(folder) as target:
@@ -175,14 +177,9 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         tensors = {key: x.contiguous() for key, x in plain.tensors.items()}
         save_file(tensors, target / "model.safetensors", {"format": "pt"})
         tokenizer.save_pretrained(target)
-        generation_config(run.decoding(), special, _longest_input(run)).save_pretrained(target)
+        search_settings(run, special).save_pretrained(target)
         write_text(target / "README.md", model_card(run, _CLASSES[run.model.config.reads].auto, is_plain=True))
     return folder
-
-
-def _longest_input(run: LoadedRun) -> int:
-    """Return the most tokens of a source, or of a prompt."""
-    return run.recipe.data.max_source_length if run.model.config.has_two_sides else longest_sequence(run)
 
 
 def longest_sequence(run: LoadedRun) -> int:

@@ -310,6 +310,7 @@ def _modernbert(given: Given) -> Settings:
     ):
         of_kind = _object(rope, kind)
         _only(of_kind, "rope_type", "default")
+        _only(of_kind, "type", "default")
         rotary[kind] = {"kind": "rotary", "base": of_kind.get("rope_theta", given.get(key, base))}
     whole, local = rotary.values()
     every, reach = given.get("global_attn_every_n_layers", 3), _size(given, "local_attention") // 2

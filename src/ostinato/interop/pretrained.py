@@ -163,12 +163,30 @@ def special_ids(given: Mapping[str, Any]) -> dict[str, list[int]]:
     return {name: ids for name, ids in found.items() if None not in ids}
 
 
+_OF_SEARCH = (
+    *("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "repetition_penalty"),
+    *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens"),
+)
+
+
 def other_ends(folder: Path, end: int) -> list[int]:
     """Return the end symbols besides one that a folder names: a run has one, and its outputs go on behind these."""
-    files = [file for name in (_CONFIG, "generation_config.json") if (file := folder / name).is_file()]
-    named = [read_json_object(file).get("eos_token_id") for file in files]
+    named = [given.get("eos_token_id") for given in _of_generation(folder)]
     ids = {i for value in named for i in (value if isinstance(value, list) else [value]) if type(i) is int}
     return sorted(ids - {end})
+
+
+def other_search(folder: Path) -> list[str]:
+    """Return the settings of `generate` that a folder names and that change what is written, but for lengths and ends:
+    a run searches as its own `decoding` says."""
+    given = {name: value for one in _of_generation(folder) for name, value in one.items()}
+    return [f"{name}={given[name]}" for name in _OF_SEARCH if given.get(name) not in (None, 0, 1, [])]
+
+
+def _of_generation(folder: Path) -> list[dict[str, Any]]:
+    """Return the files of a folder that may hold settings of `generate`; those of the last one count."""
+    files = (folder / _CONFIG, folder / "generation_config.json")
+    return [read_json_object(file) for file in files if file.is_file()]
 
 
 def _compare_shapes(files: Mapping[str, Tensor], known: Architecture, table: Table, config: ModelConfig) -> None:

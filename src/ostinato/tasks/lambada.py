@@ -82,9 +82,10 @@ class LambadaTask(Task):
                 continue
             source, target = example.source, example.target
             if source is None:
-                source, _, target = target.rstrip().rpartition(" ")
-                if not source.strip():
+                words = target.split()
+                if len(words) < 2:
                     raise DataError(f"{split}: example {number} has one word only: there is nothing before it")
+                source, target = target.rstrip()[: -len(words[-1]) - 1], words[-1]
             if self.config.form != "extraction":
                 yield Example(source, target, example.columns, continues=not self.config.has_sources)
                 continue

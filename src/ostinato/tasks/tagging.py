@@ -76,6 +76,7 @@ class TaggingTask(LanguagesTask):
         columns = self.config.language_column((self.config.languages or {}).get(path.name))
         words: list[str] = []
         tags: list[str] = []
+        comments: list[tuple[int, int]] = []  # their lines, and how many cells they would have
         for number, line in read_lines(path):
             # Where there are tabs, blanks are parts of words, in a sentence whose words stand apart: they become "_".
             cells = ["_".join(cell.split()) for cell in line.split("\t")] if "\t" in line else line.split()
@@ -85,7 +86,13 @@ class TaggingTask(LanguagesTask):
             # Comments stand before a sentence; the word `#` has columns beside it.
             is_comment = not words and line.startswith("#") and "\t" not in line
             if not line.strip() or cells[0] == _DOCUMENT or is_comment:
+                comments = [*comments, (number, len(cells))] if is_comment else []
                 continue
+            for place, n_cells in comments if "\t" not in line else ():
+                if n_cells == len(cells):
+                    reason = "may be a comment or a word, as lines have as many columns: put tabs between columns, or an"
+                    raise bad_line(path, place, f"{reason} empty line behind the comment")
+            comments = []
             # CoNLL-U has ten columns; 3-4 numbers a contraction whose words follow, 5.1 a word that is not in the text.
             is_number_or_range = cells[0].replace("-", "").replace(".", "").isdecimal()
             if len(cells) == 10 and is_number_or_range and not cells[0].isdecimal():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ostinato.data.disk import new_folder, sha256_of
 from ostinato.errors import CheckpointError, on_one_line, see
-from ostinato.interop.pretrained import Pretrained, other_ends, read_pretrained
+from ostinato.interop.pretrained import Pretrained, other_ends, other_search, read_pretrained
 from ostinato.models import save_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
@@ -55,6 +55,8 @@ def import_run(
     if found.recipe.model.generates and (others := other_ends(folder, end)):
         names = ", ".join(map(str, others))
         say(f"{source}: outputs of the run end at the symbol {end} alone, of a model that also ends at {names}")
+    if found.recipe.model.generates and (settings := other_search(folder)):
+        say(f"{source}: the run searches by its own decoding.*, and not by {', '.join(settings)}")
     write_run(found, run, folder)
     return found
 

@@ -161,10 +161,12 @@ def hrm_text(config: LanguageModelConfig) -> Table:
     rules = rules_of_layers(zip(theirs, range(stack.n_steps), strict=True), of_layer)
     rules += [
         Rule("target_weight", "model.embed_tokens.weight"),
-        Rule("output_weight", "lm_head.weight"),
         Rule("banks.start.decoder_0.0.vector_D", "model.z_L_init"),
     ]
-    return Table(rules, ignored=("model.rotary_emb.inv_freq",))
+    ignored = ("model.rotary_emb.inv_freq",)
+    if config.tie_embeddings == "none":
+        return Table([*rules, Rule("output_weight", "lm_head.weight")], ignored=ignored)
+    return Table(rules, tied={"lm_head.weight": "model.embed_tokens.weight"}, ignored=ignored)
 
 
 def trm(config: EncoderConfig) -> Table:
