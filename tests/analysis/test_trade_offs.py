@@ -20,7 +20,7 @@ from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.data import DataConfig
 from ostinato.data.example import Example
-from ostinato.errors import CheckpointError, ConfigError
+from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation.loading import load
 from ostinato.evaluation.threshold import read_curve
 from ostinato.experiments.compare.thresholds import tune_threshold
@@ -160,6 +160,19 @@ def test_with_other_settings_of_data_or_decoding_quality_is_measured(runs: list[
     given = logic.subjects([load(run, device="cpu", overrides=[changed]) for run in runs], None, 8)
     ((_, (found,)),) = logic.survey(given, only=["pareto"]).found
     assert found.columns[1] == "token accuracy, test", "results.json has the scores of the run's own settings"
+
+
+@pytest.mark.parametrize("name", [study.name for study in logic.STUDIES])
+def test_an_analysis_of_a_split_without_examples_says_so(given: list[Subject], name: str) -> None:
+    empty = [replace(subject, examples=[], collected={}) for subject in given]
+    if name in ("learning", "spectra"):  # of records, and of weights
+        assert logic.survey(empty, only=[name]).found
+        return
+    if name in ("self-similarity", "similarity"):  # which need several
+        assert list(logic.survey(empty, only=[name]).left_out) == [name]
+        return
+    with pytest.raises(DataError, match=f"^{empty[0].name}: {empty[0].split}: there are no examples to analyse$"):
+        logic.survey(empty, only=[name])
 
 
 def test_places_are_marked_where_tokens_are_words(subject: Subject) -> None:

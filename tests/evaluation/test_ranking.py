@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ostinato.config.data import DataConfig
+from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.recipe import TaskRef
 from ostinato.config.stack import StackConfig
@@ -19,6 +20,7 @@ from ostinato.data.collate import Row, collate
 from ostinato.data.example import Example
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
+from ostinato.evaluation import evaluate
 from ostinato.evaluation.ranking import rank
 from ostinato.models import LanguageModel
 from ostinato.tasks.registry import build_task
@@ -57,6 +59,19 @@ def test_a_label_is_right_where_no_other_one_is_as_probable(tmp_path: Path) -> N
     assert found["by"]["i"]["0"]["accuracy"] == sum(right[::2]) / 6
     tied = [replace(one, columns=one.columns | {task.contrast: [one.target]}) for one in examples]
     assert rank(model, tied, tokenizers, data, contrast=task.contrast, by=[], name="test")["accuracy"] == 0
+
+
+def test_a_split_whose_labels_are_all_skipped_has_no_examples_to_evaluate(tmp_path: Path) -> None:
+    task, data, tokenizers, model = made(tmp_path)
+    none = task.config.model_copy(update={"skipped_labels": LABELS})
+    examples = list(type(task)(none, data).examples("test"))
+    assert examples == []
+    settings = {"data": data, "decoding": DecodingConfig(max_length=4), "metrics": []}
+    with pytest.raises(DataError, match=r"^test: there are no examples to evaluate$"):
+        evaluate(model, examples, tokenizers, **settings, name="test", contrast=task.contrast)
+    for by in ([], ["i"]):
+        with pytest.raises(DataError, match=r"^test: there are no examples to rank$"):
+            rank(model, examples, tokenizers, data, contrast=task.contrast, by=by, name="test")
 
 
 def test_wrong_targets_must_be_there(tmp_path: Path) -> None:

@@ -47,6 +47,13 @@ def test_a_finished_run_becomes_a_row_with_its_scores_task_and_macs(tmp_path: Pa
     assert [line["exact_match"] for line in shown] == [row["splits"][s]["exact_match"] for s in ("test", "long")]
 
 
+def test_numbers_that_json_does_not_have_are_written_as_null(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows([{"loss": float("nan"), "by": [{"perplexity": float("inf")}, 0.5]}], path)
+    assert path.read_text(encoding="utf-8") == '{"loss": null, "by": [{"perplexity": null}, 0.5]}\n'
+    assert read_rows(path) == [{"loss": None, "by": [{"perplexity": None}, 0.5]}]
+
+
 DEEP = "[" * 100_000 + "]" * 100_000
 
 

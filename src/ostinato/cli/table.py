@@ -195,9 +195,12 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
             print_wide(columns, [[number(cell) for cell in line] for line in body])
     for note in summary.summary_notes(lines):
         print_line(note)
+    if source.sweep is not None and (first := source.sweep.arms[0].name) != lines[0]["arm"]:
+        print_line(f"No run of {first}, the first arm, is there: differences are to {lines[0]['arm']}.")
     if differences:
         print_line(
-            "over examples: 95% of 1,000 bootstrap samples of the test examples, paired; scores are means over seeds."
+            "over examples: 95% of 1,000 bootstrap samples of the test examples, paired; scores are means over seeds, "
+            "differences over the seeds that both arms have."
         )
 
 
@@ -210,10 +213,22 @@ def _example_table(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[lis
 
     if not lines:
         return None
-    columns = ["over examples", "arm", "examples", "score", "difference", "verdict"]
+
+    def said(seeds: Sequence[int]) -> str:
+        return ", ".join(map(str, seeds))
+
+    reference = next((line["reference"] for line in lines if line["reference"] is not None), None)
+    difference_to = "difference" if reference is None else f"difference to {reference}"
+    columns = ["over examples", "arm", "seeds", "examples", "score", difference_to, "verdict"]
     body: list[list[object]] = []
     for line in lines:
-        difference = "" if line["difference"] is None else text(line["difference"], signed=True)
+        compared = line["seeds_compared"]
+        difference = "no seed of both" if compared == [] else ""
+        if line["difference"] is not None:
+            difference = text(line["difference"], signed=True)
+            # Those of the reference that this arm lacks are seen in its own line.
+            difference += "" if compared == line["seeds"] else f" (seeds {said(compared)})"
         score = text(line["score"], signed=False)
-        body.append([line["measure"], line["arm"], line["n_examples"], score, difference, line["verdict"] or ""])
+        row = [line["measure"], line["arm"], said(line["seeds"]), line["n_examples"], score, difference]
+        body.append([*row, line["verdict"] or ""])
     return columns, body

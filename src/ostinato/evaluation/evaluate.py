@@ -128,13 +128,14 @@ def evaluate(
                     held[index] = Example(None, "", {key: values[place] for key, values in batch.columns.items()})
             for index, found in zip(batch.indices, totals.add(batch, result), strict=True):
                 tally.add(index, held.pop(index), found)
+        # Before pairs are ranked: it refuses a split without examples.
+        writes = is_decoding and model.config.generates
+        scores = tally.result(totals.halting, is_decoding=writes) | totals.compute()
         ranking = {}
         if contrast is not None:
             ranking["ranking"] = rank(
                 model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps
             )
-    writes = is_decoding and model.config.generates
-    scores = tally.result(totals.halting, is_decoding=writes) | totals.compute()
     return scores | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 

@@ -47,8 +47,10 @@ def rank(
         n, accuracy; by: column -> value -> n, accuracy; macro: column -> the mean over its values.
 
     Raises:
-        DataError: an example without a wrong target, or that cannot be encoded.
+        DataError: no examples, an example without a wrong target, or that cannot be encoded.
     """
+    if not examples:
+        raise DataError(f"{name}: there are no examples to rank")
     rows: list[AnyRow] = []
     ends = [0]
     for candidates in candidate_rows(examples, tokenizers, data, model.config, contrast=contrast, name=name):

@@ -11,7 +11,7 @@ from typing import Any
 from ostinato.budget import Assumptions, count_macs
 from ostinato.config.files import UNFINISHED_RUN
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import read_json_object
+from ostinato.data.disk import finite, read_json_object
 from ostinato.data.lines import bad_line, read_lines
 from ostinato.errors import CheckpointError, DataError
 from ostinato.system_errors import kind_of
@@ -125,8 +125,9 @@ def _check_numbers(results: dict[str, Any], where: Path | str) -> None:
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Write rows as JSON lines."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    """Write rows as JSON lines; infinities and NaN, which JSON does not have, become null."""
+    lines = (json.dumps(finite(row), ensure_ascii=False, allow_nan=False) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -79,6 +79,15 @@ def test_a_control_may_ask_for_a_spread(tmp_path):
     assert claims.load_claim(claim_file(tmp_path, controls=[control])).config.controls
 
 
+@pytest.mark.parametrize("along", [["two/macs", "four/macs"], ["four/macs", "two/macs"]])
+@pytest.mark.parametrize(("band", "verdict"), [([0.1, None], "supported"), ([None, 0.1], "void")])
+def test_a_control_that_is_a_spread_does_not_depend_on_which_arm_is_named_first(tmp_path, along, band, verdict):
+    control = {"what": "arms differ", "unit": "MACs", "statistic": {"kind": "spread", "along": along}, "band": band}
+    outcome = reproduce(claims.load_claim(claim_file(tmp_path, controls=[control])), Resources(tmp_path / "store"))
+    assert outcome.verdict == verdict
+    assert outcome.head["controls"][0]["value"] > 0
+
+
 def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path))
     outcome = reproduce(claim, Resources(tmp_path / "store"))

@@ -18,6 +18,7 @@ from ostinato.experiments.claims.reproduce import Resources, reproduce
 COUNTED = "one-wide-ffn/parameters"
 RATIO = {"kind": "ratio", "of": "a/x", "over": "b/x"}
 DIFFERENCE = {"kind": "difference", "of": "a/x", "minus": "b/x"}
+SPREAD = {"kind": "spread", "along": ["a/x", "b/x"]}
 
 
 def expectation(statistic: dict, band: tuple) -> ExpectationConfig:
@@ -37,6 +38,12 @@ def expectation(statistic: dict, band: tuple) -> ExpectationConfig:
         (DIFFERENCE, (-0.02, None), -0.04, 2.0, False),
         (DIFFERENCE, (-0.02, 0.02), 0.0, 0.0, True),
         (DIFFERENCE, (-0.02, 0.02), 0.04, 2.0, False),
+        (SPREAD, (None, 0.02), 0.01, 0.5, True),
+        (SPREAD, (None, 0.02), -0.01, -0.5, True),  # the end of an interval of a difference
+        (SPREAD, (None, 0.02), 0.04, 2.0, False),
+        (SPREAD, (None, 0.02), -0.04, -2.0, False),
+        (SPREAD, (0.0, 0.02), -0.01, -0.5, True),
+        (SPREAD, (0.0, 0.02), 0.04, 2.0, False),
         (RATIO, (2.0, None), 4.0, 2.0, True),
         (RATIO, (None, 0.5), 0.25, 2.0, True),
         (RATIO, (0.5, 2.0), 1.0, 0.0, True),

@@ -112,6 +112,29 @@ def test_a_spread_is_small_where_every_pair_is_shown_to_be_close():
     assert number(spread, (0.0, 0.5), rows=RISING).verdict == "contradicted"
 
 
+@pytest.mark.parametrize("along", [["p/s", "q/s"], ["q/s", "p/s"]])
+def test_a_spread_of_two_terms_is_the_larger_minus_the_smaller(along):
+    it = number({"kind": "spread", "along": along}, (0.0, 0.5), rows=RISING)
+    assert it.value == pytest.approx(1.0333, abs=1e-3)
+    assert it.by_seed == pytest.approx({"0": 1.0, "1": 1.1, "2": 1.0})
+    assert it.low < it.value < it.high
+    assert it.verdict == "contradicted"
+
+
+@pytest.mark.parametrize("along", [["p/s", "q/s", "r/s"], ["r/s", "q/s", "p/s"]])
+def test_the_interval_of_a_spread_does_not_depend_on_the_order_of_the_terms(along):
+    it = number({"kind": "spread", "along": along}, (None, 0.5), rows=RISING)
+    half = stats.t.ppf(0.975, 2) * np.std([2.0, 2.2, 2.2], ddof=1) / 3**0.5
+    assert (it.low, it.high) == pytest.approx((6.4 / 3 - half, 6.4 / 3 + half))
+
+
+@pytest.mark.parametrize(("kind", "value"), [("spread", 3.0), ("smallest_step", -3.0)])
+def test_what_is_counted_of_several_parts_is_exact_too(kind, value):
+    counted = arms(a=[4.0], b=[5.0], c=[2.0])
+    it = number({"kind": kind, "along": ["a/s", "b/s", "c/s"]}, (None, 4.0), "exact", counted)
+    assert (it.value, it.low, it.high) == (value, value, value)
+
+
 @pytest.mark.parametrize(("mode", "at"), [("max", 30), ("min", 10)])
 def test_the_best_is_where_it_is_shown_to_beat_all_outside(mode, at):
     best = {"kind": "best_at", "along": ["p/s", "q/s", "r/s"], "at": [10.0, 20.0, 30.0], "mode": mode}
@@ -274,6 +297,25 @@ def test_the_best_of_several_is_corrected_for_their_number():
     of_one = number({"kind": "best_at", "along": along[::2], "at": at[::2]}, (1, 1), rows=rows)
     of_two = number({"kind": "best_at", "along": along, "at": at}, (1, 2), rows=rows)
     assert of_two.p_supported == pytest.approx(2 * of_one.p_supported)
+
+
+def test_a_best_term_that_varies_is_not_contradicted_by_one_that_beats_only_the_others_of_its_band():
+    # The first varies most and is truly the best; in one sample of eight another one of the band comes before it.
+    draws = np.random.default_rng(5).normal([1.0, 0.5, 0.6], [1.0, 0.01, 0.01], (400, 5, 3))
+    best = {"kind": "best_at", "along": ["a/s", "b/s", "c/s"], "at": [1, 2, 3]}
+    found = [number(best, (1, 2), rows=arms(**dict(zip("abc", seeds.T.tolist(), strict=True)))) for seeds in draws]
+    assert sum(one.value == 3 for one in found) > 40
+    share_wrong = sum(one.verdict == "contradicted" for one in found) / len(found)
+    assert share_wrong <= ALPHA + 2 * (ALPHA * (1 - ALPHA) / len(found)) ** 0.5
+
+
+def test_the_best_is_contradicted_where_one_outside_beats_all_inside_corrected_for_those_outside():
+    # The first inside is not the sample's best there, and beaten less surely.
+    rows = arms(a=[0.2, 1.3, 1.9], b=[1.1, 1.2, 1.6], c=[2.0, 2.4, 2.1], d=[0.1, 0.3, 0.2])
+    it = number({"kind": "best_at", "along": ["a/s", "b/s", "c/s", "d/s"], "at": [1, 2, 3, 4]}, (1, 2), rows=rows)
+    beaten = [-1.8, -1.1, -0.2]
+    assert it.p_contradicted == pytest.approx(2 * judge(beaten, (0.0, None)).p_contradicted)
+    assert it.seeds_needed == seeds_needed(beaten, (0.0, None), 2)
 
 
 def test_equal_numbers_show_no_spread_also_where_they_are_rounded():

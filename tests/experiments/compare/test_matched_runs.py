@@ -58,6 +58,20 @@ def test_deeper_runs_are_matched_to_the_end_of_shallower_ones() -> None:
     assert (six["reached"], six["checkpoint"], six["own"], six["mismatch"]) == (None, None, None, None)
 
 
+def test_runs_of_equal_depth_are_matched_to_each_other_whatever_their_order() -> None:
+    one = Curve("one", 2, [(10, 4.0), (20, 3.0)], [20])
+    other = Curve("other", 2, [(10, 3.5), (20, 2.5)], [20])
+    shallow = Curve("shallow", 1, [(10, 4.0)], [10])
+    for given in ([one, other, shallow], [other, shallow, one]):
+        rows = match_perplexity(given)
+        pairs = [(row["reference"], row["run"]) for row in rows]
+        assert len(pairs) == len(set(pairs)) == 7
+        assert {("one", "other"), ("other", "one"), ("one", "one"), ("other", "other")} < set(pairs)
+        assert ("one", "shallow") not in pairs
+        own = next(row for row in rows if (row["reference"], row["run"]) == ("other", "other"))
+        assert (own["reached"], own["mismatch"]) == (20.0, 0.0)
+
+
 def test_the_checkpoint_is_one_beside_the_first_crossing_not_one_of_overfitting() -> None:
     shallow = Curve("shallow", 1, [(10, 3.0), (50, 2.5)], [50])
     losses = [(10, 3.5), (20, 2.7), (30, 2.2), (40, 2.0), (50, 2.49)]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ import torch
 from halting_runs import halting_run
 from ostinato.budget import count_macs, count_parameters
 from ostinato.errors import ConfigError, DataError
+from ostinato.evaluation.stored import Outputs
 from ostinato.experiments.compare import systems
-from ostinato.experiments.compare.paired import compare
+from ostinato.experiments.compare.paired import _origin, compare
+from ostinato.experiments.compare.paired_tables import score_table
 from ostinato.experiments.compare.systems import Choices
 from ostinato.experiments.results import read_rows, write_rows
 from ostinato.tasks.recipes import load_recipe
@@ -227,6 +231,80 @@ def test_rows_of_several_comparisons_stand_in_one_table_only_where_they_were_mad
     other = predictions(tmp_path / "other" / "x.jsonl", 0.9, seed=7)
     with pytest.raises(DataError, match=r"5\.jsonl: x has other scores in another file"):
         compare([first, written("5.jsonl", base, other)])
+
+
+def row_of(metric: str, **changes: Any) -> dict[str, Any]:
+    """A row of a comparison, with one metric."""
+    score = {"value": 0.5, "low": 0.4, "high": 0.6, "signature": None, "difference": None, "verdict": None}
+    return {
+        "split": "test",
+        "system": "base",
+        "reference": "base",
+        "n": 60,
+        "metrics": {metric: score},
+        "bootstrap": {"n_samples": 1000, "seed": 12345, "level": 0.95},
+        "seed": 1,
+        "parameters": 1000,
+        "macs": None,
+        "checkpoint": "update-000002",
+        "decoding": {"seconds": 1.0, "settings": {"beam": 1}},
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n": 50}, "n: 50 and 60"),
+        ({"checkpoint": "update-000004"}, "checkpoint: 'update-000004' and 'update-000002'"),
+        ({"seed": 2}, "seed: 2 and 1"),
+        ({"parameters": 2000, "seed": 2}, "seed: 2 and 1, parameters: 2000 and 1000"),
+        ({"decoding": {"seconds": 1.0, "settings": {"beam": 5}}}, "decoding settings: {'beam': 5} and {'beam': 1}"),
+    ],
+)
+def test_rows_of_one_name_that_are_of_something_else_are_not_one_system(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    write_rows([row_of("bleu")], tmp_path / "1.jsonl")
+    write_rows([row_of("loss", decoding=None)], tmp_path / "2.jsonl")
+    write_rows([row_of("chrf", **changes)], tmp_path / "3.jsonl")
+    for order in ("123", "213"):
+        with pytest.raises(DataError) as caught:
+            compare([tmp_path / f"{name}.jsonl" for name in order])
+        expected = f"3.jsonl: base on test is another system in another file ({said}): show them one by one"
+        assert str(caught.value).endswith(expected)
+
+
+def test_rows_of_scores_for_which_nothing_is_decoded_join_those_of_outputs(tmp_path: Path) -> None:
+    write_rows([row_of("loss", decoding=None)], tmp_path / "1.jsonl")
+    write_rows([row_of("bleu")], tmp_path / "2.jsonl")
+    (row,) = compare([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
+    assert set(row["metrics"]) == {"loss", "bleu"}
+    assert row["decoding"]["settings"] == {"beam": 1}
+
+
+def test_rows_of_a_split_with_another_number_of_examples_are_refused(tmp_path: Path) -> None:
+    write_rows([row_of("bleu"), row_of("bleu", split="long", n=9)], tmp_path / "1.jsonl")
+    write_rows([row_of("bleu", system="other", n=50)], tmp_path / "2.jsonl")
+    with pytest.raises(DataError, match=r"2\.jsonl: other has 50 examples of test, and base 60: show them one by one"):
+        compare([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
+
+
+def test_a_score_that_is_not_finite_is_written_and_shown_again(tmp_path: Path) -> None:
+    score = row_of("perplexity")["metrics"]["perplexity"]
+    metrics = {"perplexity": score | {"value": math.inf, "high": math.inf}, "bleu": score}
+    write_rows([row_of("bleu", metrics=metrics)], tmp_path / "1.jsonl")
+    (row,) = compare([tmp_path / "1.jsonl"])
+    assert score_table([row])[1][0][3:] == ["not finite [0.4000, not finite]", "0.5000 [0.4000, 0.6000]"]
+    assert score_table([row | {"metrics": metrics}]) == score_table([row])
+
+
+@pytest.mark.parametrize("is_forced", [True, False])
+def test_a_threshold_that_was_tuned_is_said_of_scores_and_of_outputs(is_forced: bool) -> None:
+    evaluation = {"n": 60, "seconds": 2.0, "halting_threshold_from": "tuned"}
+    texts = [] if is_forced else ["a"]
+    found = Outputs(texts, texts, texts, Path("p.jsonl"), evaluation, is_new=True)
+    said = "60 examples scored" if is_forced else "1 outputs decoded"
+    assert _origin(found) == f"{said} in 2.0 s, at the halting threshold that was tuned for the run"
 
 
 def test_systems_with_other_references_are_refused_before_anything_is_decoded(

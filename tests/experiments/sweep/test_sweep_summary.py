@@ -114,6 +114,18 @@ def test_notes_say_how_intervals_were_made_and_which_checkpoint_a_measure_is_of(
     assert summary_notes(summarise(ROWS[:3])) == []
 
 
+def test_notes_say_how_many_differences_have_an_interval() -> None:
+    scores = {"a": (0.5, 0.6), "b": (0.7, 0.9), "c": (0.1, 0.3), "d": (0.5,)}  # the last has one seed, and no interval
+    rows = [
+        row(arm, seed, {"score": score, "time": 10 * score})
+        for arm, own in scores.items()
+        for seed, score in enumerate(own)
+    ]
+    assert summary_notes(summarise(rows))[-1] == (
+        "4 differences were tested; of equal arms, about 1 in 20 intervals excludes 0 by chance."
+    )
+
+
 def test_rows_of_several_sweeps_are_not_one_table() -> None:
     with pytest.raises(DataError, match="rows of one sweep"):
         summarise([*ROWS, row("a", 4, {}, sweep="other")])

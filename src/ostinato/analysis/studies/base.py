@@ -21,6 +21,7 @@ from ostinato.analysis.collectors import (
 from ostinato.data.disk import read_json_object
 from ostinato.data.example import Example, fingerprint
 from ostinato.data.tokenizer import Tokenizer
+from ostinato.errors import DataError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Seq2Seq
 from ostinato.models.build import Model, build_model
@@ -77,7 +78,12 @@ class Subject:
         return len(model.target_embedding)
 
     def shown(self) -> int:
-        """Return the place of the example that studies of one example show."""
+        """Return the place of the example that studies of one example show.
+
+        Raises:
+            DataError: there are no examples.
+        """
+        self.check_examples()
         if self.example is not None:
             return self.example
         lengths = [len(example.source or "") + len(example.target) for example in self.examples]
@@ -127,8 +133,18 @@ class Subject:
         make: Callable[[], Collector] = made.get(kind, kind)
         return make()
 
+    def check_examples(self) -> None:
+        """Raise a DataError where there is no example: all may have been left out of a split."""
+        if not self.examples:
+            raise DataError(f"{self.name}: {self.split}: there are no examples to analyse")
+
     def collect(self, kinds: set[type[Any]], on_progress: OnProgress) -> None:
-        """Run the model over the examples once, for all collectors together."""
+        """Run the model over the examples once, for all collectors together.
+
+        Raises:
+            DataError: there are no examples, or one cannot be encoded or is too long.
+        """
+        self.check_examples()
         self.collected = {kind: self.collector(kind) for kind in kinds}
         stream(self.run, self.examples, list(self.collected.values()), on_progress=on_progress)
 
@@ -150,6 +166,11 @@ class Finding:
     arrays: dict[str, Floats] = field(default_factory=dict)
     note: str = ""
     runs: str = ""
+
+
+def no_extra(subjects: Sequence[Subject]) -> int:
+    """Return 0: of a study that runs no examples beside those of the common pass."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +199,7 @@ class Study:
     why_not_model: Callable[[Model], str | None] = lambda model: None
     why_not_run: Callable[[Subject], str | None] = lambda subject: None
     why_not_together: Callable[[Sequence[Subject]], str | None] = lambda subjects: None
-    extra_examples: Callable[[Sequence[Subject]], int] = lambda subjects: 0
+    extra_examples: Callable[[Sequence[Subject]], int] = no_extra
 
     def why_never(self, model: Model) -> str | None:
         """Return why it applies to no run of a model, None where it may; the weights are not looked at."""
@@ -191,7 +212,14 @@ class Study:
         return self.why_never(subject.model) or self.why_not_run(subject)
 
     def find(self, subjects: Sequence[Subject], on_progress: OnProgress) -> list[Finding]:
-        """Return the findings for the runs to which the study applies."""
+        """Return the findings for the runs to which the study applies.
+
+        Raises:
+            DataError: a run without examples, where the study is not of weights or records alone.
+        """
+        if self.needs or self.extra_examples is not no_extra:
+            for subject in subjects:
+                subject.check_examples()
         if self.of_runs is not None:
             found, runs = [self.of_runs(subjects, on_progress)], [" ".join(subject.name for subject in subjects)]
         elif self.of_run is not None:

@@ -34,11 +34,13 @@ _HEAD = """\
 Made by `ostinato claims --markdown` from the claim files and their outcomes, which `ostinato reproduce` writes; the
 plots by `ostinato claims --plots docs/results`. None is edited by hand. A claim's numbers and bands are committed
 before it is run (`ostinato claims --check`); a band's limit is the smallest effect of interest. `supported`: every
-number's 95 % interval lies in its band; `contradicted`: one lies outside; `inconclusive`: the seeds do not tell, and
-how many would is said; `void`: a control is not as it must be; `not run`: nobody has run it here yet; `stale`: the
-claim, or what its arms compute, has changed since. Every claim stays, whatever came of it. After "The paper" stands
-what it says, in our words and with its own numbers; after "We" what was measured here, and a verdict is about that
-alone. All runs are small: what a claim's scale cannot show is said beside it.
+number is shown to lie in its band; `contradicted`: one is shown to lie outside; `inconclusive`: the seeds do not tell,
+and how many would is said; `void`: a control is not as it must be; `not run`: nobody has run it here yet; `stale`: the
+claim, or what its arms compute, has changed since. Shown is what a test says with Holm's correction: the more numbers
+a claim has, the surer each must be. The 95 % intervals are those of one number alone, so that one may lie in its band
+where the verdict is `inconclusive`; of where the best of several stands there is none. Every claim stays, whatever came
+of it. After "The paper" stands what it says, in our words and with its own numbers; after "We" what was measured here,
+and a verdict is about that alone. All runs are small: what a claim's scale cannot show is said beside it.
 
 Claims that were not run are in the tables only; `ostinato claims` lists what the papers say, and
 `ostinato reproduce PAPER/CLAIM` runs one.

@@ -4,6 +4,7 @@ Numbers have units of their own, so each is drawn in multiples of its band's lim
 
     a band with one limit      0 is no effect, 1 the limit
     a band with two limits     0 is their middle, -1 and 1 are the limits
+    a spread                   0 is none, -1 and 1 are the largest one: its interval is that of a difference
 
 The part of the axis that agrees with the claim is shaded. Numbers that are stale or of a void claim, from which nothing
 follows, are hollow and grey.
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.analysis.drawing import COLOURS, FONT, WIDE, new_figure
-from ostinato.config.claim import ExpectationConfig, RatioStatistic
+from ostinato.config.claim import ExpectationConfig, RatioStatistic, SpreadStatistic
 from ostinato.data.output_files import write_new_text
 from ostinato.experiments.claims.files import Claim, Outcome
 from ostinato.experiments.claims.staleness import state
+from ostinato.experiments.inference import Limits
 
 _ROW = 0.24
 """Inches."""
@@ -109,7 +111,7 @@ def draw_forest(claims: Sequence[tuple[Claim, Outcome | None]], path: Path) -> P
 
 def scaled(value: float, expectation: ExpectationConfig) -> float:
     """Return a number in multiples of its band's limit."""
-    low, high = expectation.band
+    low, high = _limits(expectation)
     if isinstance(expectation.statistic, RatioStatistic):
         value = math.log(value)
         low, high = (None if limit is None else math.log(limit) for limit in (low, high))
@@ -122,10 +124,18 @@ def scaled(value: float, expectation: ExpectationConfig) -> float:
 
 def agreeing(expectation: ExpectationConfig) -> tuple[float, float]:
     """Return the part of the axis that agrees with the claim."""
-    low, high = expectation.band
+    low, high = _limits(expectation)
     if low is not None and high is not None:
         return -1.0, 1.0
     nothing = 1.0 if isinstance(expectation.statistic, RatioStatistic) else 0.0
     # Of a limit below no effect the axis is turned round: there 1 is still the limit.
     is_right = low > nothing if low is not None else high is not None and high < nothing
     return (1.0, _FARTHEST + 0.2) if is_right else (-_FARTHEST - 0.2, 1.0)
+
+
+def _limits(expectation: ExpectationConfig) -> Limits:
+    """Return the band; of a spread that of the differences which it is judged by, of either sign."""
+    low, high = expectation.band
+    if isinstance(expectation.statistic, SpreadStatistic) and high is not None:
+        low = -high
+    return low, high

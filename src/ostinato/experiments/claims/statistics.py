@@ -11,7 +11,10 @@ are judged by it (`ostinato.experiments.inference`):
     best_at                     the difference of the best term inside the band to every term outside it, above 0
 
 A number of several parts is supported where every part is, which needs no correction, and contradicted where one part
-is, which does: the smallest p times the number of parts.
+is, which does: the smallest p times the number of parts. The best of a band is chosen by the sample, so that its p is
+multiplied by the number of terms inside; that the best lies outside is shown by one term there that beats every term
+inside, whichever of them is truly the best: the largest p over those inside, the smallest of these over those outside,
+times the number of those.
 """
 
 from __future__ import annotations
@@ -52,13 +55,17 @@ _Part = tuple[list[float], Limits]
 """A sample, and its band."""
 
 
-class _Least(NamedTuple):
-    """The least supported part of a number, of how many it was chosen as the best, and of how many parts."""
+class _Deciding(NamedTuple):
+    """The parts that decide a number: the least supported one, and the one that contradicts it soonest.
 
-    sample: list[float]
-    band: Limits
+    Args:
+        n_tried: of how many the first was chosen as the best. n_against: of how many the second was.
+    """
+
+    least: _Part
     n_tried: int
-    n_parts: int
+    against: _Part
+    n_against: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,11 @@ class Found:
     Args:
         value: of several parts the statistic of the terms' means (rounds: medians); of one the mean (median) of
             by_seed, of a ratio the geometric mean. by_seed: of every seed that all terms have.
-        low, high: 95 % interval; of several parts, of the one that is least supported; None: nothing to judge by.
+        low, high: 95 % interval; of several parts, of the one that is least supported, for a spread the larger term
+            minus the smaller; None: nothing to judge by.
         p_supported, p_contradicted: corrected for the number of a claim's expectations.
-        seeds_needed: by the power of the least supported part, corrected as the p values are; None: more than 1,000,
-            or not known.
+        seeds_needed: by the power of the part that decides, corrected as the p values are; None: more than 1,000, or
+            not known.
     """
 
     what: str
@@ -113,7 +121,7 @@ def find(
     ]
 
 
-def _seeds_needed(numbers: Sequence[tuple[Found, _Least]]) -> list[int | None]:
+def _seeds_needed(numbers: Sequence[tuple[Found, _Deciding]]) -> list[int | None]:
     """Return for every number the seeds that would decide it, with Holm's correction.
 
     The k-th smallest p of m is multiplied by m - k + 1, and counts only where all before it do: so a number needs the
@@ -124,10 +132,10 @@ def _seeds_needed(numbers: Sequence[tuple[Found, _Least]]) -> list[int | None]:
         p = [number.p_supported if inside else number.p_contradicted for number, _ in numbers]
         most: int | None = 0
         for place, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-            least = numbers[index][1]
-            if is_inside(fmean(least.sample), least.band) is inside:
-                n_tests = (len(p) - place) * (least.n_tried if inside else least.n_parts)
-                needed = seeds_needed(least.sample, least.band, n_tests)
+            own = numbers[index][1]
+            if is_inside(fmean(own.least[0]), own.least[1]) is inside:
+                part, n_tests = (own.least, own.n_tried) if inside else (own.against, own.n_against)
+                needed = seeds_needed(*part, (len(p) - place) * n_tests)
                 most = None if most is None or needed is None else max(most, needed)
                 found[index] = most
     return found
@@ -141,7 +149,9 @@ def claim_verdict(numbers: Sequence[Found]) -> Verdict:
     return "contradicted" if "contradicted" in verdicts else "inconclusive"
 
 
-def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], sampling: Sampling) -> tuple[Found, _Least]:
+def _number(
+    expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], sampling: Sampling
+) -> tuple[Found, _Deciding]:
     """Return one number, its p values not yet corrected, and what its seeds are computed from."""
     statistic, band = expectation.statistic, expectation.band
     terms = terms_of(statistic)
@@ -156,17 +166,22 @@ def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], samp
     parts = _parts(statistic, band, columns, list(by_seed.values()), middle)
     judged = [judge(sample, limits, sampling) for sample, limits in parts]
     least = max(range(len(parts)), key=lambda i: judged[i].p_supported)
+    # A spread has no sign, and a place is none of the scores: neither is its only part, where there is one alone.
+    is_its_part = len(parts) == 1 and not isinstance(statistic, SpreadStatistic | BestAtStatistic)
+    value = judged[0].value if is_its_part else _compute(statistic, [middle(column) for column in columns])
     low, high = judged[least].low, judged[least].high
+    if isinstance(statistic, BestAtStatistic):
+        low = high = None  # those of scores
+    if low is not None and high is not None:
+        if isinstance(statistic, RatioStatistic):
+            low, high = math.exp(low), math.exp(high)
+        elif isinstance(statistic, SpreadStatistic) and judged[least].value < 0:
+            low, high = -high, -low  # which of two terms is named first says nothing
     if isinstance(statistic, RatioStatistic):
-        value = math.exp(judged[least].value)
-        low, high = (None if end is None else math.exp(end) for end in (low, high))
-    elif isinstance(statistic, BestAtStatistic):
-        # A place, whose parts are differences of scores: their interval is none of it.
-        value, low, high = _compute(statistic, [middle(column) for column in columns]), None, None
-    elif len(parts) == 1:
-        value = judged[0].value
-    else:
-        value = _compute(statistic, [middle(column) for column in columns])
+        value = math.exp(value)
+    if sampling == "exact" and low is not None:
+        low = high = value  # of several parts, each of them exact, too
+    p_contradicted, against, n_against = _against(statistic, band, columns, parts, sampling)
     n_tried = _n_tried(statistic, band)
     found = Found(
         expectation.what,
@@ -176,10 +191,29 @@ def _number(expectation: ExpectationConfig, rows: Sequence[dict[str, Any]], samp
         low,
         high,
         min(1.0, n_tried * judged[least].p_supported),
-        min(1.0, len(parts) * min(part.p_contradicted for part in judged)),
+        min(1.0, n_against * p_contradicted),
         None,
     )
-    return found, _Least(*parts[least], n_tried, len(parts))
+    return found, _Deciding(parts[least], n_tried, against, n_against)
+
+
+def _against(
+    statistic: Statistic, band: Limits, columns: Sequence[list[float]], parts: Sequence[_Part], sampling: Sampling
+) -> tuple[float, _Part, int]:
+    """Return the p of "the number is outside its band", of which part it is, and of how many it is the smallest.
+
+    Of `best_at` it is not enough that a term outside beats the sample's best inside: another one may be truly the best.
+    """
+    groups = [[part] for part in parts]
+    if isinstance(statistic, BestAtStatistic):
+        inside, outside = _sides(statistic, band, columns)
+        groups = [[(_differences(own, other), (0.0, None)) for own in inside] for other in outside]
+    found = []
+    for group in groups:
+        p_values = [judge(*part, sampling).p_contradicted for part in group]
+        found.append((max(p_values), group[p_values.index(max(p_values))]))
+    p, part = min(found, key=lambda one: one[0])
+    return p, part, len(groups)
 
 
 def _parts(
@@ -205,15 +239,23 @@ def _parts(
         case SpreadStatistic():
             limit = band[1] or 0.0
             return [(_differences(a, b), (-limit, limit)) for a, b in combinations(columns, 2)]
-        case BestAtStatistic(at=at, mode=mode):
-            sign = 1.0 if mode == "max" else -1.0
-            scores = [[sign * value for value in column] for column in columns]
-            inside = [is_inside(place, band) for place in at]
-            best = max((column for column, is_in in zip(scores, inside, strict=True) if is_in), key=middle)
-            others = [column for column, is_in in zip(scores, inside, strict=True) if not is_in]
-            return [(_differences(best, other), (0.0, None)) for other in others]
+        case BestAtStatistic():
+            inside, outside = _sides(statistic, band, columns)
+            best = max(inside, key=middle)
+            return [(_differences(best, other), (0.0, None)) for other in outside]
         case _:
             return [(sample, band)]
+
+
+def _sides(
+    statistic: BestAtStatistic, band: Limits, columns: Sequence[list[float]]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the terms whose places lie inside the band, and those outside it, signed so that the largest is best."""
+    sign = 1.0 if statistic.mode == "max" else -1.0
+    found: tuple[list[list[float]], list[list[float]]] = ([], [])
+    for place, column in zip(statistic.at, columns, strict=True):
+        found[not is_inside(place, band)].append([sign * value for value in column])
+    return found
 
 
 def _n_tried(statistic: Statistic, band: Limits) -> int:

@@ -91,9 +91,9 @@ def match_perplexity(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """
     ordered = sorted(curves, key=lambda curve: curve.depth)
     rows: list[dict[str, Any]] = []
-    for place, reference in enumerate(ordered):
+    for reference in ordered:
         wanted = reference.final
-        for curve in ordered[place:]:
+        for curve in (curve for curve in ordered if curve.depth >= reference.depth):
             # The reference is at its final loss at its end, though its running minimum may have been there before.
             update = float(curve.points[-1][0]) if curve is reference else reached(curve.points, wanted)
             losses = {at: loss for at, loss in curve.points if at in curve.checkpoints}

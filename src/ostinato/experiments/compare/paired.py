@@ -10,7 +10,7 @@ reader to see.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +123,40 @@ def _rows_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 if row["macs"]:
                     lengths.add((row["macs"]["source_length"], row["macs"]["target_length"]))
                 where = (row["split"], row["system"])
-                metrics = found.get(where, row)["metrics"]
+                same = found.get(where, row)
+                _check_same(row, same, path)
+                for other in (one for one in found.values() if one["split"] == row["split"] and one["n"] != row["n"]):
+                    of = f" of {row['split']}" if row["split"] else ""
+                    said = f"{row['system']} has {row['n']} examples{of}, and {other['system']} {other['n']}"
+                    raise DataError(f"{path}: {said}: show them one by one")
+                metrics = same["metrics"]
                 if any(
                     repr(metrics[name]["value"]) != repr(row["metrics"][name]["value"])
                     for name in metrics.keys() & row["metrics"].keys()
                 ):
                     raise DataError(f"{path}: {row['system']} has other scores in another file: show them one by one")
-                found[where] = found.get(where, row) | {"metrics": row["metrics"] | metrics}
+                # Nothing is decoded for teacher-forced scores: what another file knows of it is kept.
+                decoding = same["decoding"] or row["decoding"]
+                found[where] = same | {"metrics": row["metrics"] | metrics, "decoding": decoding}
     if len(made) > 1 or len(lengths) > 1:
         names = " and ".join(map(str, paths))
         raise DataError(f"{names} have other references, samples or counted lengths: show them one by one")
     return list(found.values())
+
+
+def _check_same(row: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
+    """Raise a DataError where two rows of one split and system are of something else: their scores are not of one run.
+
+    How outputs were decoded is compared where both say it.
+    """
+    names = ("n", "checkpoint", "seed", "parameters")
+    pairs = {name: (row.get(name), other.get(name)) for name in names}
+    if row["decoding"] and other["decoding"]:
+        pairs["decoding settings"] = (row["decoding"]["settings"], other["decoding"]["settings"])
+    if differing := [f"{name}: {a!r} and {b!r}" for name, (a, b) in pairs.items() if a != b]:
+        where = f"{row['system']} on {row['split']}" if row["split"] else row["system"]
+        said = f"is another system in another file ({', '.join(differing)})"
+        raise DataError(f"{path}: {where} {said}: show them one by one")
 
 
 def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:
@@ -166,12 +189,12 @@ def _splits(systems: Sequence[System], choices: Choices) -> Sequence[str | None]
 
 def _origin(outputs: Outputs) -> str:
     n = len(outputs.predictions)
-    if outputs.evaluation is not None and not n:
-        return f"{outputs.evaluation['n']:,} examples scored in {outputs.evaluation['seconds']:.1f} s"
     if outputs.evaluation is None:
         return f"{n:,} predictions read"
     tuned = outputs.evaluation.get("halting_threshold_from") == "tuned"
     how = ", at the halting threshold that was tuned for the run" if tuned else ""
+    if not n:
+        return f"{outputs.evaluation['n']:,} examples scored in {outputs.evaluation['seconds']:.1f} s{how}"
     if outputs.is_new:
         seconds = outputs.evaluation.get("decoding_seconds", outputs.evaluation["seconds"])
         return f"{n:,} outputs decoded in {seconds:.1f} s{how}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,11 @@ def score_table(rows: Sequence[Row]) -> Table:
     names = _metrics(rows)
     is_one_system = all(row["system"] == row["reference"] for row in rows)
     # Scores out of 100 have two digits, shares and teacher-forced scores four.
-    highest = {name: max(row["metrics"][name]["high"] for row in rows if name in row["metrics"]) for name in names}
-    digits = {name: 2 if high > 1 and not is_forced(name) else 4 for name, high in highest.items()}
+    highest = {
+        name: [h for row in rows if name in row["metrics"] if _is_finite(h := row["metrics"][name]["high"])]
+        for name in names
+    }
+    digits = {name: 2 if max(highs, default=0) > 1 and not is_forced(name) else 4 for name, highs in highest.items()}
     columns = ["split", "system", "n"]
     for name in names:
         columns += [name] if is_one_system else [name, f"{name} - reference"]
@@ -110,5 +114,11 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
 
 
 def _interval(estimate: Row, digits: int, sign: str = "") -> str:
-    value, low, high = (f"{estimate[key]:{sign}.{digits}f}" for key in ("value", "low", "high"))
+    found = [estimate[key] for key in ("value", "low", "high")]
+    value, low, high = (f"{one:{sign}.{digits}f}" if _is_finite(one) else "not finite" for one in found)
     return f"{value} [{low}, {high}]"
+
+
+def _is_finite(value: float | None) -> bool:
+    """Return whether a score is a number; the infinity of a perplexity stands as null in a file of rows."""
+    return value is not None and math.isfinite(value)

@@ -1,7 +1,8 @@
 """Differences between the arms of a sweep with intervals over test examples: BLEU's too.
 
 The runs' outputs are those kept beside them, else they are decoded once and kept. Of each arm the mean score over its
-seeds is compared with the first arm's on the same drawn examples (`ostinato.metrics.bootstrap.paired_means`).
+seeds is taken on the same drawn examples (`ostinato.metrics.bootstrap.paired_means`), and its difference to the first
+arm's over the seeds that both have: of a sweep that is half finished, means over other seeds would differ by these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ostinato.evaluation.loading import load
 from ostinato.evaluation.stored import Outputs, run_outputs
 from ostinato.experiments.sweep.runs import PlannedRun
 from ostinato.metrics import METRICS, make_metric
-from ostinato.metrics.bootstrap import paired_means
+from ostinato.metrics.bootstrap import Compared, paired_means
 from ostinato.training.threads import cpu_threads
 
 
@@ -28,14 +29,15 @@ def example_differences(
     access: DataAccess | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Return, for every measure of decoded outputs and every arm, score and difference to the first arm.
+    """Return, for every measure of decoded outputs and every arm, score and difference to the reference.
 
     Args:
-        runs: the sweep's, finished ones. on_line: told what is decoded.
+        runs: the sweep's, finished ones; the first one's arm is the reference. on_line: told what is decoded.
 
     Returns:
-        measure, metric, split, arm, n_seeds, n_examples, score and difference: {value, low, high} each, verdict;
-        difference and verdict are None for the first arm, and of measures that it does not have.
+        measure, metric, split, arm, n_seeds, seeds, n_examples, score: {value, low, high}; reference (an arm),
+        seeds_compared (those that both arms have), difference: {value, low, high}, verdict: None for the reference, and
+        of measures that it does not have; the last two also where no seed is of both.
 
     Raises:
         ConfigError: no measure is of decoded outputs. DataError: arms that were to write different texts.
@@ -58,29 +60,42 @@ def example_differences(
                 on_line(f"{run.name}, {measure.split}: {len(outputs[where].predictions):,} outputs decoded")
     lines = []
     for measure in measures:
-        arms: dict[str, list[Outputs]] = {}
+        arms: dict[str, dict[int, list[str]]] = {}
+        """Of every arm the outputs by seed."""
         own = [run for run in runs if measure in sweep.measures_of(run.arm)]
-        for run in own:
-            arms.setdefault(run.arm, []).append(outputs[run.key, str(measure.split)])
-            if arms[run.arm][-1].references != arms[own[0].arm][0].references:
-                raise DataError(f"{measure.name}: {run.name} was to write other texts than {own[0].name}")
         if not own:
             continue
-        references, sources = arms[own[0].arm][0].references, arms[own[0].arm][0].sources
-        groups = [[written.predictions for written in group] for group in arms.values()]
-        compared = paired_means(make_metric(measure.path), groups, references, sources)
-        for (arm, group), found in zip(arms.items(), compared, strict=True):
-            is_compared = own[0].arm == runs[0].arm != arm
+        first = outputs[own[0].key, str(measure.split)]
+        for run in own:
+            written = outputs[run.key, str(measure.split)]
+            if written.references != first.references:
+                raise DataError(f"{measure.name}: {run.name} was to write other texts than {own[0].name}")
+            arms.setdefault(run.arm, {})[run.seed] = written.predictions
+        metric, texts = make_metric(measure.path), (first.references, first.sources)
+        scores = paired_means(metric, [list(by_seed.values()) for by_seed in arms.values()], *texts)
+        reference = arms.get(runs[0].arm, {})
+        for (arm, by_seed), score in zip(arms.items(), scores, strict=True):
+            is_compared = bool(reference) and arm != runs[0].arm
+            common = [seed for seed in by_seed if seed in reference]
+            found: Compared | None = None
+            if is_compared and len(common) == len(by_seed) == len(reference):
+                found = score
+            elif is_compared and common:
+                pair = [[group[seed] for seed in common] for group in (reference, by_seed)]
+                found = paired_means(metric, pair, *texts)[1]
             line = {
                 "measure": measure.name,
                 "metric": measure.path,
                 "split": measure.split,
                 "arm": arm,
-                "n_seeds": len(group),
-                "n_examples": len(references),
-                "score": found.score.as_dict(),
-                "difference": found.difference.as_dict() if is_compared else None,
-                "verdict": found.verdict if is_compared else None,
+                "n_seeds": len(by_seed),
+                "seeds": list(by_seed),
+                "n_examples": len(first.references),
+                "score": score.score.as_dict(),
+                "reference": runs[0].arm if is_compared else None,
+                "seeds_compared": common if is_compared else None,
+                "difference": None if found is None else found.difference.as_dict(),
+                "verdict": None if found is None else found.verdict,
             }
             lines.append(line)
     return lines
