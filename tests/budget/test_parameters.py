@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.budget import count_parameters
+from ostinato.budget import count_parameters, kaplan_forward_flops
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.positions import BucketsConfig, WindowConfig
 from ostinato.config.stack import DecoderConfig, NormConfig, StackConfig
@@ -246,6 +246,42 @@ def test_more_rounds_at_call_time_change_what_is_executed_only() -> None:
     three, ten = count_parameters(config), count_parameters(config, n_steps=10)
     assert (ten.stored, ten.active) == (three.stored, three.active)
     assert ten.executed - three.executed == 7 * (ATTENTION_SIZE + FFN_SIZE + 2 * D)
+
+
+BORROWED: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
+    # settings of attention and of the segment; of a use that borrows keys: what it does not run, what it does not touch
+    "plain": ({}, {}, 2 * D * I, 0),
+    "biases": ({"bias": True}, {}, 2 * D * I + 2 * I, 0),
+    "norm of keys": ({"qk_norm": "rms"}, {}, 2 * D * I + 4, 0),
+    "experts": ({"kind": "experts", "n_experts": 3, "top_k": 2}, {}, 2 * D * I, 0),
+    # Keys, the values of two experts, and the router of both heads' values.
+    "experts of heads": (
+        {"kind": "head_experts", "n_experts": 8, "top_k": 2},
+        {},
+        D * I + 2 * D * I + 2 * 8 * D,
+        2 * D * I,
+    ),
+    "deltas": ({}, {"delta_rank": 2}, 2 * D * I + 2 * 2 * (D + I), 2 * 2 * (D + I)),
+}
+
+
+@pytest.mark.parametrize("name", BORROWED)
+def test_rounds_that_read_the_keys_of_the_first_one_run_nothing_that_makes_keys(name: str) -> None:
+    attention, segment, not_run, not_touched = BORROWED[name]
+
+    def looped(keys: str) -> LanguageModelConfig:
+        segments = [{"n_steps": 3, "repeats": 4, "keys": keys} | segment]
+        return _small(self_attention=attention, segments=segments)
+
+    own, first = count_parameters(looped("own")), count_parameters(looped("first"))
+    n_borrowing = 3 * 3
+    assert own.by_part == first.by_part
+    assert own.executed - first.executed == n_borrowing * not_run
+    assert own.active - first.active == n_borrowing * not_touched
+    macs = [kaplan_forward_flops(looped(keys), 10) for keys in ("own", "first")]
+    assert macs[0] is not None
+    assert macs[1] is not None
+    assert macs[0] - macs[1] == 2 * n_borrowing * not_run
 
 
 def test_a_bank_that_serves_both_stacks_is_a_part_of_its_own() -> None:

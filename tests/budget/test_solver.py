@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from architectures import any_architecture, draws
 from ostinato.budget import Assumptions, count_macs, count_parameters
-from ostinato.budget.free import FreeVariable, all_settings, free_variable, with_settings
+from ostinato.budget.free import FreeVariable, WithoutEffect, all_settings, free_variable, with_settings
 from ostinato.budget.solver import OutOfReach, Solution, counts, solve, solve_measured, stored_parameters
-from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
+from ostinato.config.model import EncoderConfig, LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 
 
@@ -129,6 +130,116 @@ def test_any_integer_setting_is_free_by_its_name() -> None:
     assert solve(buckets, stored_parameters(buckets) + 8 * 6, "n_buckets").values == {"decoder.relative.n_buckets": 14}
     vocabulary = solve(base, stored_parameters(base) + 64 * 5, "vocab_size")
     assert vocabulary.values == {"vocab_size": 205}
+
+
+def lstm(d_model: int = 8, *, bidirectional: bool = True) -> LstmSeq2SeqConfig:
+    return LstmSeq2SeqConfig(d_model=d_model, bidirectional=bidirectional, source_vocab_size=9, target_vocab_size=7)
+
+
+def test_the_width_of_an_encoder_that_reads_both_ways_stays_even() -> None:
+    target = stored_parameters(lstm(52))
+    for residual in (-300, 0, 300):
+        found = solve(lstm(), target + residual, "d_model")
+        assert (found.value, found.residual) == (52, -residual)
+    assert solve(lstm(), 10, "d_model", lambda config: config.d_model).value == 10
+    assert solve(lstm(), 1, "d_model", lambda config: config.d_model).value == 2
+    one_way = solve(lstm(bidirectional=False), stored_parameters(lstm(7 * 3, bidirectional=False)), "d_model")
+    assert one_way.value == 21
+
+
+def test_heads_stay_a_multiple_of_those_of_keys() -> None:
+    base = language_model(self_attention={"n_heads": 4, "n_kv_heads": 2, "d_head": 16})
+    for factor in (0.9, 1.1, 1.3, 1.7):
+        assert solve(base, factor * stored_parameters(base), "n_heads").value % 2 == 0
+    wider = stored_parameters(with_settings(base, {"decoder.self_attention.n_heads": 10}))
+    assert solve(base, wider, "n_heads").values == {"decoder.self_attention.n_heads": 10}
+
+
+def test_heads_of_keys_are_solved_among_the_numbers_that_divide_the_heads() -> None:
+    base = language_model(self_attention={"n_heads": 12, "n_kv_heads": 2, "d_head": 16})
+    key = "decoder.self_attention.n_kv_heads"
+    costs = {n: stored_parameters(with_settings(base, {key: n})) for n in (1, 2, 3, 4, 6, 12)}
+    for n, cost in costs.items():
+        assert (solve(base, cost, "n_kv_heads").values, cost) == ({key: n}, costs[n])
+    assert solve(base, costs[12] - 1, "n_kv_heads").value == 12
+    assert solve(base, costs[12] - 1, "n_kv_heads", rounding="down").value == 6
+    # As elsewhere, half a step beyond the last value is still nearest to it.
+    assert solve(base, costs[12] + 1, "n_kv_heads").value == 12
+    assert solve(base, costs[1] - 1, "n_kv_heads").value == 1
+    one_of = (
+        r"of the values it may have \(1, 2, 3, 4, 6, 12, which divide model\.decoder\.self_attention\.n_heads = 12\)"
+    )
+    with pytest.raises(
+        OutOfReach, match=rf"n_kv_heads is 2: {one_of} 12 costs the most, {costs[12]:,}, not 10,000,000"
+    ):
+        solve(base, 10**7, "n_kv_heads")
+    for target, rounding in ((10, "nearest"), (costs[1] - 1, "down")):
+        with pytest.raises(OutOfReach, match=rf"{one_of} 1 costs the least, {costs[1]:,}, more than the {target:,}"):
+            solve(base, target, "n_kv_heads", rounding=rounding)  # type: ignore[arg-type]
+
+
+def test_heads_whose_width_follows_from_the_models_are_solved_among_those_that_divide_it() -> None:
+    base = language_model(d_model=24, relative={"kind": "rotary"}, self_attention={"n_heads": 4, "n_kv_heads": 2})
+    key = "decoder.self_attention.n_heads"
+    # Wider heads of keys: fewer heads cost more.
+    costs = {n: stored_parameters(with_settings(base, {key: n})) for n in (2, 4, 6, 12)}
+    assert costs[2] > costs[12]
+    for n, cost in costs.items():
+        assert solve(base, cost, "n_heads").values == {key: n}
+
+
+def test_steps_of_a_round_are_solved_among_the_numbers_that_divide_the_steps() -> None:
+    base = language_model(n_steps=6, steps_per_round=2, halting={"kind": "act"})
+    macs = counts(Assumptions(9, 12))["macs"]
+    target = macs(with_settings(base, {"decoder.steps_per_round": 3}))
+    assert solve(base, target, "steps_per_round", macs).values == {"decoder.steps_per_round": 3}
+
+
+def test_a_setting_and_one_that_must_divide_it_cannot_vary_together() -> None:
+    base = language_model(self_attention={"n_heads": 4, "n_kv_heads": 2, "d_head": 16})
+    reason = "n_kv_heads must divide model.decoder.self_attention.n_heads, so that they cannot vary together"
+    with pytest.raises(ConfigError, match=rf"free is 'n_heads\+n_kv_heads': model\.decoder\.self_attention\.{reason}"):
+        solve(base, 10**5, "n_heads+n_kv_heads")
+
+
+def test_embeddings_stay_even_for_sinusoids() -> None:
+    base = Seq2SeqConfig.model_validate(
+        pair().model_dump() | {"d_embedding": 16, "output": {"transform": {"activation": "none"}}}
+    )
+    for n in (4, 10, 22):
+        target = stored_parameters(with_settings(base, {"d_embedding": n}))
+        for residual in (-250, 0, 250):
+            assert solve(base, target + residual, "d_embedding").values == {"d_embedding": n}
+    # The width of the states is then free of them.
+    odd = language_model(d_model=30, self_attention={"n_heads": 2, "d_head": 4}).model_dump()
+    odd |= {"d_embedding": 16, "output": {"transform": {"activation": "none"}}}
+    narrow = LanguageModelConfig.model_validate(odd)
+    target = stored_parameters(with_settings(narrow, {"d_model": 37}))
+    assert solve(narrow, target, "d_model").values == {"d_model": 37}
+
+
+def test_a_number_that_is_zero_can_grow() -> None:
+    encoder = EncoderConfig.model_validate({"d_model": 16, "vocab_size": 50, "encoder": {"n_steps": 1}})
+    found = solve(encoder, stored_parameters(encoder) + 16 * 3, "n_token_types")
+    assert (found.values, found.residual) == ({"n_token_types": 3}, 0)
+    learned = {"positions": {"kind": "learned", "max_length": 9}}
+    both = solve(pair(learned, learned), stored_parameters(pair(learned, learned)) + 2 * 64 * 3, "offset")
+    assert both.values == {"encoder.positions.offset": 3, "decoder.positions.offset": 3}
+    assert both.residual == 0
+    clock = NoisyClock(0.0)
+    gates = language_model(ffn=EXPERTS | {"d_ff": 64, "gate": {"kind": "softmax"}})
+    with pytest.raises(ConfigError, match="changes nothing"):
+        solve_measured(gates, clock(gates), "n_sampled", clock)
+
+
+def test_settings_in_lists_are_said_to_stand_there() -> None:
+    looped = language_model(segments=[{"n_steps": 2}, {"n_steps": 2, "repeats": 3, "delta_rank": 4}])
+    for name, found in (("repeats", "0.repeats"), ("segments.1.repeats", "1.repeats"), ("delta_rank", "0.delta_rank")):
+        reason = (
+            rf"stands in a list \(model\.decoder\.segments\.{found}\): only settings outside lists can be solved for"
+        )
+        with pytest.raises(ConfigError, match=rf"free is '{name}': {reason}"):
+            solve(looped, 10**6, name)
 
 
 EXPERTS: dict[str, Any] = {"kind": "experts", "n_experts": 8, "top_k": 2}
@@ -252,8 +363,8 @@ def test_values_that_the_configuration_refuses_are_named_in_full() -> None:
 
 def neighbours(config: ModelConfig, found: Solution, variable: FreeVariable) -> list[ModelConfig]:
     """Return the configurations beside a solution that the rest of the configuration allows."""
-    near = []
-    for value in (found.value - variable.lead.multiple, found.value + variable.lead.multiple):
+    near, lead = [], variable.lead
+    for value in lead.choices or (found.value - lead.multiple, found.value + lead.multiple):
         try:
             near.append(with_settings(config, variable.at(value)))
         except ConfigError:
@@ -261,23 +372,53 @@ def neighbours(config: ModelConfig, found: Solution, variable: FreeVariable) -> 
     return near
 
 
-@draws(120, quick=12)
+@st.composite
+def recurrences(draw: st.DrawFn) -> ModelConfig:
+    """Draw an LSTM."""
+    common = {"n_layers": draw(st.integers(1, 3)), "tie_embeddings": draw(st.sampled_from(["none", "output"]))}
+    if draw(st.integers(0, 3)) == 0:
+        return LstmLanguageModelConfig.model_validate(common | {"d_model": draw(st.integers(1, 9)), "vocab_size": 7})
+    is_two_way = draw(st.booleans())
+    width = draw(st.integers(1, 5)) * (2 if is_two_way else 1)
+    rows = {"d_model": width, "source_vocab_size": 9, "target_vocab_size": 7}
+    score = draw(st.sampled_from(["general", "dot", "additive", "none"]))
+    return LstmSeq2SeqConfig.model_validate(common | rows | {"bidirectional": is_two_way, "attention": score})
+
+
+def fixes_depth(config: ModelConfig) -> bool:
+    """Return whether a list with an entry a step holds the depth of some stack where it is."""
+    return any(
+        stack.segments
+        or any(isinstance(sub.share, list) for _, sub in stack.sub_layers())
+        or (stack.value_embeddings is not None and isinstance(stack.value_embeddings.share, list))
+        for stack in config.stacks().values()
+    )
+
+
+FREE = ["d_ff", "d_attn", "d_model", "d_ff+d_attn", "n_steps", "n_experts", "expert_width"]
+FREE += ["n_heads", "n_kv_heads", "d_embedding", "steps_per_round", "n_layers"]
+
+
+@draws(240, quick=24)
 @given(
-    any_architecture(),
-    st.sampled_from(["d_ff", "d_attn", "d_model", "d_ff+d_attn", "n_steps", "n_experts", "expert_width"]),
+    st.one_of(any_architecture(), any_architecture(), any_architecture(), recurrences()),
+    st.sampled_from(FREE),
     st.sampled_from(sorted(counts(Assumptions(3, 4)))),
     st.floats(0.4, 4.0),
 )
 def test_the_solution_is_the_best_integer_for_any_architecture(
     config: ModelConfig, free: str, name: str, factor: float
 ) -> None:
+    settings = list(all_settings(config))
+    named = [part.replace("d_attn", "d_head").split(".") for part in free.split("+")]
+    assume(all(any(setting.has_name(part) for setting in settings) for part in named))
+    assume(free != "n_steps" or not fixes_depth(config))
     cost = counts(Assumptions(3, 4))[name]
     target = int(factor * cost(config))
     try:
         variable = free_variable(config, free, cost)
         found = solve(config, target, free, cost)
-    except ConfigError:
-        # No effect, out of reach, or a list of sets that fixes the depth: each has a test of its own.
+    except (OutOfReach, WithoutEffect):  # each has tests of its own
         assume(False)
     assert found.achieved == cost(found.config)
     assert found.values == variable.at(found.value)
@@ -286,7 +427,7 @@ def test_the_solution_is_the_best_integer_for_any_architecture(
 
 
 @draws(40)
-@given(any_architecture())
+@given(st.one_of(any_architecture(), any_architecture(kind="encoder"), recurrences()))
 def test_every_integer_setting_of_any_architecture_can_be_set_to_what_it_is(config: ModelConfig) -> None:
     settings = list(all_settings(config))
     assert {"d_model"} < {setting.path for setting in settings}
@@ -369,3 +510,15 @@ def test_a_target_beyond_the_deepest_model_is_out_of_reach_and_says_what_bounds_
     macs = counts(Assumptions(9, 12))["macs"]
     with pytest.raises(OutOfReach, match=r"(?s)the largest value, 10000, costs .* less than or equal to 10000"):
         solve(language_model(**shared), 1e15, "n_steps", macs)
+
+
+def test_a_latency_is_met_among_listed_values() -> None:
+    base = language_model(self_attention={"n_heads": 12, "n_kv_heads": 2, "d_head": 16})
+    clock, key = NoisyClock(0.0), "decoder.self_attention.n_kv_heads"
+    for n in (1, 2, 4, 12):
+        found = solve_measured(base, clock(with_settings(base, {key: n})), "n_kv_heads", clock, tolerance=1e-6)
+        assert found.values == {key: n}
+    between = (clock(with_settings(base, {key: 6})) + 2 * clock(with_settings(base, {key: 12}))) / 3
+    assert solve_measured(base, between, "n_kv_heads", clock, tolerance=1e-6).values == {key: 12}
+    with pytest.raises(OutOfReach, match="out of reach by this setting"):
+        solve_measured(base, 100.0, "n_kv_heads", clock, tolerance=1e-6)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ostinato.budget import count_parameters
+from ostinato.budget.solver import Solution
+from ostinato.experiments.compare import matched_models
 from ostinato.experiments.compare.matched_models import MATCHES
 from ostinato.tasks.recipes import load_recipe
 
@@ -156,7 +159,37 @@ def test_a_nearest_value_that_is_far_off_is_said_to_be(run) -> None:
     words = ["solve", "scan/universal", "scan/transformer", "--free", "d_model", "--match", "macs"]
     assert "not within 5 %: this is the nearest value" in run(*words).out
     assert json.loads(run(*words, "--json").out)["is_within"] is False
+    assert "further off" not in run(*words).out
     assert "not within" not in run(*words, "--tolerance", "0.5").out
+    down = run(*words, "--rounding", "down").out
+    assert "not within 5 %: this is the nearest value that does not cost more\n" in down
+
+
+def test_a_latency_that_is_far_off_is_said_to_be_the_nearest_measured(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def match_model(model: Any, target: float, *_: Any) -> Solution:
+        return Solution(model, "d_ff", {"decoder.ffn.d_ff": 7}, 2 * target, target)
+
+    monkeypatch.setattr(matched_models, "match_model", match_model)
+    text = run("solve", "depth/small", "--target", "0.5", "--match", "latency").out
+    assert "not within 5 %: this is the nearest of those that were measured" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "multiple"),
+    [
+        (["scan/lstm", "scan/transformer", "--free", "d_model"], "model.d_model", 2),
+        (["dense/llama-toy", "--free", "n_heads", "--target-vocab", 400], "model.decoder.self_attention.n_heads", 2),
+        (
+            ["dense/llama-toy", "--free", "n_kv_heads", "--target-vocab", 400],
+            "model.decoder.self_attention.n_kv_heads",
+            1,
+        ),
+    ],
+)
+def test_widths_and_heads_that_must_be_multiples_are_solved(run, words: list[object], key: str, multiple: int) -> None:
+    outcome = run("solve", *words, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["values"][key] % multiple == 0
 
 
 @pytest.mark.slow

@@ -244,7 +244,46 @@ def test_doctor_names_what_is_missing_and_the_line_that_adds_it(run, monkeypatch
     outcome = run("doctor")
     assert outcome.code == 1
     assert "for figures: pip install 'matplotlib>=3.8'" in outcome.out
-    assert re.search(r"needed packages are missing; add them: pip install 'sacrebleu[^']*>=2\.4'", outcome.out)
+    add = r"needed packages are missing or do not fit; add them: pip install 'sacrebleu[^']*>=2\.4'"
+    assert re.search(add, outcome.out)
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("2.5", False),
+        ("2.5.1+cu121", False),
+        ("2.10.0", False),
+        ("2.11", True),
+        ("2.11.0+cpu", True),
+        ("2.13.1", True),
+        ("2.14.0", False),
+        ("2.14.0.dev20260101", False),
+        ("3.0", False),
+    ],
+)
+def test_doctor_compares_versions(run, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool) -> None:
+    from importlib import metadata
+
+    real = metadata.version
+    real_requires = metadata.requires
+    needed = "torch<2.14,>=2.11"
+    monkeypatch.setattr(metadata, "version", lambda name: version if name == "torch" else real(name))
+    monkeypatch.setattr(
+        metadata,
+        "requires",
+        lambda name: [needed if one.startswith("torch<") else one for one in real_requires(name) or []],
+    )
+    outcome = run("doctor", "--json")
+    found = json.loads(outcome.out)
+    assert (outcome.code, found["ok"]) == ((0, True) if fits else (1, False))
+    (torch,) = (package for package in found["packages"] if package["name"] == "torch")
+    assert (torch["version"], torch["needs"], torch["fits"]) == (version, ">=2.11,<2.14", fits)
+    if not fits:
+        text = run("doctor").out
+        assert f"{version}: needs >=2.11,<2.14" in text
+        assert f"pip install '{needed}'" in text
+        assert "something needed is missing, or does not fit" in text
 
 
 @pytest.mark.slow

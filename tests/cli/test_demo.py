@@ -33,5 +33,11 @@ def test_the_command_prints_one_table_what_stopping_saves_and_what_to_try_next(
     assert "every sequence stops by itself (threshold 0.9999): 89.5 % right, 4.0 M MACs and 4.00 ms" in text
     assert "every token stops by itself, no threshold is within a point of that" in text
     assert "ostinato evaluate " in text
+    monkeypatch.setattr("ostinato.analysis.drawing.can_draw", lambda: False)
+    outcome = run("demo", "--run-dir", tmp_path)
+    text = " ".join(outcome.out.split())
+    assert outcome.code == 0
+    assert "no figure was drawn: figures need matplotlib: pip install" in text
+    assert "ostinato evaluate " in text
     found = json.loads(run("demo", "--run-dir", tmp_path, "--json").out)
     assert [len(found[part]) for part in ("here", "committed", "costs")] == [4, 8, 5]

@@ -49,6 +49,18 @@ def test_measurements_are_in_the_json_with_their_environment(run) -> None:
     assert "measured" not in json.loads(run("plan", "digits/transformer", "--json").out)[0]
 
 
+def test_decoding_is_not_timed_where_a_recipe_writes_no_text(run) -> None:
+    sizes = ["masked/small", "model.d_model=16", "--source-vocab", "20", "--target-vocab", "20", "--target-length", "4"]
+    outcome = run("plan", *sizes, *TIMED, "--json")
+    assert outcome.code == 0, outcome.err
+    assert "decoding is not timed: masked/small writes no text" in outcome.err
+    (planned,) = json.loads(outcome.out)
+    assert [row["workload"]["kind"] for row in planned["measured"]["workloads"]] == ["forward", "update"]
+    refused = run("plan", *sizes, *TIMED, "--beams", "2")
+    assert refused.code == 2
+    assert "is for decoding, and masked/small writes no text" in " ".join(refused.err.split())
+
+
 def test_lists_that_are_none_are_refused(run) -> None:
     outcome = run("plan", "digits/transformer", "--measure", "--batch-sizes", "1,x")
     assert outcome.code == 2

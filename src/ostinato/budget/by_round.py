@@ -81,9 +81,10 @@ def delta_maps(planned: PlannedUse, d_model: int) -> list[DeltaMap]:
     raise TypeError(f"no deltas are known for {type(planned.sub).__name__}")
 
 
-def delta_size(planned: PlannedUse, d_model: int) -> int:
-    """Return the parameters of a delta."""
-    return planned.delta_rank * sum(one.size for one in delta_maps(planned, d_model))
+def delta_size(planned: PlannedUse, d_model: int, *, of_keys: bool | None = None) -> int:
+    """Return the parameters of a delta: those that make keys and values, the others, or (None) all."""
+    maps = delta_maps(planned, d_model)
+    return planned.delta_rank * sum(one.size for one in maps if of_keys is None or one.makes_keys == of_keys)
 
 
 def delta_products(planned: PlannedUse, d_model: int, *, of_keys: bool) -> int:

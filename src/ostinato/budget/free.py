@@ -1,10 +1,12 @@
 """Free variables of a configuration: integer settings by name, and the configurations they lead to.
 
 A name is the end of a dotted path: ``d_ff`` is the width of every feed-forward of the model, ``decoder.ffn.d_ff`` that
-of the decoder, ``n_steps`` the depth of every stack. Every integer setting of a model can be named. ``d_attn`` =
-n_heads d_head is varied by d_head; n_heads stays. ``expert_width`` is the width of experts only: d_ff of expert
-feed-forwards and sparse layers, d_head of attention with experts. Several settings (one name found in several places,
-or names joined by ``+``) vary together, at the ratio they have in the configuration.
+of the decoder, ``n_steps`` the depth of every stack. Every integer setting of a model can be named, but for those in
+lists (``segments``, ``relative.settings``): no option and no line of a recipe sets one place of a list, so that nothing
+could be done with what was found. ``d_attn`` = n_heads d_head is varied by d_head; n_heads stays. ``expert_width`` is
+the width of experts only: d_ff of expert feed-forwards and sparse layers, d_head of attention with experts. Several
+settings (one name found in several places, or names joined by ``+``) vary together, at the ratio they have in the
+configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ostinato.config.base import DEFER_CHECKS, Config, all_problems
+from ostinato.config.base import DEFER_CHECKS, MOST, Config, all_problems
 from ostinato.config.experts import RoutedConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.positions import RotaryConfig
@@ -46,7 +48,8 @@ class Setting:
     Args:
         path: dotted path below ``model``, for example ``decoder.ffn.d_ff``.
         value: what it is in the configuration (d_head: what it follows from).
-        least, multiple: the values it may have are the multiples of `multiple` from `least` on.
+        least, multiple: the values it may have are the multiples of `multiple` from `least` on,
+        choices: or these alone where there are any: the numbers that divide the setting `divides`.
         is_expert_width: whether it is how wide an expert is.
     """
 
@@ -55,6 +58,8 @@ class Setting:
     least: int = 1
     multiple: int = 1
     is_expert_width: bool = False
+    choices: tuple[int, ...] = ()
+    divides: str = ""
 
     def has_name(self, wanted: list[str]) -> bool:
         """Return whether a name, split at its dots, is the end of the path."""
@@ -65,8 +70,22 @@ class Setting:
 
     def near(self, wanted: Fraction | int) -> int:
         """Return the valid value nearest to a wanted one, the smaller of two equally near."""
+        if self.choices:
+            return min(self.choices, key=lambda value: (abs(value - wanted), value))
         count = math.ceil(Fraction(wanted) / self.multiple - Fraction(1, 2))
         return max(count, math.ceil(Fraction(self.least, self.multiple))) * self.multiple
+
+    def above(self, value: int) -> int:
+        """Return a larger value to try: the next choice (the largest itself: there is none), or twice as much."""
+        if self.choices:
+            return min((one for one in self.choices if one > value), default=value)
+        return max(2 * value, value + self.multiple)
+
+    def below(self, value: int) -> int:
+        """Return a smaller value to try: the choice before (the smallest itself: there is none), or half as much."""
+        if self.choices:
+            return max((one for one in self.choices if one < value), default=value)
+        return self.near(value // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +102,9 @@ class FreeVariable:
     def at(self, value: int) -> dict[str, int]:
         """Return the value of every setting where the first has `value`."""
         lead = self.lead
-        others = {s.path: s.near(Fraction(s.value * value, lead.value)) for s in self.settings[1:]}
+        # Where the first is 0 all are, because it has the most values; then they stay alike.
+        ratios = [Fraction(s.value, lead.value) if lead.value else Fraction(1) for s in self.settings[1:]]
+        others = {s.path: s.near(ratio * value) for s, ratio in zip(self.settings[1:], ratios, strict=True)}
         return {lead.path: value} | others
 
 
@@ -97,13 +118,16 @@ def free_variable(config: ModelConfig, name: str, cost: Measure) -> FreeVariable
         cost: what the settings must have an effect on.
 
     Raises:
-        ConfigError: a name that no setting of this model has, or settings without any effect.
+        ConfigError: a name that no setting of this model has, settings without any effect, or two of which one must
+            divide the other.
     """
 
     def has_effect(setting: Setting) -> bool:
         """Whether another value costs something else, or is impossible without changing other settings too."""
+        value = setting.near(setting.value)
         try:
-            return cost(with_settings(config, {setting.path: 2 * setting.near(setting.value)})) != cost(config)
+            others = [one for one in setting.choices if one != value] or [setting.above(value)]
+            return any(cost(with_settings(config, {setting.path: one})) != cost(config) for one in others)
         except ConfigError:
             return True
 
@@ -116,6 +140,10 @@ def free_variable(config: ModelConfig, name: str, cost: Measure) -> FreeVariable
             reason = f"changes nothing of what is to be matched ({paths})"
             raise WithoutEffect([Problem("free", part.strip(), reason)])
         named |= {setting.path: setting for setting in effective}
+    for setting in named.values():
+        if setting.divides in named:
+            reason = f"{ROOT}{setting.path} must divide {ROOT}{setting.divides}, so that they cannot vary together"
+            raise ConfigError([Problem("free", name, reason)])
     ordered = sorted(named.values(), key=lambda s: s.value // s.multiple, reverse=True)
     return FreeVariable(tuple(ordered))
 
@@ -166,6 +194,9 @@ def _named(config: ModelConfig, name: str) -> list[Setting]:
     if unset := [path for path in _without_value(config) if path.split(".")[-len(wanted) :] == wanted]:
         reason = f"has no value to start from: give it one, for example {ROOT}{unset[0]}=64"
         raise ConfigError([Problem("free", name, reason)])
+    if listed := [path for path in _in_lists(config) if path.split(".")[-len(wanted) :] == wanted]:
+        reason = f"stands in a list ({ROOT}{listed[0]}): only settings outside lists can be solved for"
+        raise ConfigError([Problem("free", name, reason)])
     keys = list(dict.fromkeys([*(s.path.rsplit(".", 1)[-1] for s in everything), *_ALIASES]))
     keys += [_EXPERT_WIDTH] if any(s.is_expert_width for s in everything) else []
     near = get_close_matches(name, keys, n=1)
@@ -183,10 +214,24 @@ def _without_value(node: Config, path: str = "") -> Iterator[str]:
             yield f"{path}{name}"
 
 
+def _in_lists(node: Config, path: str = "", *, is_listed: bool = False) -> Iterator[str]:
+    """Yield the settings of groups that stand in a list."""
+    for name in type(node).model_fields:
+        value = getattr(node, name)
+        if isinstance(value, Config):
+            yield from _in_lists(value, f"{path}{name}.", is_listed=is_listed)
+        elif isinstance(value, list) and any(isinstance(one, Config) for one in value):
+            for place, one in enumerate(value):
+                yield from _in_lists(one, f"{path}{name}.{place}.", is_listed=True)
+        elif is_listed:
+            yield f"{path}{name}"
+
+
 def all_settings(config: ModelConfig) -> Iterator[Setting]:
-    """Yield every integer setting of a model with the values it may have."""
+    """Yield every integer setting of a model that is outside lists, with the values it may have."""
+    multiples = {"d_model": _model_multiple(config), "d_embedding": _embedding_multiple(config)}
     for setting in _below(config, "", config.d_model, None):
-        yield replace(setting, multiple=_model_multiple(config)) if setting.path == "d_model" else setting
+        yield replace(setting, multiple=math.lcm(setting.multiple, multiples.get(setting.path, 1)))
 
 
 def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> Iterator[Setting]:
@@ -203,13 +248,40 @@ def _below(node: Config, path: str, d_model: int, stack: StackConfig | None) -> 
         elif isinstance(value, int) and not isinstance(value, bool):
             least = _limit(field.metadata, "ge", 1)
             multiple = _limit(field.metadata, "multiple_of", 1)
-            # For the sake of neighbours: whole rounds, even rotary heads.
-            if stack is not None and node is stack and name == "n_steps":
-                multiple = math.lcm(multiple, stack.steps_per_round)
+            # For the sake of neighbours: whole rounds, even rotary heads, heads that share those of keys evenly.
+            if isinstance(node, StackConfig) and name == "n_steps":
+                multiple = math.lcm(multiple, node.steps_per_round)
             if stack is not None and node is stack.self_attention and name == "d_head":
                 multiple = math.lcm(multiple, _head_multiple(stack))
+            if isinstance(node, AttentionConfig) and name == "n_heads":
+                multiple = math.lcm(multiple, node.n_kv_heads or 1)
+            choices, divides = _choices(node, name, path, d_model, stack)
             is_width = isinstance(node, RoutedConfig) and name in ("d_ff", "d_head")
-            yield Setting(f"{path}{name}", value, least, multiple, is_width)
+            yield Setting(f"{path}{name}", value, least, multiple, is_width, choices, divides)
+
+
+def _choices(
+    node: Config, name: str, path: str, d_model: int, stack: StackConfig | None
+) -> tuple[tuple[int, ...], str]:
+    """Return the values of a setting that must divide another one, and the path of that; nothing for all others."""
+    match node, name:
+        case StackConfig(), "steps_per_round":
+            return _divisors(node.n_steps), f"{path}n_steps"
+        case AttentionConfig(), "n_kv_heads":
+            return _divisors(node.n_heads), f"{path}n_heads"
+        case AttentionConfig(d_head=None), "n_heads" if node.share != "none":
+            of_keys, of_width = node.n_kv_heads or 1, 1
+            if stack is not None and node is stack.self_attention:
+                of_width = _head_multiple(stack)
+            every = (n for n in _divisors(d_model) if n <= MOST)
+            return tuple(n for n in every if n % of_keys == 0 and (d_model // n) % of_width == 0), "d_model"
+    return (), ""
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    """Return the numbers that divide another one, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 def _limit(metadata: Iterable[object], name: str, default: int) -> int:
@@ -218,14 +290,21 @@ def _limit(metadata: Iterable[object], name: str, default: int) -> int:
 
 
 def _model_multiple(config: ModelConfig) -> int:
-    """Return what d_model must be a multiple of: heads whose width follows from it, and sine and cosine in pairs."""
-    wanted = [1]
+    """Return what d_model must be a multiple of: heads whose width follows from it, sine and cosine in pairs, and units
+    that two directions halve."""
+    wanted = [recurrence.n_directions for recurrence in config.recurrences().values()]
     for stack in config.stacks().values():
-        wanted.append(2 if stack.positions.kind != "none" else 1)
+        is_signal = stack.positions.kind == "sinusoidal" and getattr(config, "d_embedding", None) is None
+        wanted.append(2 if is_signal or stack.positions.kind == "coordinates" else 1)
         for kind, sub in stack.sub_layers():
             if isinstance(sub, AttentionConfig) and sub.d_head is None and sub.share != "none":
                 wanted.append(sub.n_heads * (_head_multiple(stack) if kind == "self_attention" else 1))
     return math.lcm(*wanted)
+
+
+def _embedding_multiple(config: ModelConfig) -> int:
+    """Return what d_embedding must be a multiple of: sine and cosine, in pairs, are added to embeddings."""
+    return 2 if any(stack.positions.kind == "sinusoidal" for stack in config.stacks().values()) else 1
 
 
 def _head_multiple(stack: StackConfig) -> int:

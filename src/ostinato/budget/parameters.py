@@ -10,7 +10,8 @@ embedding, its row is inside). Of cross-attention it touches the query and outpu
 made of the source, once. The encoder is not touched. Of an encoder-only model active is what one token touches: its row
 of the embedding, its stack, and the head, or all of the matrix over the vocabulary where the head is one. Executed
 parameters count a forward pass over one source token and one target token: all uses of both stacks (cross-attention
-whole), one row of each embedding, and the output projection.
+whole), one row of each embedding, and the output projection. A use that reads the keys and values of another round
+(`keys: first`) neither executes nor touches what makes them.
 
 Of E experts a token touches k = top_k at every use, and the whole router. Steps that share a set of experts may choose
 others each time: n uses touch min(E, n k) of them at most, and that is what is counted as active. Executed are k a use.
@@ -45,7 +46,7 @@ from ostinato.budget.sizes import (
     vocabulary,
 )
 from ostinato.config.common import PairModelConfig
-from ostinato.config.experts import RoutedConfig
+from ostinato.config.experts import HeadExpertAttentionConfig, RoutedConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.positions import LearnedConfig
 from ostinato.config.sub_layers import AttentionConfig
@@ -144,8 +145,11 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         for name in planned.use.norms:
             norm = norm_size(planned.stack_config.norm, d_model)
             yield planned.stack, _whole(("norm", name), "norms", norm)
-        if delta := delta_size(planned, d_model):
-            yield planned.stack, _whole(("delta", planned.use.delta or ""), f"{planned.stack}.deltas", delta)
+        for of_keys, what in ((False, "delta"), (True, "delta of keys")):
+            if delta := delta_size(planned, d_model, of_keys=of_keys):
+                is_run = not (of_keys and planned.borrows_keys)
+                by = what, planned.use.delta or ""
+                yield planned.stack, _whole(by, f"{planned.stack}.deltas", delta, is_run=is_run)
         if modulation := modulation_size(planned, d_model):
             by = "modulation", planned.use.modulation or ""
             yield planned.stack, _whole(by, f"{planned.stack}.modulation", modulation)
@@ -181,9 +185,10 @@ def _items(config: ModelConfig, n_steps: int | None) -> Iterator[tuple[str, _Ite
         yield one.reader, _Item(("recurrence", one.part), one.part, one.size, one.size, one.touched)
 
 
-def _whole(key: tuple[str, str], part: str, size: int) -> _Item:
-    """Return parameters that every use runs and every token touches."""
-    return _Item(key, part, size, size, size)
+def _whole(key: tuple[str, str], part: str, size: int, *, is_run: bool = True) -> _Item:
+    """Return parameters that a use runs, and its token touches, whole or not at all."""
+    used = size if is_run else 0
+    return _Item(key, part, size, used, used)
 
 
 def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
@@ -192,21 +197,28 @@ def _set(planned: PlannedUse, where: str, d_model: int) -> Iterator[_Item]:
     A generated token touches no projection of cross-attention that makes keys and values.
     """
     kind, weights, sub = planned.use.kind, planned.use.weights, planned.sub
-    part = f"{where}.{planned.name}"
+    part, makes_keys = f"{where}.{planned.name}", not planned.borrows_keys
     # Attention with experts is an AttentionConfig, too: all experts share one projection to keys and values.
     shared = keys_values_size(sub, d_model) if isinstance(sub, AttentionConfig) else 0
     if shared:
-        touched = 0 if kind == "cross_attention" else shared
-        yield _Item((f"{kind} keys and values", weights), part, shared, shared, touched)
+        executed = shared if makes_keys else 0
+        touched = 0 if kind == "cross_attention" else executed
+        yield _Item((f"{kind} keys and values", weights), part, shared, executed, touched)
+    values = d_model * keys_width(sub, d_model) if isinstance(sub, HeadExpertAttentionConfig) else 0
     if not isinstance(sub, RoutedConfig):
         yield _whole((kind, weights), part, set_weights(sub, d_model).size - shared)
         return
-    one = set_weights(sub, d_model).size
+    one = set_weights(sub, d_model).size - values
+    if values:
+        chosen = sub.top_k * values if makes_keys else 0
+        yield _Item((f"{kind} values", weights), part, sub.n_experts * values, chosen, chosen)
     yield _Item((kind, weights), part, sub.n_experts * one, sub.top_k * one, sub.top_k * one)
     if common := common_size(sub, d_model):
         yield _whole((f"{kind} common", weights), part, common)
-    routers = router_weights(sub, d_model).size + value_router_weights(sub, d_model).size
-    yield _whole((f"{kind} router", weights), f"{part}.router", routers)
+    router = f"{part}.router"
+    yield _whole((f"{kind} router", weights), router, router_weights(sub, d_model).size)
+    of_values = value_router_weights(sub, d_model).size
+    yield _whole((f"{kind} router of values", weights), router, of_values, is_run=makes_keys)
 
 
 def _embeddings(config: ModelConfig, vocab_size: int | None) -> tuple[dict[str, int], int, int]:

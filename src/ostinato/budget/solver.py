@@ -4,9 +4,10 @@
 
     solve(config, count_parameters(reference).stored, free="d_ff").config
 
-Costs grow with every free variable, so that the search is a bisection over the counting functions themselves; there is
-no closed form that could disagree with them. Counts are matched by the nearest integer. What is measured (latency) is
-noisy: there the search is coarse and stops within a tolerance.
+Costs grow with almost every free variable, so that the search is a bisection over the counting functions themselves;
+there is no closed form that could disagree with them. Settings that must divide another one have few values, and larger
+ones may cost less (longer rounds have fewer gates): there all of them are counted. Counts are matched by the nearest
+integer. What is measured (latency) is noisy: there the search is coarse and stops within a tolerance.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Literal
 
 from ostinato.budget.budget import Assumptions, count_budget
@@ -103,7 +105,7 @@ def solve(
         config: with its vocabulary sizes set; everything that is not free stays as it is.
         target: what the configuration should cost.
         free: the free variable, see `ostinato.budget.free`.
-        cost: a count that grows with the free variable.
+        cost: a count that grows with the free variable, unless that has a few values only.
         rounding: see `Rounding`; of two equally near values the smaller is taken.
 
     Raises:
@@ -113,17 +115,21 @@ def solve(
     variable = free_variable(config, free, cost)
     lead = variable.lead
     at = cache(lambda value: cost(with_settings(config, variable.at(value))))
+    if lead.choices:
+        value = _best_choice(config, at, lead, target, rounding)
+        values = variable.at(value)
+        return Solution(with_settings(config, values), free, values, at(value), target)
     # The rest of the configuration may allow no smaller one (a cycle of three sets needs three steps).
     least, present, step = lead.near(0), lead.near(lead.value), lead.multiple
     if not _is_valid(at, least) and _is_valid(at, present):
         _, least = _bisect(least, present, step, lambda value: not _is_valid(at, value))
-    value = _best(at, lead, least, target, rounding)
-    if value is None:
+    best = _best(at, lead, least, target, rounding)
+    if best is None:
         reason = f"even the smallest value, {least}, costs {at(least):,}, more than the {target:,} to be matched"
         reason += see("budgets")
         raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])
-    values = variable.at(value)
-    return Solution(with_settings(config, values), free, values, at(value), target)
+    values = variable.at(best)
+    return Solution(with_settings(config, values), free, values, at(best), target)
 
 
 def _bisect(low: int, high: int, step: int, is_low: Callable[[int], bool]) -> tuple[int, int]:
@@ -174,6 +180,37 @@ def _best(at: Callable[[int], float], lead: Setting, least: int, target: float, 
             raise OutOfReach(problems)
     low, high = _bisect(low, high, step, lambda value: at(value) <= target)
     return high if rounding == "nearest" and at(high) - target < target - at(low) else low
+
+
+def _best_choice(
+    config: ModelConfig, at: Callable[[int], float], lead: Setting, target: float, rounding: Rounding
+) -> int:
+    """Return the best of a few values, the smaller of two equally good ones.
+
+    As elsewhere the cheapest and the dearest are the best ones up to half a step beyond them (rounded down: the dearest
+    up to a step).
+
+    Raises:
+        OutOfReach: the target is further beyond them.
+    """
+    costs = {value: at(value) for value in lead.choices if _is_valid(at, value)}
+    levels = sorted(set(costs.values()))
+    least, most = levels[0], levels[-1]
+    below = (levels[1] - least) / 2 if len(levels) > 1 and rounding == "nearest" else 0
+    beyond = (most - levels[-2]) / (2 if rounding == "nearest" else 1) if len(levels) > 1 else 0
+    if not least - below <= target <= most + beyond:
+        is_low = target < least
+        value = next(value for value, cost in costs.items() if cost == (least if is_low else most))
+        shown = ", ".join(map(str, costs))
+        present = attrgetter(lead.divides)(config)
+        reason = (
+            f"of the values it may have ({shown}, which divide {ROOT}{lead.divides} = {present}) {value} costs the "
+        )
+        reason += f"least, {least:,}, more than the {target:,}" if is_low else f"most, {most:,}, not {target:,}"
+        raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason + see("budgets"))])
+    if rounding == "down":
+        costs = {value: cost for value, cost in costs.items() if cost <= target}
+    return min(costs, key=lambda value: (abs(costs[value] - target), value))
 
 
 def solve_measured(
@@ -233,10 +270,10 @@ def _search(at: Callable[[int], float], lead: Setting, start: int, target: float
         return abs(at(value) - target) <= tolerance * target
 
     value, goes_up = start, at(start) <= target
-    for left in range(_FURTHEST, -1, -1):
+    for left in range(max(_FURTHEST, len(lead.choices)), -1, -1):
         if is_met(value):
             return value
-        following = 2 * value if goes_up else lead.near(value // 2)
+        following = lead.above(value) if goes_up else lead.below(value)
         if not left or following == value:
             reason = (
                 f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
@@ -247,7 +284,8 @@ def _search(at: Callable[[int], float], lead: Setting, start: int, target: float
             break
         value = following
     low, high, step = min(value, following), max(value, following), lead.multiple
-    while not (is_met(low) or is_met(high)) and high - low > max(step, tolerance * low):
+    # Choices are taken one after the other: there is none between two of them.
+    while not lead.choices and not (is_met(low) or is_met(high)) and high - low > max(step, tolerance * low):
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if at(middle) <= target else (low, middle)
     return min(low, high, key=lambda value: abs(at(value) - target))

@@ -26,6 +26,7 @@ def demo(
     rounds, and Transformers of equal parameters and of equal multiply-accumulates: the sweep `parity` with one seed,
     beside the committed results of three. Then what it saves that every sequence, or every token, stops by itself.
     """
+    from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, can_draw
     from ostinato.experiments import demonstration
     from ostinato.experiments.sweep.files import load_sweep
     from ostinato.experiments.sweep.pool import LocalPool
@@ -63,8 +64,11 @@ def demo(
     title = f"all tags right, %: here, seed {demonstration.SEED}{beside}; trained on 1 to 8 bits"
     print_table(["arm", "parameters", *(f"{bits} bits" for bits in at)], lines, title=title, right=True)
     print_line(_saving(found))
-    files = demonstration.draw(rows, committed, found, folder / demonstration.SWEEP)
-    print_line(f"wrote {', '.join(map(str, files))}, results.jsonl and timings.jsonl beside them")
+    if can_draw():
+        files = demonstration.draw(rows, committed, found, folder / demonstration.SWEEP)
+        print_line(f"wrote {', '.join(map(str, files))}, results.jsonl and timings.jsonl beside them")
+    else:
+        print_line(f"wrote results.jsonl and timings.jsonl to {folder}; no figure was drawn: {HOW_TO_GET_FIGURES}")
     print_line("next:")
     print_line(f"  ostinato evaluate {looped} --split long --n-steps 96")
     print_line(f"  ostinato analyze {looped} --only rounds --split long")

@@ -1,7 +1,8 @@
-"""`ostinato doctor`: versions, devices, and what is missing."""
+"""`ostinato doctor`: versions, devices, and what is missing or of a version that does not fit."""
 
 from __future__ import annotations
 
+import operator
 import platform
 import re
 from typing import Any
@@ -14,6 +15,8 @@ from ostinato.version import __version__
 
 _PACKAGE = "ostinato"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+_BOUND = re.compile(r"(>=|<=|==|<|>)\s*([0-9][^,;\s]*)")
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
 _USE = {"": "everything", "plot": "figures"}
 _DEVELOPERS = "dev"
@@ -26,31 +29,31 @@ def doctor(json: JsonOption = False) -> None:
     if json:
         print_json(found)
     else:
-        rows = [(p["name"], p["version"] or "missing", p["needed_for"]) for p in found["packages"]]
+        rows = [(p["name"], _state(p), p["needed_for"]) for p in found["packages"]]
         print_table(["package", "version", "needed for"], rows)
         print_table(["device", "what it is"], found["devices"].items())
         print_table(["compiled kernels", "state"], found["kernels"].items())
         print_table(["data", "where"], found["data"].items())
         for line in found["advice"]:
             print_line(line)
-        print_line("everything needed is there" if found["ok"] else "something needed is missing")
+        print_line("everything needed is there" if found["ok"] else "something needed is missing, or does not fit")
     if not found["ok"]:
         raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:
-    """Return versions, devices, compiled kernels, data folders, and a pip line for everything that is missing."""
+    """Return versions, devices, kernels and data folders, and a pip line for what is missing or does not fit."""
     from importlib.metadata import requires
 
     text = f"{__version__} (Python {platform.python_version()})"
-    own = {"name": _PACKAGE, "version": text, "extra": "", "needed_for": ""}
+    own = {"name": _PACKAGE, "version": text, "fits": True, "extra": "", "needed_for": ""}
     packages = [_package(requirement) for requirement in requires(_PACKAGE) or []]
     packages = [p for p in packages if p["name"].lower() != _PACKAGE and p["extra"] != _DEVELOPERS]
-    missing = [p for p in packages if p["version"] is None]
+    missing = [p for p in packages if not p["fits"]]
     ok = not any(p["extra"] == "" for p in missing)
     advice = []
     for extra in sorted({p["extra"] for p in missing}):  # The pip lines do not depend on how Ostinato was installed.
-        purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing; add them"
+        purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing or do not fit; add them"
         wanted = " ".join(f"'{p['requirement']}'" for p in missing if p["extra"] == extra)
         advice.append(f"{purpose}: pip install {wanted}")
     return {
@@ -65,7 +68,7 @@ def examine() -> dict[str, Any]:
 
 
 def _package(requirement: str) -> dict[str, Any]:
-    """Return name, installed version and purpose of one of Ostinato's requirements."""
+    """Return name, installed version, versions that fit and purpose of one of Ostinato's requirements."""
     from importlib.metadata import PackageNotFoundError, version
 
     name = _NAME.match(requirement)
@@ -76,13 +79,43 @@ def _package(requirement: str) -> dict[str, Any]:
         installed: str | None = version(package)
     except PackageNotFoundError:
         installed = None
+    # The file of metadata has the upper bound first.
+    needs = ",".join(sorted((op + bound for op, bound in _BOUND.findall(requirement.split(";")[0])), reverse=True))
     return {
         "name": package,
         "version": installed,
+        "needs": needs,
+        "fits": installed is not None and _fits(installed, needs),
         "extra": label,
         "needed_for": _USE.get(label, label),
         "requirement": requirement.split(";")[0].strip(),
     }
+
+
+def _state(package: dict[str, Any]) -> str:
+    """Return the version of a package, and beside one that does not fit those that do."""
+    if package["version"] is None:
+        return "missing"
+    return str(package["version"]) if package["fits"] else f"{package['version']}: needs {package['needs']}"
+
+
+def _fits(version: str, needs: str) -> bool:
+    """Return whether a version is within bounds such as `>=2.11,<2.14`.
+
+    Only the numbers of the release count. The library that compares versions by all rules need not be installed here.
+    """
+    found = _release(version)
+    order = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
+    return all(order[op](found, _release(bound)) for op, bound in _BOUND.findall(needs))
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release, `2.13` of 2.13.0+cpu: zeros at the end say nothing."""
+    matched = _NUMBERS.match(version)
+    numbers = [int(number) for number in matched.group(0).split(".")] if matched else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def _means() -> dict[str, dict[str, str]]:

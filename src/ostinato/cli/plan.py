@@ -144,6 +144,13 @@ def plan(
         from ostinato.experiments.timing.latency import Timer, workloads
 
         lengths = source_length, target_length
+        if silent := [one.name for one in planned if not one.model.generates]:
+            if named := options_given(context, ["beams"]):
+                raise typer.BadParameter(f"is for decoding, and {silent[0]} writes no text", param_hint=named)
+            # All recipes take turns at the same work.
+            write = "writes" if len(silent) == 1 else "write"
+            print_stderr(f"decoding is not timed: {', '.join(silent)} {write} no text")
+            widths = []
         measured = _measure(planned, Timer(device, threads), workloads(sizes, widths, *lengths), rounds)
         if jsonl is not None:
             rows = [row | {"environment": one["environment"]} for one in measured for row in one["workloads"]]

@@ -59,7 +59,8 @@ def solve(
         str,
         typer.Option(
             help="The setting to solve: d_ff, d_attn, d_model, n_steps, n_experts, expert_width, d_ff+d_attn (at their "
-            "ratio), or any integer setting of the model by the end of its path (decoder.ffn.d_ff)."
+            "ratio), or any integer setting of the model outside lists such as segments, by the end of its path "
+            "(decoder.ffn.d_ff)."
         ),
     ] = "d_ff",
     match: Annotated[
@@ -167,7 +168,7 @@ def solve(
     if json:
         print_json(_as_dict(names, found, match, reference, tolerance))
         return
-    _print(names, found, match, reference, tolerance)
+    _print(names, found, match, reference, tolerance, rounding)
     if write is not None:
         print_line(f"wrote {write}")
 
@@ -237,14 +238,25 @@ def _parts(found: Solution, reference: Recipe | None) -> dict[str, dict[str, int
     return {name: {"stored": count.stored, **count.by_part} for name, count in counts.items()}
 
 
-def _print(names: list[str], found: Solution, match: str, reference: Recipe | None, tolerance: float) -> None:
+def _why_this_one(match: str, rounding: str) -> str:
+    """Say in what way a value is the best one that is further off than the tolerance."""
+    if match == "latency":  # the search is coarse, and no two readings are alike
+        return "this is the nearest of those that were measured, and another search may find another"
+    if rounding == "down":
+        return "this is the nearest value that does not cost more"
+    return "this is the nearest value"
+
+
+def _print(
+    names: list[str], found: Solution, match: str, reference: Recipe | None, tolerance: float, rounding: str
+) -> None:
     values = " ".join(f"model.{key}={value}" for key, value in found.values.items())
     print_line(f"{names[0]}: {values}")
     relative = f" ({100 * found.residual / found.target:+.3g} %)" if found.target else ""
     achieved, wanted, residual = (number(n) for n in (found.achieved, found.target, found.residual))
     print_line(f"{match}: {achieved}, wanted {wanted}, residual {residual}{relative}")
     if not found.is_within(tolerance):
-        print_line(f"not within {100 * tolerance:g} %: this is the nearest value, and one more or less is further off")
+        print_line(f"not within {100 * tolerance:g} %: {_why_this_one(match, rounding)}")
     parts = _parts(found, reference)
     rows = dict.fromkeys(part for counted in parts.values() for part in counted)
     columns = ["parameters", *("solved" if name == "solved" else names[-1] for name in parts)]

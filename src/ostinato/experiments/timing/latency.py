@@ -165,6 +165,9 @@ def workloads(
     """Return an update and a teacher-forced pass for every batch size, and a search for every beam as well.
 
     Updates come last: they change the weights.
+
+    Args:
+        beams: empty for models that write no text.
     """
     decoding = [Workload("decoding", b, source_length, target_length, k) for b in batch_sizes for k in beams]
     passes = [Workload("forward", b, source_length, target_length) for b in batch_sizes]
