@@ -108,14 +108,21 @@ def test_labels_nested_columns_and_words_are_read_by_other_names(tmp_path: Path)
             "tokens": datasets.List(datasets.Value("string")),
             "tags": datasets.List(datasets.ClassLabel(names=["O", "B"])),
             "score": datasets.Value("int64"),
+            "of": {"label": datasets.ClassLabel(names=["far", "near"])},
         }
     )
     row = {"pair": {"de": "ja", "en": "yes"}, "label": 1, "tokens": ["a", "b"], "tags": [0, 1], "score": 3}
+    row |= {"of": {"label": 1}}
     datasets.Dataset.from_list([row], features=features).to_parquet(file := tmp_path / "rows.parquet")
     assert read(file, columns={"source": "pair.de", "target": "pair.en"}) == [("ja", "yes", {})]
     assert read(file, columns={"source": "pair.en", "target": "label", "s": "score"}) == [("yes", "good", {"s": 3})]
     assert read(file, columns={"source": "tokens", "target": "tags"}) == [("a b", "O B", {})]
     assert read(file, columns={"source": "pair.en", "target": "score"}, streaming=True) == [("yes", "3", {})]
+    assert read(file, columns={"source": "pair.en", "target": "of.label"}) == [("yes", "near", {})]
+    # Where nobody agreed on a label, the library has -1, as SNLI's own files have "-".
+    unlabelled = datasets.Dataset.from_list([row | {"label": -1}], features=features)
+    unlabelled.to_parquet(other := tmp_path / "unlabelled.parquet")
+    assert read(other, columns={"source": "pair.en", "target": "label"}) == [("yes", "-", {})]
 
 
 @pytest.mark.parametrize("value", [datetime(2020, 1, 1), b"a", 0.5, [1, 2]])

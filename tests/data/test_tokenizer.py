@@ -219,6 +219,9 @@ def test_an_existing_file_keeps_its_pieces_and_adds_nothing(tmp_path: Path) -> N
     with pytest.raises(DataError, match="'run' is not among the 5 pieces"):
         tokenizer.encode("walk run twice")
     assert tokenizer.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
+    assert (
+        tokenizer.decode([7, UNK_ID, 8, UNK_ID, UNK_ID]) == f"walk {UNKNOWN_TEXT} twice {UNKNOWN_TEXT} {UNKNOWN_TEXT}"
+    )
     tokenizer.save(tmp_path / "saved.json")
     again = load_tokenizer(tmp_path / "saved.json")
     assert again.encode("walk run twice", unknown="replace") == [7, UNK_ID, 8]
@@ -335,6 +338,18 @@ def test_a_special_symbol_that_merges_make_keeps_its_name() -> None:
     assert kept.encode("ab") == [2]
     assert kept.special_texts == {2: "ab", 3: "<s>"} | {i: kept.special_texts[i] for i in kept.special_tokens - {2, 3}}
     assert json.loads(kept.to_json()) == json.loads(model.to_str())
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_unknown_pieces_have_the_blanks_around_them_that_others_have(is_special: bool) -> None:
+    words, pieces = _of_whole_words(), _of_unigram_pieces()
+    pieces.decoder = decoders.Metaspace()
+    for model, ids, text in ((words, [3, 2, 4, 2], "a ? b ?"), (pieces, [4, 2, 4, 3, 2], "a? a ?")):
+        if is_special:
+            model.add_special_tokens(["<unk>", "</s>"])
+        kept = KeptTokenizer(model.to_str(), SpecialIds(pad=0, bos=1, eos=1))
+        assert kept.decode([1, *ids, 1]) == text.replace("?", UNKNOWN_TEXT)
+        assert json.loads(kept.to_json()) == json.loads(model.to_str())
 
 
 def test_special_symbols_have_their_texts_under_any_normaliser() -> None:

@@ -118,12 +118,16 @@ def test_of_several_end_symbols_the_others_are_named(damaged: Path, ends: Any, o
 
 def test_settings_of_a_search_that_the_run_does_not_take_are_named(damaged: Path) -> None:
     change_config(damaged, num_beams=4, length_penalty=1.0)
-    given = {"num_beams": 5, "no_repeat_ngram_size": 3, "early_stopping": False, "max_length": 9, "bad_words_ids": []}
+    given = {"num_beams": 5, "no_repeat_ngram_size": 1, "early_stopping": True, "max_length": 9, "bad_words_ids": []}
+    given |= {"forced_bos_token_id": 0, "forced_eos_token_id": 1, "do_sample": False, "repetition_penalty": 1}
     (damaged / "generation_config.json").write_text(json.dumps(given))
     said: list[str] = []
     import_run(str(damaged), damaged / "run", say=said.append)
     (line,) = said
-    assert line.endswith("the run searches by its own decoding.*, and not by num_beams=5, no_repeat_ngram_size=3")
+    assert line.endswith(
+        "the run searches by its own decoding.*, and not by num_beams=5, early_stopping=True, "
+        "no_repeat_ngram_size=1, forced_bos_token_id=0, forced_eos_token_id=1"
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2-\U0001f600", 'a "quoted" name', "a\\ud83d\\ude00", "two\nlines"])

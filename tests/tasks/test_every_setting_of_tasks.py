@@ -48,7 +48,7 @@ VARIANTS: dict[str, list[Settings]] = {
     "lambada": [{"form": form, "passages": p} for form in ("language_model", "reading") for p in ("pairs", "texts")],
     "learning_to_execute": [
         *({"strategy": s, "generator": g} for s in ("mix", "baseline", "naive") for g in ("families", "scripts")),
-        {"strategy": "naive", "family": "copy", "stage_length": 2},
+        {"strategy": "naive", "family": "copy"},
     ],
     "logical_inference": [{"origin": "generated"}],
     "passivization": [{"origin": "generated"}],

@@ -117,3 +117,13 @@ def test_two_data_sets_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"wiki\.en\.txt and .*wiki\.de\.txt are both named 'wiki'"):
         list(task.examples("train"))
     assert len(list(build_task(ref, DataConfig(train=paths[:1])).examples("train"))) == 1
+
+
+def test_whole_files_are_no_data_set(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n", encoding="utf-8")
+    ref = TaskRef.model_validate({"kind": "files", "model_kind": "language_model", "documents": "files"})
+    data = DataConfig.model_validate({"train": {"hf": str(tmp_path), "split": "train"}})
+    task = build_task(ref, data)
+    for read in (lambda: list(task.examples("train")), lambda: task.pack_source("train")):
+        with pytest.raises(ConfigError, match=r"data\.train\.hf is .*: must be a file: task\.documents=lines reads"):
+            read()

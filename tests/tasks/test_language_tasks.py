@@ -304,7 +304,7 @@ def test_sentences_of_wikipedia_have_their_published_numbers(tmp_path: Path) -> 
 def test_training_may_read_sentences_up_to_their_verbs_and_no_further(tmp_path: Path) -> None:
     rows = [
         {"source": "the keys to the door", "target": "are", "wrong": "is", "n_attractors": 1},
-        {"source": "since NNP models", "target": "VBP"},
+        {"source": "since NNP models ", "target": "VBP"},
     ]
     path = _lines(tmp_path / "a.jsonl", rows)
     dev = _lines(tmp_path / "b.jsonl", rows[:1])

@@ -147,6 +147,11 @@ def test_a_training_file_without_a_hash_is_checked_against_the_functions(tmp_pat
     published_file(tmp_path, "pcfgset/train.tgt", ["A1 B2 B2", "C4"])
     with pytest.raises(DataError, match=r"line 2: the target is 'C4', but the functions give 'C3'"):
         list(pcfg_set(DataAccess(tmp_path / "other", str(tmp_path))).examples("train"))
+    for name in ("pcfgset/train.tgt", "pcfgset/train.src"):
+        monkeypatch.setitem(_FILES, name, replace(_FILES[name], n_rows=None))
+    published_file(tmp_path, "pcfgset/train.tgt", ["A1 B2 B2"])
+    with pytest.raises(DataError, match=r"train\.src, line 2: has no line beside it in the targets"):
+        list(pcfg_set(DataAccess(tmp_path / "short", str(tmp_path))).examples("train"))
 
 
 @pytest.mark.slow

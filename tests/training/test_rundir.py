@@ -14,9 +14,9 @@ from ostinato.config.load import check_recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
-from ostinato.training.prepare import _absolute_paths, prepare
+from ostinato.training.prepare import prepare
 from ostinato.training.records import Records
-from ostinato.training.rundir import RunDirectory, versions
+from ostinato.training.rundir import RunDirectory, versions, with_absolute_paths
 
 
 def test_a_prepared_run_directory_says_what_the_run_is(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_relative_paths_of_data_sets_become_absolute_and_names_of_a_hub_stay(
     settings = tiny_recipe(tmp_path).model_dump(mode="json")
     settings["data"]["train"] = {"hf": "saved", "split": "train"}
     settings["data"]["test"] = {"one": {"hf": "owner/name", "split": "test"}, "other": ["a.jsonl", "b.jsonl"]}
-    found = _absolute_paths(check_recipe(settings)).data.model_dump(mode="json")
+    found = with_absolute_paths(check_recipe(settings)).data.model_dump(mode="json")
     assert found["train"]["hf"] == str(tmp_path / "saved")
     assert found["test"]["one"]["hf"] == "owner/name"
     assert found["test"]["other"] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]

@@ -67,6 +67,11 @@ def test_an_id_without_its_text_is_no_setting_of_a_recipe() -> None:
 def test_a_comment_in_place_of_a_separator_is_an_error() -> None:
     with pytest.raises(ConfigError, match="is '#SEP#': is a comment in YAML"):
         load_recipe("logical-inference/ut-short", ["model.source_separator=#SEP#"])
+    for cut in ("name=run #3", "model.source_separator=a #SEP#"):
+        with pytest.raises(ConfigError, match="is a comment in YAML from ' #' on: put all of it in quotes of its own"):
+            load_recipe("logical-inference/ut-short", [cut])
+    assert load_recipe("digits/transformer", ["name='run #3'"]).name == "run #3"
+    assert load_recipe("digits/transformer", ["training.n_updates=7 # few", "name=a#3"]).name == "a#3"
 
 
 def test_what_a_model_costs_is_counted_before_the_separators_id_is_known() -> None:

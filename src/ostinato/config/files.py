@@ -307,6 +307,9 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
                 reason = f"is not a YAML value ({_yaml_reason(error)})"
                 problems.append(Problem(".".join(path), _short(value), reason))
                 continue
+            if isinstance(found, str) and " #" in value and value.strip() != found and value.strip().startswith(found):
+                reason = "is a comment in YAML from ' #' on: put all of it in quotes of its own"
+                problems.append(Problem(".".join(path), _short(value), reason))
             values.pop(tuple(path), None)
             values[tuple(path)] = found
     if problems:

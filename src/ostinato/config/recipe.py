@@ -202,7 +202,10 @@ class Recipe(Config):
         training, wanted = self.training, int(number or 1)
         kept = training.keep_best if role == "best" else training.keep_last
         every = training.evaluate_every if role == "best" else training.save_every
-        certain = max(1, -(-training.n_updates // every))  # an untrained model has one checkpoint
+        off = training.halting.off_updates if role == "best" else 0  # until then gates are untrained: not ranked
+        is_ranked_from = off if off < training.n_updates else 0
+        # An untrained model has one checkpoint.
+        certain = max(1, -(-training.n_updates // every) - is_ranked_from // every)
         if training.selection.patience is not None:
             certain = min(certain, training.selection.patience + 1 if role == "best" else 1)
         if kept < wanted:

@@ -257,11 +257,13 @@ def _read(rows: Iterable[Any], where: str) -> Iterator[Any]:
 
 
 def _named(value: Any, feature: Any) -> Any:
-    """Return the names of class labels, -1 (no label) as it is; any other value as it is."""
+    """Return the names of class labels, "-" for -1 (no label: SNLI's own files write so); any other value as it is."""
     if isinstance(value, list) and hasattr(feature, "feature"):
         return [_named(item, feature.feature) for item in value]
-    if hasattr(feature, "int2str") and isinstance(value, int) and value >= 0:
-        return feature.int2str(value)
+    if isinstance(value, dict) and isinstance(feature, dict):
+        return {name: _named(item, feature.get(name)) for name, item in value.items()}
+    if hasattr(feature, "int2str") and isinstance(value, int):
+        return feature.int2str(value) if value >= 0 else "-"
     return value
 
 

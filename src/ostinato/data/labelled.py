@@ -118,6 +118,8 @@ def tagging_row(
     if len(ids) > room:
         if _is_dropped(len(ids) + 2, data):
             return None
+        if room < 0:
+            raise DataError(f"data.max_source_length = {data.max_source_length} leaves no room for the end symbols")
         ids = ids[:room]
         places = [place for place in places if place <= room]
     special = tokenizers.source.special_ids

@@ -49,11 +49,6 @@ def find_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def is_pattern(path: Path) -> bool:
-    """Return whether this is a pattern, and no file of that name is there."""
-    return _first_wild(path) is not None
-
-
 def name_of(given: str | Path) -> str:
     """Return a short name for what a setting names: of a file without its endings, of a pattern that of its folder."""
     path = Path(given).absolute()  # a run keeps absolute paths, and its names must not change with them

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +23,7 @@ from ostinato.errors import DataError
 
 _PRIVATE = "\ue000"
 """Of Unicode's private use area: around names that no text has."""
+_UNKNOWN = f"{_PRIVATE}unknown{_PRIVATE}"
 
 
 class SubwordTokenizer(Tokenizer):
@@ -96,11 +98,15 @@ class SubwordTokenizer(Tokenizer):
         return [(max(start - shift, 0), end - shift) for start, end in encoding.offsets]
 
     def _text(self, ids: Sequence[int]) -> str:
-        parts = []
-        for is_unknown, group in groupby(ids, key=lambda i: i == UNK_ID):
-            pieces = [i - N_SPECIAL for i in group]
-            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, with_special=True))
-        text = "".join(parts)
+        if self._unknown is not None:
+            pieces = [self._unknown if i == UNK_ID else i - N_SPECIAL for i in ids]
+            text = self._model.decode(pieces, with_special=True)
+        else:  # pieces of bytes: no text is unknown, but a model may write that id
+            parts = []
+            for is_unknown, group in groupby(ids, key=lambda i: i == UNK_ID):
+                pieces = [i - N_SPECIAL for i in group]
+                parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, with_special=True))
+            text = "".join(parts)
         return text.removeprefix(" ") if self._leading_space else text
 
     def _content(self) -> dict[str, Any]:
@@ -171,11 +177,7 @@ class KeptTokenizer(Tokenizer):
         return pieces[first:last]
 
     def _text(self, ids: Sequence[int]) -> str:
-        parts = []
-        for is_unknown, group in groupby(ids, key=lambda i: i == self.unknown_id):
-            pieces = list(group)
-            parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, with_special=False))
-        return "".join(parts)
+        return self._model.decode(ids, with_special=False)
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -229,8 +231,20 @@ class _PlainTextModel:
         return self._model.encode(text, add_special_tokens=with_others)
 
     def decode(self, ids: Sequence[int], *, with_special: bool) -> str:
-        """Return a text."""
-        return str(self._model.decode(ids, skip_special_tokens=not with_special))
+        """Return a text; unknown pieces are `UNKNOWN_TEXT`, with the blanks around them that all pieces have."""
+        if self.unknown is None or self.unknown not in ids:
+            return str(self._model.decode(ids, skip_special_tokens=not with_special))
+        text = str(self._with_unknown.decode(ids, skip_special_tokens=not with_special))
+        return text.replace(_UNKNOWN, UNKNOWN_TEXT)
+
+    @cached_property
+    def _with_unknown(self) -> tokenizers.Tokenizer:
+        """The model with a name for unknown pieces that no text has, and by which they are shown."""
+        assert self.unknown is not None
+        content, name = json.loads(self._model.to_str()), str(self._model.id_to_token(self.unknown))
+        for added in content["added_tokens"]:
+            added["special"] &= added["content"] != name
+        return tokenizers.Tokenizer.from_str(json.dumps(_renamed(content, {name: _UNKNOWN})))
 
     def id_of(self, text: str) -> int | None:
         """Return the id of a piece or a special symbol."""

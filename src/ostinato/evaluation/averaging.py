@@ -85,7 +85,9 @@ def _members(directory: Path, role: Role, n: int) -> list[Member]:
     values = _values(directory / _METRICS, training)
     updates = sorted(folders, reverse=True)
     if role == "best":
-        sign = -1.0 if training.selection.mode == "max" else 1.0
+        sign, begins = -1.0 if training.selection.mode == "max" else 1.0, training.halting.off_updates
+        if any(u > begins for u in values):  # as in training: before that gates are untrained
+            values = {u: value for u, value in values.items() if u > begins}
         updates = sorted((u for u in updates if u in values), key=lambda u: (sign * values[u], u))
     if len(updates) < n:
         noun = "checkpoint" if len(updates) == 1 else "checkpoints"

@@ -17,7 +17,6 @@ from typing import Any
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
-from ostinato.config.decoding import DecodingConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import PlannedRoundsConfig, TrainingConfig
 from ostinato.data.disk import new_folder, write_json, write_text
@@ -125,7 +124,7 @@ def search_settings(run: LoadedRun, special: SpecialIds) -> GenerationConfig:
 
     The padding and begin symbols are never written, as with us. A length penalty of kind gnmt has no counterpart there:
     scores are then sums of log-probabilities (length_penalty 0). Lengths in proportion to the source have none either:
-    the most becomes that of the longest one, as far as there are positions, and the least is left out.
+    the most becomes that of the longest one, or as many as there are positions, and the least is left out.
     """
     decoding, most = run.decoding(), run.model.longest_target
     is_drawn, penalty = decoding.strategy == "sample", decoding.length_penalty

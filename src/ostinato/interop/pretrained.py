@@ -163,10 +163,16 @@ def special_ids(given: Mapping[str, Any]) -> dict[str, list[int]]:
     return {name: ids for name, ids in found.items() if None not in ids}
 
 
-_OF_SEARCH = (
-    *("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "repetition_penalty"),
-    *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens"),
-)
+_OF_SEARCH: dict[str, object] = {
+    "do_sample": False,
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens")),
+}
+"""Settings of `generate` with the values that they have where nothing is said."""
 
 
 def other_ends(folder: Path, end: int) -> list[int]:
@@ -180,7 +186,12 @@ def other_search(folder: Path) -> list[str]:
     """Return the settings of `generate` that a folder names and that change what is written, but for lengths and ends:
     a run searches as its own `decoding` says."""
     given = {name: value for one in _of_generation(folder) for name, value in one.items()}
-    return [f"{name}={given[name]}" for name in _OF_SEARCH if given.get(name) not in (None, 0, 1, [])]
+    stated = ((name, given.get(name), default) for name, default in _OF_SEARCH.items())
+    return [
+        f"{name}={value}"
+        for name, value, default in stated
+        if value not in (None, []) and (value != default or isinstance(value, bool) != isinstance(default, bool))
+    ]
 
 
 def _of_generation(folder: Path) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ class CompiledStack:
         if self._last is None or self._last[:2] != (n_steps, execution):
             self._last = n_steps, execution, self._programs(n_steps, execution)
         plain, many, few, calls, stretches = self._last[2]
-        if not cache.self_kv:  # the first step of a search
+        if not cache.self_kv and not cache.length:  # the first step of a search
             for stretch in stretches:  # what the search before has cached may be as much as this one is about to
                 stretch.forget()
             moves = Moves()

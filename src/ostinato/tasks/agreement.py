@@ -116,7 +116,8 @@ class AgreementTask(Task):
             return
         for number, pair in enumerate(read_split(self.data, split), 1):
             if split == "train":
-                yield Example(None, f"{pair.source} {pair.target}")
+                between = "" if (pair.source or "")[-1:].isspace() else " "  # as in dev and test, where it goes on
+                yield Example(None, f"{pair.source}{between}{pair.target}")
                 continue
             if not isinstance(pair.columns.get(wrong_field), str):
                 raise DataError(f"{split}: example {number} has no text {wrong_field!r} (task.wrong_field)")

@@ -14,7 +14,7 @@ from ostinato.data.paths import find_files, name_of
 from ostinato.data.sources import read_examples
 from ostinato.errors import DataError, Problem, see
 from ostinato.tasks.base import Only, Task, TaskConfig
-from ostinato.tasks.own_files import data_set_of, own_source, paths_of, read_split
+from ostinato.tasks.own_files import check_no_data_set, data_set_of, own_source, paths_of, read_split
 
 if TYPE_CHECKING:
     from ostinato.data.packs.source import PackSource
@@ -136,6 +136,7 @@ class FilesTask(Task):
 
     def _examples(self, split: str) -> Iterator[Example]:
         paths, column = paths_of(self.data, split), self.config.origin_column
+        self._check_whole(split)
         if (given := data_set_of(self.data, split)) is not None:
             named = {} if column is None else {column: Path(given.hf).name}
             for example in read_split(self.data, split, self.config.model_kind):
@@ -147,6 +148,10 @@ class FilesTask(Task):
         for name, path in self._named(paths):
             for example in self._read([path]):
                 yield replace(example, columns=example.columns | {column: name})
+
+    def _check_whole(self, split: str) -> None:
+        if self.config.documents == "files":
+            check_no_data_set(self.data, split, "task.documents=lines reads data sets")
 
     def _named(self, paths: list[str]) -> list[tuple[str, str]]:
         """Return files, folders and patterns with the names that `origin_column` gives their examples.
@@ -164,6 +169,7 @@ class FilesTask(Task):
 
     def pack_source(self, split: str) -> PackSource | None:
         """Return the files of a split, or its data set; see `Task`."""
+        self._check_whole(split)
         self._named(paths_of(self.data, split))  # refuses two of one name
         config, is_whole = self.config, self.config.documents == "files"
         return own_source(self.data, split, config.model_kind, is_whole=is_whole, origin_column=config.origin_column)

@@ -77,13 +77,10 @@ class LearningToExecuteConfig(TaskConfig):
             stage = getattr(self, f"stage_{name}")
             if stage > most:
                 yield Problem(f"{path}stage_{name}", stage, f"must be at most the maximum, {most}")
-        if self.generator != "families":
-            return
-        too_short = "must be at least 2: shorter programs are too few to split"
-        if self.longest < 2:
-            yield Problem(f"{path}max_length", self.longest, too_short)
-        elif has_stage and self.family in MEMORY and self.stage_length < 2:
-            yield Problem(f"{path}stage_length", self.stage_length, too_short)
+        if self.longest < 2 and self.generator == "families":
+            yield Problem(
+                f"{path}max_length", self.longest, "must be at least 2: shorter programs are too few to split"
+            )
 
 
 class LearningToExecuteTask(Task):

@@ -73,7 +73,8 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     given = [tokenizer_file(Path(config.path)) for config in configs if config.path is not None]
     what: dict[str, Any] = {
         "tokenizers": [config.model_dump(mode="json", exclude={"path"}) for config in configs],
-        "sample": SAMPLE_BYTES,
+        # Of what is compressed, the bytes of its text count: other tokenizers than those of earlier versions.
+        "sample": SAMPLE_BYTES if source.n_bytes == source.n_bytes_of_text else [SAMPLE_BYTES, "of text"],
     }
     if given:  # others may have their names later
         what["tokenizer_files"] = [file_hash(path) for path in given if path.is_file()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import islice
+from itertools import islice, zip_longest
 from random import Random
 from typing import Annotated, ClassVar, Literal
 
@@ -197,7 +197,11 @@ class PcfgSetTask(Task):
 
     def _read(self, stem: str) -> Iterator[Example]:
         sources, targets = self._published(_FILES[f"{stem}.src"]), self._published(_FILES[f"{stem}.tgt"])
-        for (path, number, source), (_, _, target) in zip(sources, targets, strict=True):
+        for of_source, of_target in zip_longest(sources, targets):
+            if of_source is None or of_target is None:
+                path, number, _ = of_source or of_target
+                raise bad_line(path, number, f"has no line beside it in the {'targets' if of_source else 'sources'}")
+            (path, number, source), (_, _, target) = of_source, of_target
             try:
                 regular = apply_edits(source)
                 exceptional = exceptional_results(source) if "pcfg_ratio=" in stem else set()

@@ -90,7 +90,9 @@ class TaggingTask(LanguagesTask):
                 continue
             for place, n_cells in comments if "\t" not in line else ():
                 if n_cells == len(cells):
-                    reason = "may be a comment or a word, as lines have as many columns: put tabs between columns, or an"
+                    reason = (
+                        "may be a comment or a word, as lines have as many columns: put tabs between columns, or an"
+                    )
                     raise bad_line(path, place, f"{reason} empty line behind the comment")
             comments = []
             # CoNLL-U has ten columns; 3-4 numbers a contraction whose words follow, 5.1 a word that is not in the text.

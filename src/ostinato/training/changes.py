@@ -107,6 +107,8 @@ def _lost_checkpoints(old: Recipe, new: Recipe, update: int) -> str | None:
     if role != "best":  # besides every `save_every` updates, checkpoints are saved where one is ranked
         return None
     kept, every, last = old.training.keep_best, new.training.evaluate_every, new.training.n_updates
+    if update <= (begins := new.training.halting.off_updates) < last:  # what is ranked up to then, is no longer later
+        kept, update = 0, begins
     # Evaluations are at multiples of `evaluate_every`, and at the last update.
     to_come = (last - 1) // every - update // every + 1 if last > update else 0
     if kept + to_come >= int(number or 1):

@@ -16,7 +16,7 @@ from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import check_scales
 from ostinato.training.parallel import why_not_ddp
-from ostinato.training.rounds import round_problems
+from ostinato.training.rounds import round_problems, steps_before_the_loop
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
@@ -48,20 +48,26 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
         problems += _parallel_problems(without_memory(recipe.model), config)
     if config.rounds != PlannedRoundsConfig() or config.round_loss.kind != "last" or config.consistency.is_there:
         model = without_memory(recipe.model)
-        is_frozen = bool(config.freeze)
-        problems += round_problems(model, config.rounds, config.round_loss, config.consistency, is_frozen=is_frozen)
+        problems += round_problems(model, config.rounds, config.round_loss, config.consistency)
     if problems:
         raise ConfigError(problems)
 
 
-def gate_notes(recipe: Recipe) -> list[str]:
-    """Return which gates that halt would not learn, or would teach what they should not."""
+def learning_notes(recipe: Recipe) -> list[str]:
+    """Return what would not learn, or learn what it should not, of gates that halt and of steps before a loop."""
     training, found = recipe.training, list[str]()
     if training.halting.off_updates >= training.n_updates > 0:
         found.append(
             f"tokens may halt after update {training.halting.off_updates} (training.halting.off_updates), and there "
             f"are {training.n_updates}: gates stay as they are, also in evaluations"
         )
+    if training.rounds.gradient_rounds is not None:
+        found += [
+            f"steps before the loop of the {name} have no gradient: with training.rounds.gradient_rounds="
+            f"{training.rounds.gradient_rounds} no round that has one is given what they make (segments.N.inject)"
+            for name, stack in without_memory(recipe.model).stacks.items()
+            if steps_before_the_loop(stack, training.rounds)
+        ]
     loss, stacks = training.round_loss.kind, recipe.model.stacks()
     for name, stack in stacks.items():
         if stack.halting.kind == "exit" and (name != [*stacks][-1] or loss not in ("exit", "improvement")):
@@ -71,7 +77,7 @@ def gate_notes(recipe: Recipe) -> list[str]:
             "training.round_loss.kind=improvement is the loss of a gate alone, and nothing is frozen: all parameters "
             'learn to please it (training.freeze=["*"] training.freeze_except=["*.halting.*"])'
         )
-    if loss == "improvement" and recipe.evaluation.checkpoint.startswith("best"):
+    elif loss == "improvement" and recipe.evaluation.checkpoint.startswith("best"):
         found.append(
             "training.round_loss.kind=improvement changes no score while exits are not taken, so that the best "
             "checkpoint is the first that is evaluated: evaluation.checkpoint=last"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ostinato.config.data import DataSetConfig
-from ostinato.config.files import map_texts
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.special_ids import SpecialIds
@@ -38,8 +35,8 @@ from ostinato.tasks.checks import (
 from ostinato.tasks.registry import build_task
 from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.changes import Changes
-from ostinato.training.checks import gate_notes
-from ostinato.training.rundir import RunDirectory, describe_data, describe_split
+from ostinato.training.checks import learning_notes
+from ostinato.training.rundir import RunDirectory, describe_data, describe_split, with_absolute_paths
 from ostinato.training.training_data import training_data
 
 _LOOKED_AT = 1000
@@ -103,7 +100,7 @@ def prepare(
         problems += length_problems(recipe, has_sources)
     if problems := [*problems, *metric_problems(recipe, has_sources)]:
         raise ConfigError(problems)
-    recipe = _absolute_paths(recipe)
+    recipe = with_absolute_paths(recipe)
     others: list[Problem] = []
     if recipe.training.init_from is not None:
         # A run that was begun needs no longer the one that it started from.
@@ -134,7 +131,7 @@ def prepare(
     objective = objective_of(recipe.model, recipe.data, tokenizers)
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     _check_separator(recipe, batches.rows)
-    notes = [*map(str, others), *cuts.notes(train_split), *gate_notes(recipe)]
+    notes = [*map(str, others), *cuts.notes(train_split), *learning_notes(recipe)]
     prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=notes)
     # Earlier versions gave scores of texts also where tokens are unknown: an unfinished run may be selected by one.
     by_texts = recipe.training.selection.metric in OF_TEXTS and run.results() is None
@@ -258,28 +255,3 @@ def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
     if problems:
         raise ConfigError(problems)
     return recipe.model_copy(update={"model": model.model_copy(update=sizes)})
-
-
-def _absolute_paths(recipe: Recipe) -> Recipe:
-    """Return the recipe with the user's files by absolute paths, so that it works from any directory."""
-    data = recipe.data
-    update: dict[str, object] = {name: _absolute_files(getattr(data, name)) for name in ("train", "dev", "test")}
-    for name in ("tokenizer", "target_tokenizer"):
-        tokenizer = getattr(data, name)
-        if tokenizer is not None:
-            update[name] = tokenizer.model_copy(update={"path": map_texts(tokenizer.path, _absolute)})
-    training = recipe.training.model_copy(update={"init_from": map_texts(recipe.training.init_from, _absolute)})
-    return recipe.model_copy(update={"data": data.model_copy(update=update), "training": training})
-
-
-def _absolute_files(given: Any) -> Any:
-    """Return what a split names by absolute paths; the name of a data set of a hub, which is not there, stays."""
-    if isinstance(given, dict):
-        return {name: _absolute_files(one) for name, one in given.items()}
-    if isinstance(given, DataSetConfig):
-        return given.model_copy(update={"hf": _absolute(given.hf)}) if Path(given.hf).exists() else given
-    return map_texts(given, _absolute)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())

@@ -121,24 +121,36 @@ def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Map
     return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
 
 
-def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str, *, is_frozen: bool) -> str | None:
-    """Return what would have no gradient in any update where only the last rounds have one; None: nothing.
+def _least_rounds(stack: Stack, rounds: RoundsConfig) -> int:
+    """Return the fewest rounds of an update."""
+    if rounds.kind == "plan":
+        return stack.plan.n_rounds
+    return 1 if rounds.ramp else getattr(rounds, "least", 1)
 
-    Args:
-        is_frozen: some parameters are not to learn; which ones is not looked at.
-    """
-    loop, least = stack.plan.loop, stack.plan.n_rounds if rounds.kind == "plan" else getattr(rounds, "least", 1)
+
+def steps_before_the_loop(stack: Stack, rounds: RoundsConfig) -> bool:
+    """Return whether some steps before a stack's loop have no gradient in any update: only its first round reads them,
+    and none of their weights serves later ones."""
+    loop, least = stack.plan.loop, _least_rounds(stack, rounds)
+    if least <= (rounds.gradient_rounds or least):
+        return False
+    if loop.inject is not None or any(loop.n_states in phase.adds for phase in loop.phases):
+        return False
+    place = stack.plan.segments.index(loop)
+    before, others = (
+        {(use.kind, use.weights) for segment in part for step in segment.steps for use in step.uses}
+        for part in (stack.plan.segments[:place], stack.plan.segments[place:])
+    )
+    return bool(before - others)
+
+
+def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str) -> str | None:
+    """Return what would have no gradient in any update where only the last rounds have one; None: nothing."""
+    loop, least = stack.plan.loop, _least_rounds(stack, rounds)
     if loop.keys == "first" and least > (rounds.gradient_rounds or least):
         return (
             f"keys and values of the {name} are those of its first round (keys: first), and would not learn: remove it"
         )
-    adds_entered = any(loop.n_states in phase.adds for phase in loop.phases)
-    if (
-        loop is not stack.plan.segments[0]
-        and least > (rounds.gradient_rounds or least)
-        and not (loop.inject or adds_entered or is_frozen)
-    ):
-        return f"what stands before the loop of the {name} enters its first round only, and would not learn: add inject"
     is_cut = rounds.kind == "plan" and (rounds.gradient_rounds or least) < least
     if is_cut and loop.time is None and loop.tells_rounds_apart:
         return f"what the first rounds of the {name} have of their own (norms, deltas, ...) would not learn: remove it"
@@ -148,18 +160,9 @@ def _never_learned(stack: Stack, name: str, rounds: RoundsConfig, loss: str, *, 
 
 
 def round_problems(
-    model: Model,
-    rounds: RoundsConfig,
-    round_loss: RoundLossConfig,
-    consistency: ConsistencyConfig,
-    *,
-    is_frozen: bool = False,
+    model: Model, rounds: RoundsConfig, round_loss: RoundLossConfig, consistency: ConsistencyConfig
 ) -> list[Problem]:
-    """Return what of `training.rounds`, `training.round_loss` and `training.consistency` the model cannot do.
-
-    Args:
-        is_frozen: some parameters are not to learn.
-    """
+    """Return what of `training.rounds`, `training.round_loss` and `training.consistency` the model cannot do."""
     found, loss = list[Problem](), round_loss.kind
     for name in ("loss", "states"):
         if (weight := getattr(consistency, name)) and not rounds_of_stacks(model, 1):
@@ -178,7 +181,7 @@ def round_problems(
                 )
                 reason += f" set model.{name}.halting.kind to none, exit or select, which run all rounds in training"
                 found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, reason))
-            elif why := _never_learned(stack, name, rounds, loss, is_frozen=is_frozen):
+            elif why := _never_learned(stack, name, rounds, loss):
                 found.append(Problem("training.rounds.gradient_rounds", rounds.gradient_rounds, why))
     if rounds.gradient_repeats is not None and not any(stack.plan.loop.phases for stack in model.stacks.values()):
         reason = "no loop of this model has several states (segments.N.states): remove it"

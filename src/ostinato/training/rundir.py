@@ -31,7 +31,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ostinato.config.data import DataConfig
+from ostinato.config.data import DataConfig, DataSetConfig
+from ostinato.config.files import map_texts
 from ostinato.config.load import recipe_text
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import (
@@ -169,7 +170,9 @@ class RunDirectory:
                 f"{self.path / _RECIPE} was edited after the run began: put back what it was. What may change when a "
                 "run is resumed is changed by options (KEY=VALUE) and recorded"
             )
-        return changes_between(load_recipe(self.path / _RECIPE), recipe, self.last_update(), self.path)
+        # Earlier versions kept the folder of a data set as it was given.
+        own = with_absolute_paths(load_recipe(self.path / _RECIPE))
+        return changes_between(own, recipe, self.last_update(), self.path)
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
         """Go on with a changed recipe: record what changes at the update of the last checkpoint.
@@ -317,3 +320,28 @@ def describe_split(split: str, examples: Iterable[Example]) -> dict[str, Any]:
     if not n_examples:
         raise DataError(f"the split {split!r} holds no examples")
     return {"n": n_examples, "sha256": digest}
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return the recipe with the user's files by absolute paths, so that it works from any directory."""
+    data = recipe.data
+    update: dict[str, object] = {name: _absolute_files(getattr(data, name)) for name in ("train", "dev", "test")}
+    for name in ("tokenizer", "target_tokenizer"):
+        tokenizer = getattr(data, name)
+        if tokenizer is not None:
+            update[name] = tokenizer.model_copy(update={"path": map_texts(tokenizer.path, _absolute)})
+    training = recipe.training.model_copy(update={"init_from": map_texts(recipe.training.init_from, _absolute)})
+    return recipe.model_copy(update={"data": data.model_copy(update=update), "training": training})
+
+
+def _absolute_files(given: Any) -> Any:
+    """Return what a split names by absolute paths; the name of a data set of a hub, which is not there, stays."""
+    if isinstance(given, dict):
+        return {name: _absolute_files(one) for name, one in given.items()}
+    if isinstance(given, DataSetConfig):
+        return given.model_copy(update={"hf": _absolute(given.hf)}) if Path(given.hf).exists() else given
+    return map_texts(given, _absolute)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())

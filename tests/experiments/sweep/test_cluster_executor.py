@@ -19,7 +19,13 @@ from ostinato.cluster.ray_connection import check_fits, resources
 from ostinato.errors import ConfigError
 from ostinato.experiments.sweep import cluster_executor, locks, ray_cluster
 from ostinato.experiments.sweep.choose import ExecutorChoice
-from ostinato.experiments.sweep.cluster_executor import EVENTS, ClusterExecutor, EventFile, attempt_on_node
+from ostinato.experiments.sweep.cluster_executor import (
+    EVENTS,
+    ClusterExecutor,
+    EventFile,
+    RefusedError,
+    attempt_on_node,
+)
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.experiments.sweep.locks import LOCKS, BusyError, run_lock
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep
@@ -158,7 +164,7 @@ class FullCluster(FakeCluster):
     def start(self, job: Job, events: Path) -> FakeTask:
         if self.is_full(self):
             self.n_refused += 1
-            raise ConfigError("QOSMaxSubmitJobPerUserLimit")
+            raise RefusedError("QOSMaxSubmitJobPerUserLimit")
         return super().start(job, events)
 
     @property
@@ -174,7 +180,9 @@ def test_a_job_that_a_full_cluster_refuses_waits_until_others_have_ended(
     executor = ClusterExecutor(cluster)
     for name in "abcde":
         executor.submit(a_job(tmp_path, name))
-    ended = [executor.collect(lambda event: None) for _ in range(5)]
+    told: list[Event] = []
+    ended = [executor.collect(told.append) for _ in range(5)]
+    assert {event.text for event in told} == {"waits, as the cluster takes no job: QOSMaxSubmitJobPerUserLimit"}
     assert sorted(result.job.name for result in ended if result is not None and result.status == "done") == [*"abcde"]
     assert cluster.n_refused > 2
     assert not list((tmp_path / EVENTS).iterdir())
@@ -192,6 +200,23 @@ def test_jobs_that_are_refused_again_and_again_have_failed_and_the_others_are_do
     found = sorted((result.job.name, result.status, result.reason) for result in ended if result is not None)
     refused = ("failed", "QOSMaxSubmitJobPerUserLimit")
     assert found == [("a", "done", ""), ("b", "done", ""), ("c", *refused), ("d", *refused)]
+    # Each was tried three times when nothing else was going on.
+    assert cluster.n_refused >= 6
+
+
+def test_a_job_that_a_cluster_can_never_do_has_failed_at_once(tmp_path: Path) -> None:
+    class Small(FakeCluster):
+        def start(self, job: Job, events: Path) -> FakeTask:
+            if job.name == "b":
+                raise ConfigError("a job takes 8 CPUs, this Ray has 2")
+            return super().start(job, events)
+
+    executor = ClusterExecutor(Small(ended_well))
+    for name in "abc":
+        executor.submit(a_job(tmp_path, name))
+    ended = [executor.collect(lambda event: None) for _ in range(3)]
+    found = sorted((result.job.name, result.status, result.reason) for result in ended if result is not None)
+    assert found == [("a", "done", ""), ("b", "failed", "a job takes 8 CPUs, this Ray has 2"), ("c", "done", "")]
 
 
 def test_a_job_that_goes_on_when_nobody_reads_its_events_makes_no_file(tmp_path: Path) -> None:

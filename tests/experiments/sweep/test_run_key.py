@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers as library
 from tiny_sweeps import SMALL, stamps, tiny
 
 from ostinato.config.recipe import Recipe
@@ -180,12 +181,13 @@ def test_a_tokenizer_file_is_known_by_its_content(tmp_path: Path) -> None:
     assert of("a.json", "one") == of("b.json", "one") != of("c.json", "two")
 
 
-def with_files(folder: Path, text: str = "a b") -> Recipe:
+def with_files(folder: Path, text: str = "a b", more: tuple[str, ...] = ()) -> Recipe:
     folder.mkdir(exist_ok=True)
     for split in ("train", "dev"):
         line = json.dumps({"source": text, "target": split})
         (folder / f"{split}.jsonl").write_text(line + "\n")
-    return load_recipe("files/template", [f"data.{split}={folder / split}.jsonl" for split in ("train", "dev")])
+    files = [f"data.{split}={folder / split}.jsonl" for split in ("train", "dev")]
+    return load_recipe("files/template", [*files, *more])
 
 
 def test_files_are_known_by_their_examples_and_not_by_their_place(tmp_path: Path) -> None:
@@ -288,6 +290,25 @@ def test_a_run_says_the_key_it_was_planned_with_also_where_it_starts_from_anothe
     runs = plan_runs(sweep, tmp_path)
     assert [key_of_run(run.directory) for run in runs] == [run.key for run in runs]
     assert runs[1].recipe.training.init_from == str(runs[0].directory)
+
+
+def test_the_special_symbols_that_a_tokenizer_gives_are_not_in_a_key_twice(tmp_path: Path) -> None:
+    words = ["<s>", "</s>", "<pad>", "<unk>", *"abcdefgh"]
+    model = library.Tokenizer(library.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    model.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    model.add_special_tokens(words[:3])
+    model.save(str(tmp_path / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    kept = ("data.tokenizer.kind=hf", f"data.tokenizer.path={tmp_path / 'tokenizer.json'}", "data.unknown=replace")
+    recipe = with_files(tmp_path / "data", more=kept)
+    recipe, hashes = DataHashes().resolve(recipe)
+    run = RunDirectory(tmp_path / "run")
+    run.open(resume=False)
+    prepared = prepare(recipe, run, False, None)
+    run.close()
+    assert prepared.recipe.model.special_ids.pad == 2 != recipe.model.special_ids.pad
+    assert key_of_run(tmp_path / "run") == run_key(recipe, hashes)
 
 
 def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ostinato.errors import OstinatoError, on_one_line
+from ostinato.errors import ConfigError, OstinatoError, on_one_line
 from ostinato.experiments.sweep.executors import Job, JobResult, Status, TakeEvent, attempt
 from ostinato.experiments.sweep.remote import RemoteError, RemoteStore
 from ostinato.experiments.sweep.watch import Event
@@ -35,6 +35,10 @@ _BUSY_AGAIN_S = 30.0
 _REFUSED_AGAIN_S = 30.0
 """Seconds until a cluster is asked again that has refused a job: its queue may be full, or its master be away."""
 N_RETRIES = 2
+
+
+class RefusedError(ConfigError):
+    """A cluster takes no job now: its queue is full, its master away, or the settings are wrong."""
 
 
 class ClusterTask(Protocol):
@@ -61,7 +65,7 @@ class Cluster(Protocol):
         """Take a job; return at once.
 
         Raises:
-            OstinatoError: it is refused.
+            RefusedError: not now, or never. ConfigError: never, as the cluster lacks what it needs.
         """
 
     def stop(self) -> None:
@@ -113,8 +117,8 @@ class EventFile:
         """Write an event; at an address every few seconds, and of updates in between only the last one."""
         line = json.dumps(asdict(event)).encode() + b"\n"
         if self._remote is None:
-            with suppress(FileNotFoundError), self.path.open("r+b") as file:  # not made anew: nobody reads it any more
-                file.seek(0, os.SEEK_END)
+            place = os.O_WRONLY | os.O_APPEND  # not made anew: nobody reads it any more
+            with suppress(FileNotFoundError), os.fdopen(os.open(self.path, place), "ab") as file:
                 file.write(line)
             return
         if event.kind == "update":
@@ -140,6 +144,19 @@ class EventFile:
         else:
             with suppress(RemoteError):
                 self._remote.remove(self._name)
+
+
+@dataclass
+class _Waiting:
+    """A job that the cluster is still to be given.
+
+    Args:
+        n_started: how often it was started. n_refused: how often it was refused when no job was going on.
+    """
+
+    job: Job
+    n_started: int = 0
+    n_refused: int = 0
 
 
 @dataclass
@@ -174,7 +191,7 @@ class ClusterExecutor:
     """An `Executor` that gives its jobs to a cluster.
 
     Where the cluster refuses the very first job, settings are wrong: an error. Later it may be full: a job waits until
-    others have ended, and has failed where it is refused more than `n_retries` times on end when none is going on.
+    others have ended, and has failed where it is refused more than `n_retries` times when none is going on.
 
     Args:
         most: jobs that the cluster has at once; None: all. n_retries: how often a job is started again whose node died.
@@ -182,24 +199,22 @@ class ClusterExecutor:
 
     def __init__(self, cluster: Cluster, *, most: int | None = None, n_retries: int = N_RETRIES) -> None:
         self.cluster, self.most, self.n_retries = cluster, most, n_retries
-        self._waiting: deque[tuple[Job, int]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._going: list[_Going] = []
         self._has_started = False
         self._start_after = -math.inf
-        self._n_refused = 0
-        """On end, when nothing was going on."""
         self._given_up: deque[JobResult] = deque()
 
     def submit(self, job: Job) -> None:
         """Take a job."""
-        self._waiting.append((job, 0))
+        self._waiting.append(_Waiting(job))
         self._start_waiting()
 
     def collect(self, on_event: TakeEvent, timeout: float | None = None) -> JobResult | None:
         """Wait until a job has ended, passing events on; None where that took too many seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._start_waiting()
+            self._start_waiting(on_event)
             if self._given_up:
                 return self._given_up.popleft()
             for going in list(self._going):
@@ -222,32 +237,35 @@ class ClusterExecutor:
             one.events.remove()
         self.cluster.stop()
 
-    def _start_waiting(self) -> None:
+    def _start_waiting(self, on_event: TakeEvent | None = None) -> None:
         while (
             self._waiting
             and (self.most is None or len(self._going) < self.most)
             and time.monotonic() >= self._start_after
         ):
-            job, n_started = self._waiting.popleft()
+            waiting = self._waiting.popleft()
+            job = waiting.job
             job_there = replace(job, directory=job.directory.absolute())
             path = job_there.directory.parent / EVENTS / f"{job.directory.name}-{secrets.token_hex(4)}.jsonl"
             events = EventFile(path, None if job.remote is None else RemoteStore(job.remote))
             events.make()
             try:
                 task = self.cluster.start(job_there, path)
-            except OstinatoError as error:
+            except ConfigError as error:
                 events.remove()
                 if not self._has_started:
                     raise
-                self._n_refused += not self._going
-                if self._n_refused > self.n_retries:
+                waiting.n_refused += not self._going
+                if not isinstance(error, RefusedError) or waiting.n_refused > self.n_retries:
                     self._given_up.append(JobResult(job, "failed", str(error)))
-                else:
-                    self._waiting.append((job, n_started))
-                    self._start_after = time.monotonic() + _REFUSED_AGAIN_S
-                continue
-            self._has_started, self._n_refused = True, 0
-            self._going.append(_Going(job, task, events, n_started + 1))
+                    continue
+                self._waiting.append(waiting)
+                self._start_after = time.monotonic() + _REFUSED_AGAIN_S
+                if on_event is not None:
+                    on_event(Event(job.name, "warning", 0, f"waits, as the cluster takes no job: {on_one_line(error)}"))
+                return
+            self._has_started = True
+            self._going.append(_Going(job, task, events, waiting.n_started + 1))
 
     def _end(self, going: _Going, on_event: TakeEvent) -> JobResult | None:
         """Return how a job that is done has ended; None where it is started again."""
@@ -261,7 +279,7 @@ class ClusterExecutor:
                 return JobResult(going.job, "died", f"{reason} (started {going.n_started} times)")
             text = f"its process or node has died, the run is started again: {reason}"
             on_event(Event(going.job.name, "warning", going.update, text))
-            self._waiting.append((going.job, going.n_started))
+            self._waiting.append(_Waiting(going.job, going.n_started))
             return None
         if going.job.remote is not None and status == "done":  # what its row is made of
             try:

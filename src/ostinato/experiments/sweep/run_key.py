@@ -26,6 +26,7 @@ from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.config.schema import slots_of
+from ostinato.config.special_ids import SpecialIds
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, sha256_of, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
@@ -113,6 +114,9 @@ def key_of_run(directory: Path) -> str:
     if recipe.training.init_from is not None:
         start = key_of_run(Path(recipe.training.init_from))
     version = run_versions(directory)["ostinato"]
+    if run.data_hashes():  # as the recipe was before its tokenizer, which is in the key, gave its special symbols
+        model = recipe.model.model_copy(update={"special_ids": SpecialIds()})
+        recipe = recipe.model_copy(update={"model": model})
     # An imported or converted run has read no data: what it is, its weights say.
     hashes = run.data_hashes() or {"weights": sha256_of(find_checkpoint(directory, "last") / WEIGHTS)}
     return run_key(recipe, hashes, start=start, version=version, changes=run.recorded_changes())

@@ -15,7 +15,7 @@ from typing import Any
 
 from ostinato.config.files import parse_overrides
 from ostinato.errors import ConfigError, on_one_line, see
-from ostinato.experiments.sweep.cluster_executor import attempt_on_node
+from ostinato.experiments.sweep.cluster_executor import RefusedError, attempt_on_node
 from ostinato.experiments.sweep.executors import Job, Status
 from ostinato.version import __version__
 
@@ -91,7 +91,7 @@ class SlurmCluster:
         """Put a job into the queue.
 
         Raises:
-            ConfigError: SLURM refuses it.
+            RefusedError: SLURM does not take it.
         """
         n_cpus = job.recipe.training.n_threads or job.n_threads or 1
         self._executor.update_parameters(cpus_per_task=n_cpus, name=f"ostinato-{job.directory.name}")
@@ -99,7 +99,7 @@ class SlurmCluster:
         try:
             return _SlurmTask(self._executor.submit(_Attempt(*given)))
         except RuntimeError as error:  # submitit's FailedJobError: what sbatch says
-            raise ConfigError(f"{_OPTION}: the job was refused: {on_one_line(error)}") from error
+            raise RefusedError(f"{_OPTION}: the job was refused: {on_one_line(error)}") from error
 
     def stop(self) -> None:
         """Nothing is left to be done."""
