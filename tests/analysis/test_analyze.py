@@ -133,6 +133,13 @@ def test_a_run_is_as_similar_to_itself_as_can_be(runs: list[Path]) -> None:
         values = finding.data[where]["first-2"]
         assert all(one["cka"] == pytest.approx(1.0) and one["lns"] == 1.0 for one in values)
         assert max(one["lns"] for one in finding.data[where]["untrained"]) < 1.0
+    # A run that has the name of the untrained model is none.
+    given = logic.subjects([loaded, loaded], None, 24)
+    given[1].name = "untrained"
+    ((_, (finding,)),) = logic.survey(given, only=["similarity"]).found
+    assert finding.data["seeds"] == ["untrained"]
+    assert all(one["lns"] == 1.0 for one in finding.data["after"]["untrained"])
+    assert max(one["lns"] for one in finding.data["after"]["untrained model"]) < 1.0
 
 
 def test_routers_that_saw_too_few_tokens_for_a_map_are_no_error(

@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
+from ostinato.config.training import DepthCostConfig, TrainingConfig
 from ostinato.errors import ConfigError
 
 BALANCE = {"balance": {"hypersphere": 0.01, "z": 0.0, "temperature": 0.3}}
@@ -136,6 +137,16 @@ def test_a_mean_of_more_checkpoints_than_there_will_be_is_refused(
     with pytest.raises(ConfigError) as caught:
         load_recipe_config({"evaluation": {"checkpoint": checkpoint}, "training": training})
     assert str(caught.value) == f"evaluation.checkpoint is {checkpoint!r}: {reason}"
+
+
+@pytest.mark.parametrize(("off_updates", "certain"), [(0, 5), (5, 3), (6, 2), (9, 1), (10, 5)])
+def test_evaluations_before_gates_are_asked_are_in_no_mean(off_updates: int, certain: int) -> None:
+    halting = DepthCostConfig(off_updates=off_updates)
+    training = TrainingConfig(n_updates=10, evaluate_every=2, keep_best=9, halting=halting)
+    recipe = Recipe().model_copy(update={"training": training})
+    assert not list(recipe.too_few_to_average(f"best:{certain}", "key"))
+    (problem,) = recipe.too_few_to_average(f"best:{certain + 1}", "key")
+    assert problem.reason.startswith(f"the run has {certain} or more")
 
 
 def test_the_checkpoint_that_is_scored_is_a_role_or_a_mean() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from toy_task import DATA, letter_tokenizers, tiny_seq2seq
 
-from ostinato.config.load import dump_recipe
+from ostinato.config.load import check_recipe, dump_recipe
 from ostinato.config.recipe import Recipe, TaskRef
 from ostinato.config.training import SelectionConfig, TrainingConfig
 from ostinato.errors import CheckpointError
@@ -88,6 +88,15 @@ def test_an_average_is_the_mean_of_the_best_or_the_newest(copy: Path, role: Any,
             total = total + part[name].double()
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, (total / n).float()), name
+
+
+@pytest.mark.parametrize(("off_updates", "updates"), [(20, [30, 40]), (39, [40, 60]), (60, [20, 30])])
+def test_untrained_gates_are_in_no_mean_once_there_are_others(copy: Path, off_updates: int, updates: list[int]) -> None:
+    settings = load(copy, checkpoint="update-000010").recipe.model_dump(mode="json")
+    settings["model"]["decoder"]["halting"] = {"kind": "act"}
+    settings["training"]["halting"]["off_updates"] = off_updates
+    dump_recipe(check_recipe(settings), recipe(copy))
+    assert names(average_checkpoints(copy, "best", 2)) == [f"update-{u:06d}" for u in updates]
 
 
 def test_a_larger_value_is_better_where_the_run_selects_the_largest(copy: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from plans import PLANS, model_of, ragged_batch
 
+from ostinato.config.model import LanguageModelConfig
 from ostinato.config.training import TrainingConfig
+from ostinato.models import build_model
 from ostinato.training.optim import build_optimizer
 from ostinato.training.update import Updater
 
@@ -52,3 +54,19 @@ def test_routers_masses_and_logits_stay_in_float32(name: str, monkeypatch: pytes
         if stack.halting is not None:
             masses = [getattr(stack.halting, one.name) for one in fields(stack.halting)]
             assert {x.dtype for x in masses if x.is_floating_point()} == {torch.float32}
+
+
+def test_rounds_without_a_gradient_leave_it_to_the_others() -> None:
+    """Copies of weights in bfloat16 are made in the first rounds, and used in the last ones, too."""
+    loop = {"n_steps": 1, "repeats": 4, "inject": {"kind": "linear"}}
+    stack = {"n_steps": 2, "segments": [{"n_steps": 1}, loop], "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 16}}
+    config = LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 19, "decoder": stack})
+    found = []
+    for precision in ("float32", "bfloat16"):
+        torch.manual_seed(0)
+        model = build_model(config).train()
+        rounds = {"kind": "plan", "gradient_rounds": 2}
+        settings = TrainingConfig.model_validate({"precision": precision, "rounds": rounds})
+        Updater(model, build_optimizer(model, settings.optimizer), settings).accumulate([ragged_batch()], 1)
+        found.append({name for name, one in model.named_parameters() if one.grad is not None and one.grad.any()})
+    assert found[0] == found[1] == {name for name, _ in model.named_parameters()}

@@ -356,3 +356,24 @@ def test_many_gradients_at_a_time_are_those_of_each() -> None:
     each = [torch.autograd.grad(y, (q, v), seed, retain_graph=True) for seed in seeds]
     for mine, others in zip(found, zip(*each, strict=True), strict=True):
         torch.testing.assert_close(mine, torch.stack(others))
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_heads_share_keys_by_torchs_own_means_where_a_fused_kernel_knows_them(
+    lowered: bool, has_mask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused, asked = F.scaled_dot_product_attention, []
+
+    def noted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
+        asked.append((k.shape[1], how["enable_gqa"]))
+        return fused(q, k, v, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    dtype = torch.bfloat16 if lowered else torch.float32
+    for device in ("cpu", "meta"):  # any that is no CPU
+        q, k = torch.ones(2, 4, 3, 8, dtype=dtype, device=device), torch.ones(2, 2, 3, 8, dtype=dtype, device=device)
+        mask = torch.zeros(1, 1, 3, 3, dtype=dtype, device=device) if has_mask else None
+        assert attend_plainly(q, k, k, mask, 1.0, None).shape == q.shape
+    on_a_gpu = (2, True) if lowered and not has_mask else (4, False)
+    assert asked == [(2, True), on_a_gpu]

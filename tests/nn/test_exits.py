@@ -41,6 +41,18 @@ def test_threshold_one_runs_all_rounds_and_zero_stops_after_the_first(criterion:
     assert bool((trace.executed_BTR.sum(-1) == 1).all())
 
 
+@pytest.mark.parametrize("n", range(1, 7))
+def test_predictions_that_are_the_same_n_times_reach_the_threshold_of_n(n: int) -> None:
+    plain = _model(coda=False).config
+    output = plain.output.model_copy(update={"bias": True})
+    model = random_model(plain.model_copy(update={"output": output})).float().eval()
+    with torch.no_grad():
+        model.output_bias[5] = 1e4  # always predicted
+    trace = model(IDS, n_steps=9, execution=Execution(exit="stable", halting_threshold=n / (n + 1)))
+    executed_BTR = trace.stacks["decoder"].halting.executed_BTR
+    assert executed_BTR.sum(-1).unique().tolist() == [n + 1]
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("coda", [True, False])
 @pytest.mark.parametrize("criterion", CRITERIA_AT_TEST)

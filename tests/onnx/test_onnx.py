@@ -28,7 +28,7 @@ from ostinato.cli import main
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Model
-from ostinato.onnx.export import write_onnx
+from ostinato.onnx.export import quantise, write_onnx
 from ostinato.onnx.graphs import Graph, Tensors, graphs_of
 from ostinato.onnx.session import Session
 
@@ -211,6 +211,15 @@ def test_int8_is_smaller_and_its_loss_is_measured(tmp_path: Path, capsys: pytest
     run: Any = runs.ostinato.load(tmp_path / "run")
     assert loss == pytest.approx(run.evaluate("dev")["loss"], abs=1e-3)
     assert with_int8 == pytest.approx(loss, abs=0.5)
+    # Of a graph whose weights lie beside it, those of 8 bits do, too.
+    large, of_large = tmp_path / "large.onnx", tmp_path / "large.int8.onnx"
+    onnx.save(onnx.load(plain), large, save_as_external_data=True, location="large.onnx.data", size_threshold=0)
+    quantise(large, of_large)
+    assert of_large.stat().st_size + Path(f"{of_large}.data").stat().st_size < 1.1 * small.stat().st_size
+    assert of_large.stat().st_size < small.stat().st_size
+    given = filled(graphs_of(run.model)[0], **SIZES[0])
+    found = [Session(file)(given)["logits"] for file in (small, of_large)]
+    assert torch.equal(*found)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import SIZES, tiny_recipe
 
 import ostinato
-from ostinato.config.load import check_recipe
+from ostinato.config.load import check_recipe, dump_recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -73,6 +73,14 @@ def test_relative_paths_of_data_sets_become_absolute_and_names_of_a_hub_stay(
     assert found["train"]["hf"] == str(tmp_path / "saved")
     assert found["test"]["one"]["hf"] == "owner/name"
     assert found["test"]["other"] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    # Runs of earlier versions have it as it was given, and go on.
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    now = with_absolute_paths(check_recipe(settings))
+    stored = now.model_dump(mode="json")
+    stored["data"]["train"]["hf"] = "saved"
+    dump_recipe(check_recipe(stored), run.path / "recipe.yaml")
+    assert run.changes_to(now) == {}
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding.beams import Hypothesis
 from ostinato.decoding.search import Decodable, Evaluable, inference, left_padded, search_n_best
 from ostinato.decoding.work import BatchRunner, InThisProcess, batch_key
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError, Problem
 
 _WINDOW = 4096
 """Inputs read before the first output: enough to sort into batches of equal length."""
@@ -114,6 +114,8 @@ def generate_stream(
         runner: does the searches (`ostinato.evaluation.workers`); None: this process. With several processes the next
             window is read while one is searched. The outputs are the same.
     """
+    if window < 1:
+        raise ConfigError([Problem("window", window, "must be at least 1")])
     runner = runner or InThisProcess(model)
     generator = _Generator(model, tokenizers, data, config, as_prompts, n_steps, runner)
     numbered = enumerate(texts)

@@ -253,7 +253,7 @@ def _lengths(
         more, fewer = (floor(ratio * n + _NEARLY) for ratio in (config.max_length_ratio, config.min_length_ratio))
         most = max(1, config.max_length + more)
         if at_most is not None:
-            most = min(most, at_most)
+            most = max(1, min(most, at_most))
         if longest is not None:  # the last token is not read again
             most = max(1, min(most, longest - n_given + 1))
         found.append((min(most, config.min_length + fewer), most))

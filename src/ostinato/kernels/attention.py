@@ -115,7 +115,9 @@ def attend_plainly(
     """Return what every query reads by operations of torch, in any type and on any device: the plain twin."""
     H, learns_mask = q_BHQK.shape[1], mask is not None and mask.requires_grad
     is_grouped = bool(k_BGSK.shape[1] != H)
-    if is_grouped and (kept is not None or learns_mask):
+    # On a GPU torch's flash kernel alone knows groups: 16 bits, no mask. Elsewhere it would write every weight down.
+    is_fused = q_BHQK.is_cpu or (mask is None and product_dtype(q_BHQK).itemsize == 2)
+    if is_grouped and (kept is not None or learns_mask or not is_fused):
         k_BGSK, v_BGSK = _for_all_heads(k_BGSK, v_BGSK, H)
         is_grouped = False
     if kept is None:

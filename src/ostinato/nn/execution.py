@@ -65,7 +65,8 @@ class Execution:
         exit_scope: "token": every token by its own confidence. "sequence": all tokens of a sentence by their mean one,
             in stacks whose tokens see each other in both directions.
         rounds: rounds of a stack, by its name, in place of the plan's (another number than it has: stacks whose rounds
-            share all weights only). By length or by sentence: in place of the stack's halting rule, too.
+            share all weights only). By length or by sentence: in place of the stack's halting rule, too; with `exit`,
+            or without `halting`, those by length only say how many may be run.
         paths: of a stack, by its name, the lengths of the steps that its rounds take together from 0 to 1, and so their
             number in place of the plan's; read by modulations by time (`ostinato.nn.by_round`). Else R rounds have
             1 / R each.

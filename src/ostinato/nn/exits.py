@@ -190,7 +190,7 @@ class ExitPass(HaltingPass):
         if criterion == "stable":
             is_same_N = now_NV.argmax(-1) == before_NV.argmax(-1)
             self._unchanged_N = torch.where(is_same_N, self._unchanged_N + 1.0, 0.0)
-            return 1.0 - 1.0 / (1.0 + self._unchanged_N)
+            return self._unchanged_N / (1.0 + self._unchanged_N)  # rounded once: n / (n + 1) reaches a threshold of it
         divergence_N = (before_NV.exp() * (before_NV - now_NV)).sum(-1)
         return torch.exp(-divergence_N)
 

@@ -78,8 +78,10 @@ def quantise(file: Path, target: Path) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    is_apart = Path(f"{file}.data").exists()  # more than a file can hold, and maybe in 8 bits, too
+    how: dict[str, Any] = {"weight_type": QuantType.QInt8, "extra_options": {"EnableSubgraph": True}}
     with _quiet("root"):
-        quantize_dynamic(file, target, weight_type=QuantType.QInt8, extra_options={"EnableSubgraph": True})
+        quantize_dynamic(file, target, use_external_data_format=is_apart, **how)
 
 
 def _files(file: Path, ending: str, graphs: Sequence[Graph]) -> list[Path]:

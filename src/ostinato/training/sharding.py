@@ -141,7 +141,8 @@ class Sharded(Parallel):
     def norm(self) -> Tensor:
         """See `Parallel`: the root of the sum over all parts of their squares."""
         parts, whole = self._gradients()
-        squares = [torch.zeros((), device=self.device), *(norm.square() for norm in torch._foreach_norm(parts))]
+        norms = torch._foreach_norm(parts) if parts else ()
+        squares = [torch.zeros((), device=self.device), *(norm.square() for norm in norms)]
         total = torch.stack(squares).sum()
         all_reduce(total)
         return torch.stack([total, *(gradient.square() for gradient in whole)]).sum().sqrt()

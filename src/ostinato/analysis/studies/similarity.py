@@ -89,9 +89,10 @@ def _between_runs(subjects: Sequence[Subject], on_progress: OnProgress) -> Findi
     """Return the similarities of all runs to the first one, after and before the residual."""
     baseline, others = subjects[0], subjects[1:]
     vectors = {subject.name: subject.collected[SentenceVectors] for subject in others}
-    vectors[_UNTRAINED] = SentenceVectors(len(baseline.examples))
+    fresh = _UNTRAINED if _UNTRAINED not in vectors else f"{_UNTRAINED} model"  # a run may have that name
+    vectors[fresh] = SentenceVectors(len(baseline.examples))
     model, mine = untrained(baseline.model), baseline.collected[SentenceVectors]
-    stream(baseline.run, baseline.examples, [vectors[_UNTRAINED]], model=model, on_progress=on_progress)
+    stream(baseline.run, baseline.examples, [vectors[fresh]], model=model, on_progress=on_progress)
     raw: dict[str, Pairs] = {
         "after": {name: _compare(mine.after, theirs.after) for name, theirs in vectors.items()},
         "before": {name: _compare(mine.before, theirs.before) for name, theirs in vectors.items()},
@@ -189,7 +190,7 @@ def _draw_lines(raw: dict[str, Pairs], stacks: list[str], n: int, narrow: bool) 
     rows = [(stack, where) for stack in stacks for where in raw]
     for row, (stack, where) in enumerate(rows):
         # The untrained model has all of the first run's sub-layers, in the order they run.
-        names = [str(module) for module in raw[where][_UNTRAINED] if module.stack == stack]
+        names = [str(module) for module in [*raw[where].values()][-1] if module.stack == stack]
         for column, measure in enumerate(("CKA", "LNS")):
             panel = axes[2 * row + column]
             for i, (run, found) in enumerate(raw[where].items()):
