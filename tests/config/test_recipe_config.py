@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import DepthCostConfig, TrainingConfig
+from ostinato.config.training import TrainingConfig
 from ostinato.errors import ConfigError
 
 BALANCE = {"balance": {"hypersphere": 0.01, "z": 0.0, "temperature": 0.3}}
@@ -141,12 +141,11 @@ def test_a_mean_of_more_checkpoints_than_there_will_be_is_refused(
 
 @pytest.mark.parametrize(("off_updates", "certain"), [(0, 5), (5, 3), (6, 2), (9, 1), (10, 5)])
 def test_evaluations_before_gates_are_asked_are_in_no_mean(off_updates: int, certain: int) -> None:
-    halting = DepthCostConfig(off_updates=off_updates)
-    training = TrainingConfig(n_updates=10, evaluate_every=2, keep_best=9, halting=halting)
-    recipe = Recipe().model_copy(update={"training": training})
-    assert not list(recipe.too_few_to_average(f"best:{certain}", "key"))
-    (problem,) = recipe.too_few_to_average(f"best:{certain + 1}", "key")
+    recipe = Recipe(training=TrainingConfig(n_updates=10, evaluate_every=2, keep_best=9))
+    assert not list(recipe.too_few_to_average(f"best:{certain}", "key", first=off_updates))
+    (problem,) = recipe.too_few_to_average(f"best:{certain + 1}", "key", first=off_updates)
     assert problem.reason.startswith(f"the run has {certain} or more")
+    assert (f"training.halting.off_updates {off_updates}" in problem.reason) == (certain < 5)
 
 
 def test_the_checkpoint_that_is_scored_is_a_role_or_a_mean() -> None:

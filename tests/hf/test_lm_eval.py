@@ -296,3 +296,22 @@ def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path, monkeypatch: 
         score(masked, ["x.yaml"])
     with pytest.raises(ConfigError, match=r"model\.kind is 'encoder': only models that write text"):
         write_tasks(masked, tmp_path / "new", ["dev"])
+
+
+def test_a_group_of_tasks_is_shown_with_the_mean_of_its_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.make_run("language-model", tmp_path / "run")
+    results = {"one": {"acc,none": 0.5}, "both": {"acc,none": 0.25, "alias": "both"}}
+    found = {"results": results, "n-samples": {"one": {"original": 4, "effective": 3}}}
+    monkeypatch.setattr("ostinato.hf.harness.score", lambda *_, **__: found)
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["lm-eval", str(tmp_path / "run"), "--tasks", "both", *more])
+        assert not ended.value.code
+    shown, _, printed = capsys.readouterr().out.partition("{")
+    assert [line.split() for line in shown.splitlines() if line.split()[:1] in (["one"], ["both"])] == [
+        ["one", "acc", "0.5", "3"],
+        ["both", "acc", "0.25"],
+    ]
+    assert {name: values["n"] for name, values in json.loads("{" + printed).items()} == {"one": 3, "both": None}

@@ -296,6 +296,19 @@ def test_lora_on_a_bank_acts_in_every_step_that_uses_it(tmp_path: Path) -> None:
         torch.testing.assert_close(merged(ids).logits, found, rtol=0, atol=1e-5)
 
 
+def test_ids_that_a_collator_makes_of_labels_are_padded_where_these_are(tmp_path: Path) -> None:
+    model = wrapped(runs.make_run("pairs", tmp_path / "run", "training.halting.weight=0.5")).train()
+    labels = torch.tensor([[5, 6, 2, -100, -100, -100], [7, 8, 4, 9, 5, 2]])
+    source = torch.tensor([[5, 6, 2], [7, 8, 2]])
+    made = model.prepare_decoder_input_ids_from_labels(labels)
+    expected = model(input_ids=source, labels=labels).loss
+    found = model(input_ids=source, labels=labels, decoder_input_ids=made).loss
+    all_real = torch.ones_like(made)
+    counted = model(input_ids=source, labels=labels, decoder_input_ids=made, decoder_attention_mask=all_real).loss
+    torch.testing.assert_close(found[None], expected[None])
+    assert (counted - expected).abs().item() > 1e-4
+
+
 @pytest.mark.parametrize("name", ["halting", "experts", "pairs", "classification"])
 def test_lora_on_every_map_is_what_is_merged(name: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="needs the extra peft")

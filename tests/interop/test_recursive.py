@@ -115,6 +115,72 @@ def test_what_is_shared_may_be_one_of_the_steps(shared: Any, steps: list[int]) -
             assert torch.equal(model.get_parameter(f"banks.{name.format(number)}"), theirs)
 
 
+@pytest.mark.parametrize(
+    ("n_steps", "share", "steps"),
+    [
+        (12, {"share": "sequence", "n_unique": 3}, [0, 6, 11]),
+        (6, {"share": "cycle_rev", "n_unique": 3}, [0, 2, 5]),
+        (5, {"share": "cycle", "n_unique": 2}, [0, 4]),
+        (5, {"share": [0, 0, 1, 2, 2]}, [0, 2, 4]),  # set 1 serves one step, which it takes
+    ],
+)
+def test_sets_are_taken_evenly_from_the_first_step_to_the_last(
+    n_steps: int, share: dict[str, Any], steps: list[int]
+) -> None:
+    donor = language_model(1, n_steps=n_steps)
+    model = language_model(2, n_steps=n_steps, ffn={"d_ff": 40, "activation": "swiglu", "bias": False} | share)
+    to_recursive(donor, model, "stepwise")
+    found = [model.banks.ffn[name].up.weight for name in sorted(model.banks.ffn)]
+    theirs = [donor.banks.ffn[f"decoder_{step}"].up.weight for step in range(n_steps)]
+    assert [next(i for i, x in enumerate(theirs) if torch.equal(x, one)) for one in found] == steps
+
+
+def _pair_model(seed: int, **ffn: Any) -> Model:
+    stack = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 12} | ffn}
+    config = {"d_model": 8, "dropout": 0.0, "source_vocab_size": 9, "target_vocab_size": 9, "encoder": stack}
+    config["decoder"] = stack | {"cross_attention": {"n_heads": 2}}
+    torch.manual_seed(seed)
+    return build_model(Seq2SeqConfig.model_validate(config)).double().eval()
+
+
+def test_a_set_of_both_stacks_is_made_of_both() -> None:
+    donor, model = _pair_model(1), _pair_model(2, share="all", bank="both")
+    to_recursive(donor, model)
+    theirs = [x.up.weight for x in donor.banks.ffn.values()]
+    assert len(theirs) == 4
+    (own,) = (x.up.weight for x in model.banks.ffn.values())
+    torch.testing.assert_close(own, torch.stack(theirs).mean(0))
+    to_recursive(donor, model, "last")
+    assert torch.equal(own, donor.banks.ffn["decoder_1"].up.weight)
+
+
+def test_tables_of_relative_positions_are_those_of_the_steps_that_a_set_serves() -> None:
+    relative = {"kind": "window", "window": 2}
+    attention = {"n_heads": 4}
+    donor = language_model(1, n_steps=4, relative=relative, self_attention=attention)
+    shared = attention | {"share": "sequence", "n_unique": 2}
+    model = language_model(2, n_steps=4, relative=relative, self_attention=shared)
+    to_recursive(donor, model)
+    theirs = [donor.banks.relative[f"self_attention_decoder_{i}"].table_HKR for i in range(4)]
+    for number, steps in enumerate(((0, 1), (2, 3))):
+        mean = torch.stack([theirs[i] for i in steps]).mean(0)
+        torch.testing.assert_close(model.banks.relative[f"self_attention_decoder_{number}"].table_HKR, mean)
+
+
+def test_biases_that_experts_would_lose_are_refused_and_new_ones_are_zero() -> None:
+    plain = {"d_ff": 40, "activation": "relu"}
+    routed = {"kind": "experts", "d_ff": 40, "n_experts": 4, "top_k": 2, "activation": "relu"}
+    for donor_has, has in ((True, False), (False, True)):
+        donor = language_model(1, n_steps=2, ffn={**plain, "bias": donor_has})
+        model = language_model(2, n_steps=2, ffn={**routed, "bias": has, "gate": {"kind": "topk_softmax"}})
+        if donor_has:
+            with pytest.raises(ConfigError, match=r"cannot be made of the donor's: experts without down\.bias"):
+                to_recursive(donor, model)
+        else:
+            to_recursive(donor, model)
+            torch.testing.assert_close(logits(model), logits(donor), rtol=0, atol=1e-10)
+
+
 def test_one_wide_feed_forward_gives_the_mean_of_those_it_replaces() -> None:
     donor = language_model(1, n_steps=3)
     wide = language_model(2, n_steps=3, ffn={"d_ff": 120, "activation": "swiglu", "bias": False, "share": "all"})

@@ -222,6 +222,20 @@ def test_an_unknown_or_broken_backend_is_a_named_error(monkeypatch: pytest.Monke
     monkeypatch.setitem(choose_module._PREFERRED, "cpu", ("padded", "loop"))
     assert choose_backend("auto", cpu, torch.float32, try_linear, 4, 4) == "loop"
 
+    def without_a_word(*args: object) -> torch.Tensor:
+        raise NotImplementedError
+
+    monkeypatch.setitem(PRODUCTS, "padded", without_a_word)
+    with pytest.raises(ConfigError, match=r"does not work on cpu with torch.float32: NotImplementedError$"):
+        choose_backend("padded", cpu, torch.float32, try_linear, 4, 4)
+
+    def without_memory(*args: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("of the device")
+
+    monkeypatch.setitem(PRODUCTS, "padded", without_memory)
+    with pytest.raises(torch.OutOfMemoryError):  # not that another backend is better here
+        choose_backend("auto", cpu, torch.float32, try_linear, 4, 4)
+
 
 @pytest.mark.device(False)
 def test_a_backend_with_wrong_results_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,11 @@ def test_the_time_left_is_that_of_the_updates_to_come_at_the_speed_of_the_last(t
     assert found.run.left == pytest.approx(40 * 0.5)
     assert found.run.n_updates == 70
     assert found.speeds == {10: 100.0, 20: 100.0, 30: 100.0}
+    # A run that goes on from an earlier update logs it again: what came before says nothing of how long one takes.
+    for update, seconds, left in ((20, 90.0, None), (30, 5.0, 40 * 0.5), (40, 5.0, 30 * 0.5)):
+        append(tmp_path / "timings.jsonl", timing | {"update": update, "seconds": seconds})
+        found = WatchedRunFiles("x", tmp_path, 70).metrics(query())
+        assert found.run.left == (left if left is None else pytest.approx(left))
 
 
 def test_the_page_and_its_api_answer(tmp_path: Path) -> None:

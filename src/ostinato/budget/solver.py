@@ -194,6 +194,8 @@ def _best_choice(
         OutOfReach: the target is further beyond them.
     """
     costs = {value: at(value) for value in lead.choices if _is_valid(at, value)}
+    if not costs:
+        at(lead.near(lead.value))  # says why
     levels = sorted(set(costs.values()))
     least, most = levels[0], levels[-1]
     below = (levels[1] - least) / 2 if len(levels) > 1 and rounding == "nearest" else 0
@@ -269,23 +271,29 @@ def _search(at: Callable[[int], float], lead: Setting, start: int, target: float
     def is_met(value: int) -> bool:
         return abs(at(value) - target) <= tolerance * target
 
+    def out_of_reach(value: int) -> OutOfReach:
+        reason = f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
+        return OutOfReach([Problem(ROOT + lead.path, lead.value, reason + see("budgets"))])
+
+    if lead.choices:  # few, and a larger one may cost less
+        known = [value for value in lead.choices if _is_valid(at, value)]
+        nearest = min(known, key=lambda value: abs(at(value) - target))
+        costs = [at(value) for value in known]
+        if not is_met(nearest) and not min(costs) <= target <= max(costs):
+            raise out_of_reach(nearest)
+        return nearest
     value, goes_up = start, at(start) <= target
-    for left in range(max(_FURTHEST, len(lead.choices)), -1, -1):
+    for left in range(_FURTHEST, -1, -1):
         if is_met(value):
             return value
         following = lead.above(value) if goes_up else lead.below(value)
         if not left or following == value:
-            reason = (
-                f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
-                + see("budgets")
-            )
-            raise OutOfReach([Problem(ROOT + lead.path, lead.value, reason)])
+            raise out_of_reach(value)
         if (at(following) > target) == goes_up:
             break
         value = following
     low, high, step = min(value, following), max(value, following), lead.multiple
-    # Choices are taken one after the other: there is none between two of them.
-    while not lead.choices and not (is_met(low) or is_met(high)) and high - low > max(step, tolerance * low):
+    while not (is_met(low) or is_met(high)) and high - low > max(step, tolerance * low):
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if at(middle) <= target else (low, middle)
     return min(low, high, key=lambda value: abs(at(value) - target))

@@ -206,7 +206,8 @@ def _decoding(
     found: dict[str, Any] = {"strategy": "sample"} if sample else {}
     found |= {name: value for name, value in options.items() if value is not None}
     n_best, beam = options["n_best"] or 1, options["beam"] or loaded.recipe.decoding.beam
-    if n_best > beam and not sample and loaded.recipe.decoding.strategy != "sample":
+    samples = sample or (loaded.recipe.decoding.strategy == "sample" and options["beam"] is None)
+    if n_best > beam and not samples:
         print_stderr(f"beam width {n_best} in place of {beam}: --n-best {n_best} needs one as wide")
         found["beam"] = n_best
     for name, value in lengths.items():

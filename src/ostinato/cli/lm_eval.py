@@ -74,12 +74,14 @@ def lm_eval(
             splits = split or loaded.recipe.evaluation.splits or []
             tasks = [str(file) for file in write_tasks(loaded, Path(folder) / "tasks", splits, access)]
         found = score(loaded, tasks, n_steps=n_steps, **how)
-    results, counts = found["results"], found["n-samples"]
+    results = found["results"]
+    # Of a group of tasks lm-eval has a mean, and no count.
+    counts = {name: found["n-samples"].get(name, {}).get("effective") for name in results}
     if json:
-        print_json({name: {**values, "n": counts[name]["effective"]} for name, values in results.items()})
+        print_json({name: {**values, "n": counts[name]} for name, values in results.items()})
         return
     rows = [
-        (name, key.partition(",")[0], number(value), str(counts[name]["effective"]))
+        (name, key.partition(",")[0], number(value), "" if counts[name] is None else str(counts[name]))
         for name, values in results.items()
         for key, value in values.items()
         if "," in key

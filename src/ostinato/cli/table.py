@@ -195,7 +195,7 @@ def _show_sweep(path: Path, store: Path, form: str, *, examples: bool, access: A
             print_wide(columns, [[number(cell) for cell in line] for line in body])
     for note in summary.summary_notes(lines):
         print_line(note)
-    if source.sweep is not None and (first := source.sweep.arms[0].name) != lines[0]["arm"]:
+    if len(lines) > 1 and source.sweep is not None and (first := source.sweep.arms[0].name) != lines[0]["arm"]:
         print_line(f"No run of {first}, the first arm, is there: differences are to {lines[0]['arm']}.")
     if differences:
         print_line(

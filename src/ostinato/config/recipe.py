@@ -192,20 +192,18 @@ class Recipe(Config):
                 rule = f"{path}model.{name}.halting.kind={stack.halting.kind}"
                 yield Problem(key, value, f"{rule} decides by the whole block, and not text by text: remove it")
 
-    def too_few_to_average(self, checkpoint: str, key: str, path: str = "") -> Iterator[Problem]:
+    def too_few_to_average(self, checkpoint: str, key: str, path: str = "", first: int = 0) -> Iterator[Problem]:
         """Yield why a mean (best:5) is of more checkpoints than the run keeps, or is sure to have.
 
         Args:
-            key: of the setting that names it.
+            key: of the setting that names it. first: updates up to which evaluations do not count for the best.
         """
         role, _, number = checkpoint.partition(":")
         training, wanted = self.training, int(number or 1)
         kept = training.keep_best if role == "best" else training.keep_last
         every = training.evaluate_every if role == "best" else training.save_every
-        off = training.halting.off_updates if role == "best" else 0  # until then gates are untrained: not ranked
-        is_ranked_from = off if off < training.n_updates else 0
-        # An untrained model has one checkpoint.
-        certain = max(1, -(-training.n_updates // every) - is_ranked_from // every)
+        unranked = first // every if role == "best" and first < training.n_updates else 0
+        certain = max(1, -(-training.n_updates // every) - unranked)  # an untrained model has one checkpoint
         if training.selection.patience is not None:
             certain = min(certain, training.selection.patience + 1 if role == "best" else 1)
         if kept < wanted:
@@ -219,7 +217,9 @@ class Recipe(Config):
             )
             reason = (
                 f"the run has {certain} or more: {path}training.n_updates is {training.n_updates}, "
-                f"{path}training.{name}_every {every}{stop}; use {role}"
+                f"{path}training.{name}_every {every}"
+                + (f", {path}training.halting.off_updates {first}" if unranked else "")
+                + f"{stop}; use {role}"
             )
             yield Problem(key, checkpoint, reason)
 

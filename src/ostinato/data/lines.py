@@ -129,11 +129,13 @@ def read_lines_or_errors(path: Path, stretch: Stretch = WHOLE) -> Iterator[tuple
 
 
 def _open(path: Path) -> BinaryIO:
-    if path.suffix in (".gz", ".zst") and kind_of(path) is None and not path.stat().st_size:
+    if path.suffix not in (".gz", ".zst"):
+        return path.open("rb")
+    stream = open_zstd(path) if path.suffix == ".zst" else cast(BinaryIO, gzip.GzipFile(path, "rb"))
+    if kind_of(path) is None and not path.stat().st_size:
+        stream.close()
         raise DataError(f"{path}: is cut off, it has no bytes: fetch or compress it again{refetch_hint(path)}")
-    if path.suffix == ".zst":
-        return open_zstd(path)
-    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+    return stream
 
 
 def _lines_until(stream: BinaryIO, stretch: Stretch) -> Iterator[bytes]:

@@ -232,16 +232,19 @@ class _PlainTextModel:
 
     def decode(self, ids: Sequence[int], *, with_special: bool) -> str:
         """Return a text; unknown pieces are `UNKNOWN_TEXT`, with the blanks around them that all pieces have."""
-        if self.unknown is None or self.unknown not in ids:
-            return str(self._model.decode(ids, skip_special_tokens=not with_special))
-        text = str(self._with_unknown.decode(ids, skip_special_tokens=not with_special))
-        return text.replace(_UNKNOWN, UNKNOWN_TEXT)
+        model = self._model if self.unknown is None or self.unknown not in ids else self._with_unknown
+        return str(model.decode(ids, skip_special_tokens=not with_special)).replace(_UNKNOWN, UNKNOWN_TEXT)
 
     @cached_property
     def _with_unknown(self) -> tokenizers.Tokenizer:
-        """The model with a name for unknown pieces that no text has, and by which they are shown."""
+        """The model with a name for unknown pieces that no text has, and by which they are shown.
+
+        A piece that merges make keeps its name, and is shown by it.
+        """
         assert self.unknown is not None
         content, name = json.loads(self._model.to_str()), str(self._model.id_to_token(self.unknown))
+        if name in _merged(content["model"]):
+            return self._model
         for added in content["added_tokens"]:
             added["special"] &= added["content"] != name
         return tokenizers.Tokenizer.from_str(json.dumps(_renamed(content, {name: _UNKNOWN})))

@@ -284,16 +284,25 @@ def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
         yield number, line if isinstance(line, DataError) else line.split("\t")
 
 
-def _csv_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _csv_cells(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
+    errors: dict[int, DataError] = {}
+
+    def lines() -> Iterator[str]:
+        for number, line in read_lines_or_errors(path):
+            if isinstance(line, DataError):
+                errors[number] = line
+            yield "\n" if isinstance(line, DataError) else f"{line}\n"
+
     csv.field_size_limit(2**31 - 1)  # of the whole process; the library's own is 131,072 characters
-    rows = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
+    rows = csv.reader(lines(), strict=True)
     first = 1
     try:
         for cells in rows:
-            yield first, cells
+            own = [errors.pop(number) for number in range(first, rows.line_num + 1) if number in errors]
+            yield first, own[0] if own else cells
             first = rows.line_num + 1
     except csv.Error as error:
-        raise bad_line(path, first, f"not CSV: {error}") from error
+        raise next(iter(errors.values()), bad_line(path, first, f"not CSV: {error}")) from error
 
 
 def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:

@@ -101,7 +101,8 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids, attention_mask: of the source. decoder_input_ids, decoder_attention_mask: of the target, begin
-                symbol first; None: made of the labels. encoder_outputs: in place of the source's ids.
+                symbol first; None: made of the labels, where those behind the last that counts are padding.
+                encoder_outputs: in place of the source's ids.
             labels: of the target's columns, not shifted; -100 does not count.
             n_steps: rounds to run in both stacks in place of the plans' own. halting_threshold: at which tokens halt.
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
@@ -113,6 +114,10 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
             decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
+        elif decoder_attention_mask is None and labels is not None and labels.shape == decoder_input_ids.shape:
+            # A collator that makes these ids of the labels pads both, and has no mask for it.
+            counts = (labels != IGNORED).long().flip(1).cumsum(1).flip(1) > 0
+            decoder_attention_mask = F.pad(counts.long(), (1, 0), value=1)[:, :-1]
         self._project_routers()
         cache = past_key_values if cache is None else cache
         if cache is not None:

@@ -4,8 +4,9 @@
     B_l = U_r S_r,  A_l = V_r^T   of U S V^T = W_l - W', the r largest singular values
 
 (Bae et al. 2024, Relaxed Recursive Transformers.) With full rank and norms by round it is the model it was made of;
-with rank 0 the shared weights alone are left. Biases, norms of queries and keys, and keys and values of a memory have
-no delta: their mean is taken. All experts of a sub-layer have one delta, that of the feed-forward they are copies of.
+with rank 0 the shared weights alone are left. Biases, norms, tables of relative positions, and keys and values of a
+memory have no delta: their mean is taken. All experts of a sub-layer have one delta, that of the feed-forward they are
+copies of.
 
 A feed-forward as wide as the n that it replaces together (One Wide FFN) gets all their hidden units, and gives the mean
 of their outputs. Experts get copies of a feed-forward with noise (Komatsuzaki et al. 2023, Sparse Upcycling): without
@@ -14,7 +15,8 @@ noise, and with gates that sum to one, they compute what it does; their routers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -29,6 +31,8 @@ from ostinato.plan import Plan, Step, Use
 Shared = Literal["average", "first", "last", "stepwise"]
 """What W' is: the mean; the weights of the first or of the last step that it serves; or, of c sets that serve L steps,
 those of the steps 0, (L - 1) / (c - 1), 2 (L - 1) / (c - 1), ..., L - 1, rounded."""
+_Served = tuple[str, Use, Use]
+"""A step of a stack, by its name: what runs there in the donor and in the model."""
 
 
 @torch.no_grad()
@@ -61,47 +65,56 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
             has = "lacks" if given is None else f"has in the shape {tuple(given.shape)}"
             reason = f"of the shape {tuple(parameter.shape)} would be drawn at random: the donor {has} it"
             raise ConfigError([Problem("model", name, reason)])
-    for name, stack in model.stacks.items():
-        pairs = list(_pairs(donor.stacks[name].plan, stack.plan))
-        norms: dict[str, list[Tensor]] = {}
-        sets: dict[tuple[str, str], list[tuple[Use, Use]]] = {}
-        for theirs, ours in pairs:
-            sets.setdefault((ours.kind, ours.weights), []).append((theirs, ours))
-            if (has := _places(theirs)) != (wants := _places(ours)):
-                reason = f"norms stand {wants} there, and {has} in the donor: the same placement is needed"
-                raise ConfigError([Problem(f"model.{name}.norm.placement", ours.kind, reason)])
-            for their_norm, our_norm in zip(theirs.norms, ours.norms, strict=True):
-                for part, parameter in donor.banks.norm[their_norm].named_parameters():
-                    norms.setdefault(f"{our_norm}.{part}", []).append(parameter)
-        for (kind, weights), served in sets.items():
-            module = getattr(model.banks, kind)[weights]
-            sources = [getattr(donor.banks, kind)[theirs.weights] for theirs, _ in served]
-            chosen = _chosen(sets, kind, weights, shared)
-            one = None if chosen is None else getattr(donor.banks, kind)[chosen]
-            if any(isinstance(source, Routed) for source in sources):
-                reason = "cannot be made of the donor's: it has experts there, and must be dense"
-                raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)])
-            try:
-                common = _common(sources, one)
-                if isinstance(module, Routed):
-                    _copy_to_experts(common, module, noise, generator)
-                elif kind == "ffn" and module.blocks["up"] != sources[0].blocks["up"]:
-                    _widen(sources, module)
-                else:
-                    for part, x in common.items():
-                        module.get_parameter(part).copy_(x)
-                for source, (_, ours) in zip(sources, served, strict=True):
-                    if ours.delta is not None:
-                        _add(source, common, model.banks.delta[ours.delta])
-            except (AttributeError, RuntimeError) as error:
-                reason = f"cannot be made of the donor's: {str(error).splitlines()[0]}"
-                raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)]) from error
-        for path, found in norms.items():
-            try:
-                model.banks.norm.get_parameter(path).copy_(torch.stack(found).mean(0))
-            except AttributeError as error:
-                reason = "has other parts than the donor's norms"
-                raise ConfigError([Problem(f"model.{name}.norm.kind", path, reason)]) from error
+    # A set may serve several stacks: what is made of the donor's is collected first.
+    steps = [
+        (name, theirs, ours)
+        for name, stack in model.stacks.items()
+        for theirs, ours in _pairs(donor.stacks[name].plan, stack.plan)
+    ]
+    sets: dict[tuple[str, str], list[_Served]] = {}
+    means: dict[tuple[str, str], tuple[str, list[Tensor]]] = {}
+    for one in steps:
+        name, theirs, ours = one
+        sets.setdefault((ours.kind, ours.weights), []).append(one)
+        if (has := _places(theirs)) != (wants := _places(ours)):
+            reason = f"norms stand {wants} there, and {has} in the donor: the same placement is needed"
+            raise ConfigError([Problem(f"model.{name}.norm.placement", ours.kind, reason)])
+        tables = [(theirs.position, ours.position)] if theirs.position and ours.position else []
+        norms = list(zip(theirs.norms, ours.norms, strict=True))
+        for bank, names in (("norm", norms), ("relative", tables)):
+            for their_name, our_name in names:
+                for part, parameter in getattr(donor.banks, bank)[their_name].named_parameters():
+                    means.setdefault((bank, f"{our_name}.{part}"), (name, []))[1].append(parameter)
+    for (kind, weights), served in sets.items():
+        module, name = getattr(model.banks, kind)[weights], served[0][0]
+        sources = [getattr(donor.banks, kind)[theirs.weights] for _, theirs, _ in served]
+        chosen = _chosen(steps, served, shared)
+        taken = None if chosen is None else getattr(donor.banks, kind)[chosen]
+        if any(isinstance(source, Routed) for source in sources):
+            reason = "cannot be made of the donor's: it has experts there, and must be dense"
+            raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)])
+        try:
+            common = _common(sources, taken)
+            if isinstance(module, Routed):
+                _copy_to_experts(common, module, noise, generator)
+            elif kind == "ffn" and module.blocks["up"] != sources[0].blocks["up"]:
+                _widen(sources, module)
+            else:
+                for part, x in common.items():
+                    module.get_parameter(part).copy_(x)
+            for source, (_, _, ours) in zip(sources, served, strict=True):
+                if ours.delta is not None:
+                    _add(source, common, model.banks.delta[ours.delta])
+        except (AttributeError, RuntimeError) as error:
+            reason = f"cannot be made of the donor's: {str(error).splitlines()[0]}"
+            raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)]) from error
+    for (bank, path), (name, found) in means.items():
+        mean = found[0] if all(x is found[0] for x in found) else torch.stack(found).mean(0)
+        try:
+            getattr(model.banks, bank).get_parameter(path).copy_(mean)
+        except (AttributeError, RuntimeError) as error:
+            reason = f"has other parts than the donor's {'norms' if bank == 'norm' else 'tables'}"
+            raise ConfigError([Problem(f"model.{name}.{bank}.kind", path, reason)]) from error
 
 
 def _is_of_the_text(name: str) -> bool:
@@ -131,19 +144,23 @@ def _pairs(donor: Plan, plan: Plan) -> Iterator[tuple[Use, Use]]:
         yield from ((uses(theirs)[kind], use) for kind, use in uses(ours).items())
 
 
-def _chosen(sets: dict[tuple[str, str], list[tuple[Use, Use]]], kind: str, weights: str, shared: Shared) -> str | None:
-    """Return which of the donor's sets is taken; None: the mean of all that are replaced."""
-    served: list[str] = [theirs.weights for theirs, _ in sets[kind, weights]]
+def _chosen(steps: Sequence[_Served], served: Sequence[_Served], shared: Shared) -> str | None:
+    """Return which of the donor's sets is taken; None: the mean of all that are replaced.
+
+    Args:
+        steps: of all stacks, in their order. served: those of the set.
+    """
     if shared == "average":
         return None
     if shared != "stepwise" or len(served) == 1:
-        return served[-1 if shared == "last" else 0]
-    looped = [name for one, name in sets if one == kind and len(sets[kind, name]) > 1]
-    # The donor's sets in the order of their steps: round after round.
-    rounds = zip(*([theirs.weights for theirs, _ in sets[kind, name]] for name in looped), strict=False)
-    donors: list[str] = [name for one in rounds for name in one]
-    place = looped.index(weights) * (len(donors) - 1) / max(len(looped) - 1, 1)
-    return donors[round(place)]
+        return served[-1 if shared == "last" else 0][1].weights
+    kind, weights = served[0][2].kind, served[0][2].weights
+    stacks = {name for name, _, _ in served}
+    mine = [(theirs.weights, ours.weights) for name, theirs, ours in steps if name in stacks and ours.kind == kind]
+    n_served = Counter(own for _, own in mine)
+    donors = [their for their, own in mine if n_served[own] > 1]
+    looped = [own for own in n_served if n_served[own] > 1]
+    return donors[round(looped.index(weights) * (len(donors) - 1) / max(len(looped) - 1, 1))]
 
 
 def _common(sources: list[Any], one: Any | None) -> dict[str, Tensor]:
@@ -159,7 +176,12 @@ def _common(sources: list[Any], one: Any | None) -> dict[str, Tensor]:
 def _copy_to_experts(common: dict[str, Tensor], module: Any, noise: float, generator: torch.Generator) -> None:
     """Give every expert a copy with noise of its own."""
     names = {"up_EDF": "up.weight", "down_EFD": "down.weight", "up_bias_EF": "up.bias", "down_bias_ED": "down.bias"}
+    if lost := sorted(common.keys() - {names[name] for name, _ in module.experts.named_parameters()}):
+        raise AttributeError(f"experts without {lost[0]} would not compute what it does")
     for name, parameter in module.experts.named_parameters():
+        if names[name] not in common:  # a bias
+            parameter.zero_()
+            continue
         x = common[names[name]]
         x = x.T if x.ndim == 2 else x
         copies = x.expand(parameter.shape)
@@ -171,6 +193,8 @@ def _copy_to_experts(common: dict[str, Tensor], module: Any, noise: float, gener
 def _widen(sources: list[Any], module: Any) -> None:
     """Put the hidden units of all sets side by side: the output is the mean of theirs."""
     n_parts = len(module.blocks["up"].heights)
+    if module.up.bias is None and sources[0].up.bias is not None:
+        raise AttributeError("without biases it would not compute what they do")
     for part in ("weight", "bias") if module.up.bias is not None else ("weight",):
         blocks = [getattr(source.up, part).chunk(n_parts) for source in sources]
         getattr(module.up, part).copy_(torch.cat([block[i] for i in range(n_parts) for block in blocks]))

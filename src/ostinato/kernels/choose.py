@@ -81,8 +81,10 @@ def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Tri
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):
             found, expected = (trial(backend, device, dtype, *sizes) for backend in (name, "loop"))
+    except torch.OutOfMemoryError:  # says nothing of the backend, and must not be kept as if it did
+        raise
     except (RuntimeError, AttributeError, NotImplementedError, TypeError) as error:
-        return str(error).strip().splitlines()[0]
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
     tolerance = _TOLERANCE.get(dtype, 5e-2)
     pairs = zip(found, expected, strict=True)
     # By norms: in a short type single numbers may cancel to almost nothing.

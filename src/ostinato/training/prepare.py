@@ -98,6 +98,8 @@ def prepare(
     problems = [*model_problems(recipe, has_sources), *split_problems(recipe, task)]
     if not is_resumed:  # a run that was begun before has rows that fit
         problems += length_problems(recipe, has_sources)
+        off = recipe.training.halting.off_updates
+        problems += recipe.too_few_to_average(recipe.evaluation.checkpoint, "evaluation.checkpoint", first=off)
     if problems := [*problems, *metric_problems(recipe, has_sources)]:
         raise ConfigError(problems)
     recipe = with_absolute_paths(recipe)

@@ -125,7 +125,7 @@ def _least_rounds(stack: Stack, rounds: RoundsConfig) -> int:
     """Return the fewest rounds of an update."""
     if rounds.kind == "plan":
         return stack.plan.n_rounds
-    return 1 if rounds.ramp else getattr(rounds, "least", 1)
+    return min(rounds.least, int(rounds.grown(1, rounds.most))) if rounds.kind == "uniform" else 1
 
 
 def steps_before_the_loop(stack: Stack, rounds: RoundsConfig) -> bool:

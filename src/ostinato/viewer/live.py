@@ -79,9 +79,11 @@ class WatchedRunFiles:
         if not last:
             return 0, None
         updates, seconds = [r["update"] for r in last], [_number(r.get("seconds")) or 0.0 for r in last]
-        # The first of them says when its own updates ended only.
-        done, spent = updates[-1] - updates[0], sum(seconds[1:])
-        if done <= 0:
+        # What was logged before the run was resumed says nothing of now.
+        resumed = max((i for i in range(1, len(updates)) if updates[i] <= updates[i - 1]), default=0)
+        # The first record says when its own updates ended only.
+        done, spent = updates[-1] - updates[resumed], sum(seconds[resumed + 1 :])
+        if not done and not resumed:
             done, spent = updates[-1], seconds[-1]
         return updates[-1], spent / done if done else None
 

@@ -258,7 +258,7 @@ def row_of(metric: str, **changes: Any) -> dict[str, Any]:
         ({"checkpoint": "update-000004"}, "checkpoint: 'update-000004' and 'update-000002'"),
         ({"seed": 2}, "seed: 2 and 1"),
         ({"parameters": 2000, "seed": 2}, "seed: 2 and 1, parameters: 2000 and 1000"),
-        ({"decoding": {"seconds": 1.0, "settings": {"beam": 5}}}, "decoding settings: {'beam': 5} and {'beam': 1}"),
+        ({"decoding": {"seconds": 1.0, "settings": {"beam": 5}}}, "decoding.beam: 5 and 1"),
     ],
 )
 def test_rows_of_one_name_that_are_of_something_else_are_not_one_system(

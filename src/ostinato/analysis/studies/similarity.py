@@ -89,7 +89,9 @@ def _between_runs(subjects: Sequence[Subject], on_progress: OnProgress) -> Findi
     """Return the similarities of all runs to the first one, after and before the residual."""
     baseline, others = subjects[0], subjects[1:]
     vectors = {subject.name: subject.collected[SentenceVectors] for subject in others}
-    fresh = _UNTRAINED if _UNTRAINED not in vectors else f"{_UNTRAINED} model"  # a run may have that name
+    fresh = _UNTRAINED
+    while fresh in vectors:  # a run may have that name
+        fresh += " model"
     vectors[fresh] = SentenceVectors(len(baseline.examples))
     model, mine = untrained(baseline.model), baseline.collected[SentenceVectors]
     stream(baseline.run, baseline.examples, [vectors[fresh]], model=model, on_progress=on_progress)

@@ -152,7 +152,10 @@ def _check_same(row: Mapping[str, Any], other: Mapping[str, Any], path: Path) ->
     names = ("n", "checkpoint", "seed", "parameters")
     pairs = {name: (row.get(name), other.get(name)) for name in names}
     if row["decoding"] and other["decoding"]:
-        pairs["decoding settings"] = (row["decoding"]["settings"], other["decoding"]["settings"])
+        of_row, of_other = (one["decoding"]["settings"] for one in (row, other))
+        # What one lacks, an earlier version did not have; others say how it is computed, and not what.
+        shared = (of_row.keys() & of_other.keys()) - {"pack_weights", "static_cache"}
+        pairs |= {f"decoding.{name}": (of_row[name], of_other[name]) for name in sorted(shared)}
     if differing := [f"{name}: {a!r} and {b!r}" for name, (a, b) in pairs.items() if a != b]:
         where = f"{row['system']} on {row['split']}" if row["split"] else row["system"]
         said = f"is another system in another file ({', '.join(differing)})"

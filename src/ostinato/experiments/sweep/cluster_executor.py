@@ -151,12 +151,14 @@ class _Waiting:
     """A job that the cluster is still to be given.
 
     Args:
-        n_started: how often it was started. n_refused: how often it was refused when no job was going on.
+        n_started: how often it was started. n_refused: how often it was refused when no job was going on, since another
+            was taken. is_told: whether its wait was.
     """
 
     job: Job
     n_started: int = 0
     n_refused: int = 0
+    is_told: bool = False
 
 
 @dataclass
@@ -191,7 +193,7 @@ class ClusterExecutor:
     """An `Executor` that gives its jobs to a cluster.
 
     Where the cluster refuses the very first job, settings are wrong: an error. Later it may be full: a job waits until
-    others have ended, and has failed where it is refused more than `n_retries` times when none is going on.
+    others have ended, and has failed where it is refused more than `n_retries` times on end when none is going on.
 
     Args:
         most: jobs that the cluster has at once; None: all. n_retries: how often a job is started again whose node died.
@@ -261,10 +263,13 @@ class ClusterExecutor:
                     continue
                 self._waiting.append(waiting)
                 self._start_after = time.monotonic() + _REFUSED_AGAIN_S
-                if on_event is not None:
+                if on_event is not None and not waiting.is_told:
+                    waiting.is_told = True
                     on_event(Event(job.name, "warning", 0, f"waits, as the cluster takes no job: {on_one_line(error)}"))
                 return
             self._has_started = True
+            for other in self._waiting:
+                other.n_refused = 0
             self._going.append(_Going(job, task, events, waiting.n_started + 1))
 
     def _end(self, going: _Going, on_event: TakeEvent) -> JobResult | None:

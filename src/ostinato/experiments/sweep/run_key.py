@@ -7,8 +7,9 @@ and without those at their defaults, so that a setting that is added later leave
 So does a new name: settings stand under the names that they had first (`ostinato.config.renamed`). What was changed in
 a recipe after the run's first updates, and when, belongs to the key.
 What only says where something lies is left out, and what is there stands in its place: for files of examples the hash
-of the splits, for a tokenizer's file its own, for the run that training starts from that run's key. Vocabulary sizes
-follow from the data and are left out. The commit is not part of a key: it is recorded beside the results.
+of the splits, for a tokenizer's file its own, for the run that training starts from that run's key. Vocabulary sizes,
+and the special symbols of a tokenizer that keeps its own, follow from these and are left out. The commit is not part of
+a key: it is recorded beside the results.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.config.schema import slots_of
-from ostinato.config.special_ids import SpecialIds
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, sha256_of, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
@@ -78,8 +78,10 @@ def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool 
     of_vocabulary = {f"model.{name}" for name in (*recipe.model.vocabulary_sizes(1, 1), "source_separator_id")}
     left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *of_vocabulary}
     stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)}), "", first_names))
-    of_data_sets = tuple(f"{name}." for name in _FILES)
-    kept = {key: value for key, value in stated.items() if not key.startswith(of_data_sets)}
+    followed = [f"{name}." for name in _FILES]  # data sets
+    if any(one is not None and one.kind == "hf" for one in (recipe.data.tokenizer, recipe.data.target_tokenizer)):
+        followed.append("model.special_ids.")  # the tokenizer's, whose file is in the key
+    kept = {key: value for key, value in stated.items() if not key.startswith(tuple(followed))}
     found = {key: value for key, value in kept.items() if key not in left_out and not is_free(key)}
     for key in _TOKENIZER_FILES:
         if path := stated.get(key):
@@ -114,9 +116,6 @@ def key_of_run(directory: Path) -> str:
     if recipe.training.init_from is not None:
         start = key_of_run(Path(recipe.training.init_from))
     version = run_versions(directory)["ostinato"]
-    if run.data_hashes():  # as the recipe was before its tokenizer, which is in the key, gave its special symbols
-        model = recipe.model.model_copy(update={"special_ids": SpecialIds()})
-        recipe = recipe.model_copy(update={"model": model})
     # An imported or converted run has read no data: what it is, its weights say.
     hashes = run.data_hashes() or {"weights": sha256_of(find_checkpoint(directory, "last") / WEIGHTS)}
     return run_key(recipe, hashes, start=start, version=version, changes=run.recorded_changes())

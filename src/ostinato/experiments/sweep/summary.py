@@ -136,7 +136,7 @@ def summary_notes(lines: Sequence[Row]) -> list[str]:
     found = [one for line in lines for name in _names(lines) if (one := _difference(line, name))]
     if found:
         notes.append("Intervals: 95 %, Student's t over seeds, paired; one seed, or equal differences, have none.")
-    if n := sum(one["low"] is not None for one in found):
+    if (n := sum(one["low"] is not None for one in found)) > 1:
         notes.append(f"{n} differences were tested; of equal arms, about 1 in 20 intervals excludes 0 by chance.")
     return notes
 
