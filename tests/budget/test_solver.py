@@ -522,3 +522,16 @@ def test_a_latency_is_met_among_listed_values() -> None:
     assert solve_measured(base, between, "n_kv_heads", clock, tolerance=1e-6).values == {key: 12}
     with pytest.raises(OutOfReach, match="out of reach by this setting"):
         solve_measured(base, 100.0, "n_kv_heads", clock, tolerance=1e-6)
+
+
+def test_of_a_few_values_all_are_measured_unless_the_own_one_is_met() -> None:
+    base = language_model(self_attention={"n_heads": 12, "n_kv_heads": 2, "d_head": 16})
+    clock = NoisyClock(0.0)
+    costs = {n: clock(with_settings(base, {"decoder.self_attention.n_kv_heads": n})) for n in (1, 2, 3, 4, 6, 12)}
+    for n in (4, 12, 1):
+        assert solve_measured(base, costs[n], "n_kv_heads", clock, tolerance=1e-6).value == n
+    clock.n_readings = 0
+    assert solve_measured(base, costs[2], "n_kv_heads", clock, tolerance=1e-6).value == 2
+    assert clock.n_readings == 1
+    with pytest.raises(OutOfReach, match="out of reach by this setting"):
+        solve_measured(base, 2 * costs[12], "n_kv_heads", clock)

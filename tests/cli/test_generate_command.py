@@ -186,6 +186,10 @@ def test_a_beam_that_is_narrower_than_the_n_best_list_is_raised_and_said_so(
     assert (raised.code, raised.out) == (0, wide.out)
     assert raised.err == f"beam width 3 in place of {was}: --n-best 3 needs one as wide\n"
     assert wide.err == ""
+    # Where settings say that outputs are drawn, --n-best alone asks for what drawing has not.
+    drawn = run("generate", trained, lines, "--set", "decoding.strategy=sample", "--n-best", 3)
+    assert drawn.code == 2
+    assert "decoding.n_best is 3: " in drawn.err
 
 
 @pytest.mark.parametrize(

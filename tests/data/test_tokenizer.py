@@ -352,6 +352,14 @@ def test_unknown_pieces_have_the_blanks_around_them_that_others_have(is_special:
         assert json.loads(kept.to_json()) == json.loads(model.to_str())
 
 
+def test_an_unknown_piece_that_merges_make_is_shown_by_its_name() -> None:
+    pieces = {piece: i for i, piece in enumerate(["<pad>", "<s>", "</s>", "a", "b", "ab"])}
+    model = library.Tokenizer(models.BPE(pieces, [("a", "b")], unk_token="ab"))
+    model.decoder = decoders.Fuse()
+    model.add_special_tokens(["ab", "<s>"])
+    assert KeptTokenizer(model.to_str(), SpecialIds()).decode([1, 3, 5, 4, 2]) == "aabb"
+
+
 def test_special_symbols_have_their_texts_under_any_normaliser() -> None:
     model = _of_whole_words()
     model.normalizer = normalizers.BertNormalizer()

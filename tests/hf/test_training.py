@@ -298,7 +298,7 @@ def test_lora_on_a_bank_acts_in_every_step_that_uses_it(tmp_path: Path) -> None:
 
 def test_ids_that_a_collator_makes_of_labels_are_padded_where_these_are(tmp_path: Path) -> None:
     model = wrapped(runs.make_run("pairs", tmp_path / "run", "training.halting.weight=0.5")).train()
-    labels = torch.tensor([[5, 6, 2, -100, -100, -100], [7, 8, 4, 9, 5, 2]])
+    labels = torch.tensor([[5, 6, 2, -100, -100, -100], [-100, 8, 4, 9, 5, 2]])
     source = torch.tensor([[5, 6, 2], [7, 8, 2]])
     made = model.prepare_decoder_input_ids_from_labels(labels)
     expected = model(input_ids=source, labels=labels).loss
@@ -307,6 +307,12 @@ def test_ids_that_a_collator_makes_of_labels_are_padded_where_these_are(tmp_path
     counted = model(input_ids=source, labels=labels, decoder_input_ids=made, decoder_attention_mask=all_real).loss
     torch.testing.assert_close(found[None], expected[None])
     assert (counted - expected).abs().item() > 1e-4
+    # Ids of one's own are all real, whatever the labels are.
+    own, none = torch.tensor([[1, 7, 8, 9]]), torch.full((1, 4), -100)
+    with torch.no_grad():
+        model.eval()
+        plain = model(input_ids=source[:1], decoder_input_ids=own).logits
+        torch.testing.assert_close(model(input_ids=source[:1], decoder_input_ids=own, labels=none).logits, plain)
 
 
 @pytest.mark.parametrize("name", ["halting", "experts", "pairs", "classification"])

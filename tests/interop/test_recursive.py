@@ -135,8 +135,8 @@ def test_sets_are_taken_evenly_from_the_first_step_to_the_last(
     assert [next(i for i, x in enumerate(theirs) if torch.equal(x, one)) for one in found] == steps
 
 
-def _pair_model(seed: int, **ffn: Any) -> Model:
-    stack = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 12} | ffn}
+def _pair_model(seed: int, n_steps: int = 2, **ffn: Any) -> Model:
+    stack = {"n_steps": n_steps, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 12} | ffn}
     config = {"d_model": 8, "dropout": 0.0, "source_vocab_size": 9, "target_vocab_size": 9, "encoder": stack}
     config["decoder"] = stack | {"cross_attention": {"n_heads": 2}}
     torch.manual_seed(seed)
@@ -154,6 +154,14 @@ def test_a_set_of_both_stacks_is_made_of_both() -> None:
     assert torch.equal(own, donor.banks.ffn["decoder_1"].up.weight)
 
 
+def test_sets_of_both_stacks_are_taken_from_steps_that_they_serve() -> None:
+    donor = _pair_model(1, n_steps=6)
+    model = _pair_model(2, n_steps=6, share="sequence", n_unique=3, bank="both")
+    to_recursive(donor, model, "stepwise")
+    for number, step in ((0, "encoder_0"), (1, "encoder_3"), (2, "decoder_5")):
+        assert torch.equal(model.banks.ffn[f"both_{number}"].up.weight, donor.banks.ffn[step].up.weight), number
+
+
 def test_tables_of_relative_positions_are_those_of_the_steps_that_a_set_serves() -> None:
     relative = {"kind": "window", "window": 2}
     attention = {"n_heads": 4}
@@ -165,6 +173,30 @@ def test_tables_of_relative_positions_are_those_of_the_steps_that_a_set_serves()
     for number, steps in enumerate(((0, 1), (2, 3))):
         mean = torch.stack([theirs[i] for i in steps]).mean(0)
         torch.testing.assert_close(model.banks.relative[f"self_attention_decoder_{number}"].table_HKR, mean)
+
+
+def test_tables_of_other_sizes_are_refused_and_none_are_needed() -> None:
+    attention = {"n_heads": 4}
+    donor = language_model(1, n_steps=2, relative={"kind": "window", "window": 2}, self_attention=attention)
+    wider = language_model(2, n_steps=2, relative={"kind": "window", "window": 4}, self_attention=attention)
+    with pytest.raises(ConfigError, match="has other sizes than the donor's tables"):
+        to_recursive(donor, wider)
+    to_recursive(donor, language_model(2, n_steps=2, self_attention=attention))  # rotary, which has none
+
+
+def test_a_wide_feed_forward_has_the_biases_of_those_it_replaces_or_refuses_them() -> None:
+    plain = {"d_ff": 40, "activation": "relu"}
+    for donor_has, has in ((True, False), (False, True), (True, True)):
+        donor = language_model(1, n_steps=3, ffn={**plain, "bias": donor_has})
+        wide = language_model(2, n_steps=3, ffn={**plain, "d_ff": 120, "bias": has, "share": "all"})
+        if donor_has and not has:
+            with pytest.raises(ConfigError, match="without biases it would not compute what they do"):
+                to_recursive(donor, wide)
+            continue
+        to_recursive(donor, wide)
+        x = torch.randn(4, WIDTH, dtype=torch.float64)
+        each = [donor.banks.ffn[f"decoder_{i}"](x) for i in range(3)]
+        torch.testing.assert_close(wide.banks.ffn["decoder_0"](x), torch.stack(each).mean(0), rtol=0, atol=1e-12)
 
 
 def test_biases_that_experts_would_lose_are_refused_and_new_ones_are_zero() -> None:

@@ -226,11 +226,11 @@ def solve_measured(
     """Return a configuration whose measured cost is within a tolerance of a target, or as near as measuring came.
 
     The search starts at the configuration's own value, doubles or halves it until the target lies between two
-    measured values, and bisects between them. It ends as soon as a value lies within `tolerance` of the target. Where
-    neighbouring values are within `tolerance` of each other and none is near enough, noise has misled a comparison: the
-    search starts again, up to `_SEARCHES` times, and measures every value once more. A value costs the
-    median of all its measurements (of an even number the lower: disturbances only make a call slower). The answer is
-    the nearest of all values.
+    measured values, and bisects between them; of a setting with a few choices it measures all. It ends as soon as a
+    value lies within `tolerance` of the target. Where neighbouring values are within `tolerance` of each other and none
+    is near enough, noise has misled a comparison: the search starts again, up to `_SEARCHES` times, and measures every
+    value once more. A value costs the median of all its measurements (of an even number the lower: disturbances only
+    make a call slower). The answer is the nearest of all values.
 
     Args:
         config, target, free: as for `solve`.
@@ -266,7 +266,8 @@ def solve_measured(
 
 
 def _search(at: Callable[[int], float], lead: Setting, start: int, target: float, tolerance: float) -> int:
-    """Return the first value within the tolerance of the target, else the nearer end of the last interval."""
+    """Return the first value within the tolerance of the target, else the nearer end of the last interval; of a few
+    choices the start, else the nearest of all."""
 
     def is_met(value: int) -> bool:
         return abs(at(value) - target) <= tolerance * target
@@ -275,6 +276,8 @@ def _search(at: Callable[[int], float], lead: Setting, start: int, target: float
         reason = f"costs {at(value):.4g} at {value}, and {target:.4g} is to be matched: out of reach by this setting"
         return OutOfReach([Problem(ROOT + lead.path, lead.value, reason + see("budgets"))])
 
+    if is_met(start):
+        return start
     if lead.choices:  # few, and a larger one may cost less
         known = [value for value in lead.choices if _is_valid(at, value)]
         nearest = min(known, key=lambda value: abs(at(value) - target))

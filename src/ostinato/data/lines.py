@@ -23,6 +23,18 @@ def bad_line(path: Path | str, number: int, reason: str, unit: str = "line") -> 
     return DataError(f"{path}, {unit} {number}: {reason}{refetch_hint(path)}")
 
 
+class NotUtf8Error(DataError):
+    """A line that is no text.
+
+    Attributes:
+        raw: what stands there.
+    """
+
+    def __init__(self, reason: str, raw: bytes) -> None:
+        super().__init__(reason)
+        self.raw = raw
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """A part of a plain file, whole lines of it.
@@ -156,7 +168,7 @@ def decode_lines(
             text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 at byte {error.start + 1} of the line ({error.reason})"
-            yield number, bad_line(where, number, reason)
+            yield number, NotUtf8Error(str(bad_line(where, number, reason)), raw)
             continue
         yield number, text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
 

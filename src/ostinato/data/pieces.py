@@ -243,11 +243,10 @@ class _PlainTextModel:
         """
         assert self.unknown is not None
         content, name = json.loads(self._model.to_str()), str(self._model.id_to_token(self.unknown))
-        if name in _merged(content["model"]):
-            return self._model
+        names = {} if name in _merged(content["model"]) else {name: _UNKNOWN}
         for added in content["added_tokens"]:
             added["special"] &= added["content"] != name
-        return tokenizers.Tokenizer.from_str(json.dumps(_renamed(content, {name: _UNKNOWN})))
+        return tokenizers.Tokenizer.from_str(json.dumps(_renamed(content, names)))
 
     def id_of(self, text: str) -> int | None:
         """Return the id of a piece or a special symbol."""

@@ -28,7 +28,7 @@ from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.data.example import Example
-from ostinato.data.lines import WHOLE, Stretch, bad_line, check_is_file, read_lines, read_lines_or_errors
+from ostinato.data.lines import WHOLE, NotUtf8Error, Stretch, bad_line, check_is_file, read_lines, read_lines_or_errors
 from ostinato.data.paths import find_files
 from ostinato.data.tables import columns_of, parquet_groups, read_arrow, read_parquet
 from ostinato.errors import DataError
@@ -291,7 +291,9 @@ def _csv_cells(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
         for number, line in read_lines_or_errors(path):
             if isinstance(line, DataError):
                 errors[number] = line
-            yield "\n" if isinstance(line, DataError) else f"{line}\n"
+                # Its commas and quotes say where cells end all the same.
+                line = line.raw.decode(errors="replace").rstrip("\r\n") if isinstance(line, NotUtf8Error) else ""
+            yield f"{line}\n"
 
     csv.field_size_limit(2**31 - 1)  # of the whole process; the library's own is 131,072 characters
     rows = csv.reader(lines(), strict=True)
@@ -302,7 +304,7 @@ def _csv_cells(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
             yield first, own[0] if own else cells
             first = rows.line_num + 1
     except csv.Error as error:
-        raise next(iter(errors.values()), bad_line(path, first, f"not CSV: {error}")) from error
+        raise bad_line(path, first, f"not CSV: {error}") from error
 
 
 def _column_of(path: Path, header: list[str], name: str, setting: str) -> int:

@@ -101,23 +101,23 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids, attention_mask: of the source. decoder_input_ids, decoder_attention_mask: of the target, begin
-                symbol first; None: made of the labels, where those behind the last that counts are padding.
-                encoder_outputs: in place of the source's ids.
+                symbol first; None: made of the labels, where those that do not count are padding.
+            encoder_outputs: in place of the source's ids.
             labels: of the target's columns, not shifted; -100 does not count.
             n_steps: rounds to run in both stacks in place of the plans' own. halting_threshold: at which tokens halt.
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
         check_others(others, attention_mask, is_start=False)  # positions would be the target's
-        if decoder_input_ids is None:
-            if labels is None:
-                raise ValueError("a seq2seq model needs decoder_input_ids or labels")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
-            decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
-        elif decoder_attention_mask is None and labels is not None and labels.shape == decoder_input_ids.shape:
-            # A collator that makes these ids of the labels pads both, and has no mask for it.
-            counts = (labels != IGNORED).long().flip(1).cumsum(1).flip(1) > 0
-            decoder_attention_mask = F.pad(counts.long(), (1, 0), value=1)[:, :-1]
+        if decoder_input_ids is None and labels is None:
+            raise ValueError("a seq2seq model needs decoder_input_ids or labels")
+        if labels is not None and (decoder_input_ids is None or decoder_attention_mask is None):
+            made = self.prepare_decoder_input_ids_from_labels(labels)
+            # A collator that has made them calls the same, and gives no mask for their padding.
+            if decoder_input_ids is None or torch.equal(decoder_input_ids, made):
+                decoder_input_ids = made
+                real = F.pad((labels != IGNORED).long(), (1, 0), value=1)[:, :-1]
+                decoder_attention_mask = real if decoder_attention_mask is None else decoder_attention_mask
+        assert decoder_input_ids is not None
         self._project_routers()
         cache = past_key_values if cache is None else cache
         if cache is not None:

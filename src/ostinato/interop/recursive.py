@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -84,7 +85,8 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
         for bank, names in (("norm", norms), ("relative", tables)):
             for their_name, our_name in names:
                 for part, parameter in getattr(donor.banks, bank)[their_name].named_parameters():
-                    means.setdefault((bank, f"{our_name}.{part}"), (name, []))[1].append(parameter)
+                    if bank == "norm" or part in dict(model.banks.relative[our_name].named_parameters()):
+                        means.setdefault((bank, f"{our_name}.{part}"), (name, []))[1].append(parameter)
     for (kind, weights), served in sets.items():
         module, name = getattr(model.banks, kind)[weights], served[0][0]
         sources = [getattr(donor.banks, kind)[theirs.weights] for _, theirs, _ in served]
@@ -109,12 +111,13 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
             reason = f"cannot be made of the donor's: {str(error).splitlines()[0]}"
             raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)]) from error
     for (bank, path), (name, found) in means.items():
-        mean = found[0] if all(x is found[0] for x in found) else torch.stack(found).mean(0)
         try:
+            mean = found[0] if all(x is found[0] for x in found) else torch.stack(found).mean(0)
             getattr(model.banks, bank).get_parameter(path).copy_(mean)
         except (AttributeError, RuntimeError) as error:
-            reason = f"has other parts than the donor's {'norms' if bank == 'norm' else 'tables'}"
-            raise ConfigError([Problem(f"model.{name}.{bank}.kind", path, reason)]) from error
+            what = "parts" if isinstance(error, AttributeError) else "sizes"
+            reason = f"has other {what} than the donor's {'norms' if bank == 'norm' else 'tables'}"
+            raise ConfigError([Problem(f"model.{name}.{bank}", path, reason)]) from error
 
 
 def _is_of_the_text(name: str) -> bool:
@@ -155,8 +158,11 @@ def _chosen(steps: Sequence[_Served], served: Sequence[_Served], shared: Shared)
     if shared != "stepwise" or len(served) == 1:
         return served[-1 if shared == "last" else 0][1].weights
     kind, weights = served[0][2].kind, served[0][2].weights
-    stacks = {name for name, _, _ in served}
-    mine = [(theirs.weights, ours.weights) for name, theirs, ours in steps if name in stacks and ours.kind == kind]
+    # Of a set of several stacks: their first steps, their second ones, ...
+    stacks = dict.fromkeys(name for name, _, _ in served)
+    of_stacks = [[one for one in steps if one[0] == name and one[2].kind == kind] for name in stacks]
+    by_step = [one for of_step in zip_longest(*of_stacks) for one in of_step if one is not None]
+    mine = [(theirs.weights, ours.weights) for _, theirs, ours in by_step]
     n_served = Counter(own for _, own in mine)
     donors = [their for their, own in mine if n_served[own] > 1]
     looped = [own for own in n_served if n_served[own] > 1]
@@ -195,12 +201,16 @@ def _widen(sources: list[Any], module: Any) -> None:
     n_parts = len(module.blocks["up"].heights)
     if module.up.bias is None and sources[0].up.bias is not None:
         raise AttributeError("without biases it would not compute what they do")
-    for part in ("weight", "bias") if module.up.bias is not None else ("weight",):
+    if sources[0].up.bias is None and module.up.bias is not None:
+        module.up.bias.zero_()
+    for part in ("weight", "bias") if sources[0].up.bias is not None else ("weight",):
         blocks = [getattr(source.up, part).chunk(n_parts) for source in sources]
         getattr(module.up, part).copy_(torch.cat([block[i] for i in range(n_parts) for block in blocks]))
     module.down.weight.copy_(torch.cat([source.down.weight for source in sources], dim=1) / len(sources))
-    if module.down.bias is not None:
+    if sources[0].down.bias is not None:
         module.down.bias.copy_(torch.stack([source.down.bias for source in sources]).mean(0))
+    elif module.down.bias is not None:
+        module.down.bias.zero_()
 
 
 def _add(source: Any, common: dict[str, Tensor], deltas: Any) -> None:

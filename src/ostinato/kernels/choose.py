@@ -19,6 +19,7 @@ from torch import Tensor
 from ostinato.errors import ConfigError, Problem
 from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dispatch import Dispatch, dispatch
+from ostinato.system_errors import is_out_of_memory
 
 Backend = Literal["loop", "segments", "padded", "grouped"]
 Trial = Callable[..., list[Tensor]]
@@ -81,9 +82,9 @@ def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Tri
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):
             found, expected = (trial(backend, device, dtype, *sizes) for backend in (name, "loop"))
-    except torch.OutOfMemoryError:  # says nothing of the backend, and must not be kept as if it did
-        raise
     except (RuntimeError, AttributeError, NotImplementedError, TypeError) as error:
+        if is_out_of_memory(error):  # says nothing of the backend, and must not be kept as if it did
+            raise
         return next(iter(str(error).strip().splitlines()), type(error).__name__)
     tolerance = _TOLERANCE.get(dtype, 5e-2)
     pairs = zip(found, expected, strict=True)

@@ -154,3 +154,18 @@ def test_shipped_sweeps_measure_what_there_will_be(name: str, tmp_path: Path) ->
         inputs[own] = str(tmp_path / f"{own}.jsonl")
         Path(inputs[own]).write_text('{"text": "a b", "label": "x"}\n', encoding="utf-8")
     assert load_sweep(name, inputs).measures
+
+
+def test_a_mean_of_checkpoints_with_untrained_gates_is_refused_before_anything_is_trained() -> None:
+    late = {"training.n_updates": 10, "training.evaluate_every": 2, "training.keep_best": 9}
+    settings = UNIVERSAL | late | {"training.halting.off_updates": 5, "training.halting.weight": 0.1}
+    for n, is_refused in ((3, False), (4, True)):
+        arms = [{"name": "a", "set": settings}]
+        sweep = sweep_of(EVALUATE | {"checkpoint": f"best:{n}"}) | {"arms": arms}
+        if is_refused:
+            with pytest.raises(
+                ConfigError, match=r"the run has 3 or more: .* training\.halting\.off_updates 5; use best"
+            ):
+                load_sweep(sweep)
+        else:
+            load_sweep(sweep)

@@ -152,13 +152,13 @@ class _Waiting:
 
     Args:
         n_started: how often it was started. n_refused: how often it was refused when no job was going on, since another
-            was taken. is_told: whether its wait was.
+            was taken. told: why it waits.
     """
 
     job: Job
     n_started: int = 0
     n_refused: int = 0
-    is_told: bool = False
+    told: str | None = None
 
 
 @dataclass
@@ -263,9 +263,10 @@ class ClusterExecutor:
                     continue
                 self._waiting.append(waiting)
                 self._start_after = time.monotonic() + _REFUSED_AGAIN_S
-                if on_event is not None and not waiting.is_told:
-                    waiting.is_told = True
-                    on_event(Event(job.name, "warning", 0, f"waits, as the cluster takes no job: {on_one_line(error)}"))
+                text = f"waits, as the cluster takes no job: {on_one_line(error)}"
+                if on_event is not None and waiting.told != text:
+                    waiting.told = text
+                    on_event(Event(job.name, "warning", 0, text))
                 return
             self._has_started = True
             for other in self._waiting:

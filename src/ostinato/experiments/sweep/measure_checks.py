@@ -122,7 +122,7 @@ def _evaluation_problems(measure: EvaluateMeasure, recipe: Recipe, task: Task) -
     if problems := list(_refused(key, checkpoint, lambda: parse_average(checkpoint))):
         yield from problems
     elif parse_average(checkpoint):
-        yield from recipe.too_few_to_average(checkpoint, key)
+        yield from recipe.too_few_to_average(checkpoint, key, first=recipe.training.halting.off_updates)
     elif checkpoint not in ("best", "last") and "/" not in checkpoint and not _UPDATE.fullmatch(checkpoint):
         yield Problem(key, checkpoint, "must be best, last, a mean (best:5, last:5), or a name such as update-000500")
     if (by := measure.by) is not None:
