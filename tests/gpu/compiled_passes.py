@@ -141,7 +141,21 @@ def recipes(names: str) -> dict[str, list[float]]:
     return found
 
 
-WAYS: dict[str, Callable[[str], Any]] = {one.__name__: one for one in (epoch, training, gradients, explain, recipes)}
+def round_losses(name: str) -> dict[str, list[float]]:
+    """Return the losses of an update, compiled and not, by the rounds that it is of: these leave a pass, too."""
+    found: dict[str, list[float]] = {}
+    for loss in ({"kind": "window"}, {"kind": "weights", "weights": [1.0, 2.0]}, {"kind": "drawn", "weight": 0.3}):
+        for compiles in (True, False):
+            config = TrainingConfig.model_validate({"n_updates": 1, "compile": compiles, "round_loss": loss})
+            model = model_of(name).train()
+            with patch.object(torch, "compile", functools.partial(torch.compile, backend=as_traced)):
+                updater = Updater(model, build_optimizer(model, config.optimizer), config)
+            found.setdefault(str(loss["kind"]), []).append(sum(updater.accumulate([ragged_batch()], 1).losses))
+    return found
+
+
+_WAYS = (epoch, training, gradients, explain, recipes, round_losses)
+WAYS: dict[str, Callable[[str], Any]] = {one.__name__: one for one in _WAYS}
 
 if __name__ == "__main__":
     what, plan = sys.argv[1:]

@@ -78,3 +78,12 @@ def test_recipes_by_whose_rules_tokens_stop_are_compiled_in_parts(name: str) -> 
 @pytest.mark.parametrize("name", ["dense", "shared"])
 def test_the_gradient_of_a_compiled_pass_is_that_of_one_that_is_not(name: str) -> None:
     assert _said("gradients", name) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["dense", "shared"])
+def test_losses_of_several_rounds_are_one_graph_too(name: str) -> None:
+    said = _said("round_losses", name)
+    assert set(said) == {"window", "weights", "drawn"}
+    for kind, (compiled, plain) in said.items():
+        assert compiled == pytest.approx(plain, rel=1e-5), kind
+    assert len({plain for _, plain in said.values()}) == 3
