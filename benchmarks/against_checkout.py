@@ -20,6 +20,7 @@ import argparse
 import gc
 import importlib
 import json
+import math
 import os
 import random
 import subprocess
@@ -405,7 +406,14 @@ def difference(old: Sequence[float], new: Sequence[float]) -> float:
     """Return the largest difference of numbers, as part of the larger of the two where that is above 1."""
     if len(old) != len(new):
         return float("inf")
-    return max((abs(a - b) / max(1.0, abs(a), abs(b)) for a, b in zip(old, new, strict=True)), default=0.0)
+
+    def apart(a: float, b: float) -> float:
+        if a == b or (math.isnan(a) and math.isnan(b)):
+            return 0.0
+        # Otherwise `max` would leave out what is no number.
+        return abs(a - b) / max(1.0, abs(a), abs(b)) if math.isfinite(a) and math.isfinite(b) else math.inf
+
+    return max(map(apart, old, new), default=0.0)
 
 
 def row(name: str, laps: dict[str, list[dict[str, Any]]], largest_difference: float) -> dict[str, Any]:

@@ -31,6 +31,7 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,9 @@ def measure(folder: Path, gigabytes: float, seed: int, tokenizer: str) -> list[d
     size = make_text(text, int(gigabytes * 1e9), seed)
     print(f"{text.stat().st_size:,} bytes of text in {time.perf_counter() - began:.0f} s", flush=True)
     with text.open(encoding="utf-8") as stream:
-        lines = [next(stream) for _ in range(1100)]
+        lines = list(islice(stream, 1100))
+    if len(lines) < 1100:
+        raise SystemExit(f"--gigabytes {gigabytes}: too small a text: 0.002 has lines enough")
     few.write_text("".join(lines[:1000]), encoding="utf-8")
     (folder / "dev.txt").write_text("".join(lines[1000:]), encoding="utf-8")
     environment = os.environ | {"OSTINATO_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}

@@ -69,7 +69,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--studies", nargs="+", choices=(PEERS, PAPERS), default=[PEERS, PAPERS])
     options.add_argument("--profile", action="store_true", help="also where the time of ours goes")
     options.add_argument("--read", type=Path, nargs="+", metavar="JSONL", help="measure nothing: judge these runs")
-    return options.parse_args(given)
+    args = options.parse_args(given)
+    if args.device != "cpu":
+        options.error("--device: peers and models are built on a CPU here; decoding on a GPU is in benchmarks/gpu.py")
+    return args
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
@@ -196,7 +199,7 @@ def more(args: argparse.Namespace, cell: Cell, present: Sequence[Contestant]) ->
                 expected_depth=expected,
             )
             yield {"kind": "macs", "name": name, "per_target_token": macs.per_target_token}
-    elif "CTranslate2" in by_name:
+    elif {OURS, "CTranslate2"} <= by_name.keys():
         for phase in by_name[OURS].calls:
             ours: list[Hypothesis] = by_name[OURS].calls[phase]()
             theirs = by_name["CTranslate2"].calls[phase]()

@@ -43,7 +43,7 @@ def phases(cell: Row) -> list[str]:
 
 def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
     """Return all tables as Markdown."""
-    sections = [conditions(runs[0]), f"Targets:\n\n{verdict_table(judged)}"]
+    sections = [conditions([row for run in runs for row in run]), f"Targets:\n\n{verdict_table(judged)}"]
     for cell in cells(runs):
         if cell["study"] == PEERS:
             title = f"### Vocabulary {cell['vocabulary']:,}\n"

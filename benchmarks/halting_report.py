@@ -92,7 +92,12 @@ def phases(runs: Sequence[Run], of_cells: Sequence[Row]) -> list[str]:
 
 def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
     """Return all tables as Markdown."""
-    sections = [conditions(runs[0]), f"Targets:\n\n{verdict_table(judged)}", _summary(runs), _gates(runs)]
+    sections = [
+        conditions([row for run in runs for row in run]),
+        f"Targets:\n\n{verdict_table(judged)}",
+        _summary(runs),
+        _gates(runs),
+    ]
     for width in dict.fromkeys(cell["d_model"] for cell in cells(runs)):
         mine = [cell for cell in cells(runs) if cell["d_model"] == width]
         sections.append(f"### Width {width}, {mine[0]['n_rounds']} rounds, sentences of {mine[0]['length']} tokens\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from layers import BOTH, PHASES, Absent, Contestant, Share, forget, measure, tri
 from live_memory import peak_bytes
 
 from ostinato.evaluation.loading import resolve_device
-from ostinato.evaluation.timing import Stopwatch
+from ostinato.evaluation.timing import Stopwatch, thread_waits
 from ostinato.experiments.results import read_rows
 from ostinato.experiments.timing.environment import describe_environment, versions_of
 from ostinato.kernels import keep_freed_memory
@@ -69,7 +70,9 @@ def run_cells(
             head = {"study": study, "cell": cell.key(), "version": __version__, "environment": environment}
             rows += [
                 head | row
-                for row in _cell(cell, build(cell, device), share, Stopwatch(device, rest=rest), more, phases)
+                for row in _cell(
+                    cell, build(cell, device), share, Stopwatch(device, waits=waits_of_all, rest=rest), more, phases
+                )
             ]
     return rows
 
@@ -132,12 +135,25 @@ def numbered(runs: Sequence[Sequence[Row]]) -> list[Row]:
     return [row | {"run": number} for number, run in enumerate(runs, 1) for row in run]
 
 
+def waits_of_all() -> dict[str, float]:
+    """Return the seconds that threads of this process, and of those it has started, waited for a core."""
+    found = thread_waits()
+    with suppress(OSError):  # a system that does not say
+        for pid in {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}:
+            of_process = thread_waits(Path(f"/proc/{pid}/task"))
+            found |= {f"{pid}/{thread}": seconds for thread, seconds in of_process.items()}
+    return found
+
+
 def conditions(rows: Sequence[Row]) -> str:
     """Return in words what was measured on, and how."""
     machine = rows[0]["environment"]
+    # Of runs that are put together, the last words differ: which source they are of.
+    versions = list(dict.fromkeys(versions_of(row["environment"]) for row in rows))
+    others = "".join(f" and {one.rpartition(' ')[2]}" for one in versions[1:])
     rounds = sorted({row["n"] for row in rows if row["kind"] == "time"})
     return (
         f"{machine['device']}, {machine['cpu']}, {machine['threads']} of {machine['cores']} cores used, "
-        f"{machine['system']}, {versions_of(machine)}; "
+        f"{machine['system']}, {versions[0]}{others}; "
         f"float32, {rounds[0]} to {rounds[-1]} rounds a cell. * marks fewer than five undisturbed rounds.\n"
     )

@@ -93,7 +93,7 @@ def _against_peers(runs: Sequence[Run], key: Row, phase: str, drops: bool) -> Ve
 
 def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
     """Return all tables as Markdown."""
-    sections = [conditions(runs[0]), f"Targets:\n\n{verdict_table(judged)}"]
+    sections = [conditions([row for run in runs for row in run]), f"Targets:\n\n{verdict_table(judged)}"]
     for title in dict.fromkeys(series(key) for key in cells(runs)):
         sections += _series(runs, title, [key for key in cells(runs) if series(key) == title])
     sections += [_resident(runs), *_parts(runs), absent(runs, lambda key: f"{size(key)}, {key['n_tokens']} tokens")]

@@ -86,7 +86,7 @@ def series(cell: Row) -> str:
 
 def report(runs: Sequence[Run]) -> str:
     """Return all tables as Markdown."""
-    sections = [conditions(runs[0])]
+    sections = [conditions([row for run in runs for row in run])]
     for title in dict.fromkeys(series(key) for key in cells(runs)):
         mine = [key for key in cells(runs) if series(key) == title]
         sections += [f"### {title}\n", *layer_tables(runs, mine, size, "E,k,H,D")]

@@ -178,7 +178,8 @@ def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
         rows = [pick(run, kind="time", name=name)[0] for run in runs]
         lines.append([name, *(f"{row['median_s']:.3f} ({row['low_s']:.3f}-{row['high_s']:.3f})" for row in rows)])
     head = ["process", *(f"run {number}: s (quartiles)" for number in range(1, len(runs) + 1))]
-    return f"{conditions(runs[0])}\n{markdown(head, lines)}\nTargets:\n\n{verdict_table(judged)}"
+    measured = conditions([row for run in runs for row in run])
+    return f"{measured}\n{markdown(head, lines)}\nTargets:\n\n{verdict_table(judged)}"
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -83,7 +83,7 @@ def _memory(runs: Sequence[Run], cell: Row, name: str) -> float | None:
 
 def report(runs: Sequence[Run], judged: Sequence[Verdict]) -> str:
     """Return all tables as Markdown."""
-    sections = [conditions(runs[0]), f"Targets:\n\n{verdict_table(judged)}"]
+    sections = [conditions([row for run in runs for row in run]), f"Targets:\n\n{verdict_table(judged)}"]
     sections += [_table(runs, cell) for cell in cells(runs)]
     sections += [_parts(runs[0], cell) for cell in cells(runs, "part")]
     return "\n".join([*sections, absent(runs, title)])

@@ -70,6 +70,11 @@ def test_differences_are_parts_of_large_numbers(script: Script) -> None:
     assert difference([0.5, 100.0], [0.25, 99.0]) == 0.25
     assert difference([200.0], [100.0]) == 0.5
     assert difference([1.0], [1.0, 2.0]) == float("inf")
+    nan, inf = float("nan"), float("inf")
+    assert difference([1.0, nan, inf], [1.0, nan, inf]) == 0
+    for broken in (nan, inf, -inf):  # wherever it stands
+        assert difference([1.0, 2.0], [1.0, broken]) == difference([1.0, 2.0], [broken, 2.0]) == inf
+        assert difference([broken, 2.0], [1.0, 2.0]) == inf
 
 
 @torch.no_grad()

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -297,3 +300,12 @@ def test_time_that_a_part_leaves_is_the_later_ones(script: Script, monkeypatch: 
     monkeypatch.setattr(layers, "monotonic", lambda: next(clock))
     share = layers.Share(script("common").effort(argparse.Namespace(quick=False, rounds=None, minutes=0.2), 9), 2)
     assert [share.next().seconds for _ in range(2)] == [6.0, 10.0]
+
+
+def test_the_threads_of_other_processes_are_seen_to_wait(script: Script) -> None:
+    waits_of_all = script("layer_study").waits_of_all
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        found = waits_of_all()
+        assert str(os.getpid()) in found
+        assert f"{other.pid}/{other.pid}" in found
+        other.communicate(b"\n")

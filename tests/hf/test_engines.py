@@ -63,8 +63,8 @@ def let_outputs_end(run: LoadedRun) -> None:
     """Let outputs depend on more than their last token, and give the end symbol the rows of one that ends many."""
     torch.manual_seed(1)
     for name, parameter in run.model.named_parameters():
-        if parameter.ndim == 2:
-            parameter.normal_(std=0.8 if name.startswith("banks.") else 0.6)
+        if parameter.ndim == 2:  # larger, and float32 of another engine would stray by more than is allowed
+            parameter.normal_(std=0.7 if name.startswith("banks.") else 0.6)
     for token in range(4, 20):
         for weight in {id(x): x for x in (run.model.target_embedding, run.model.output_projection)}.values():
             weight[[2, token]] = weight[[token, 2]]

@@ -82,6 +82,10 @@ def test_wrong_names_shapes_versions_and_damage_are_named(tmp_path: Path) -> Non
     description.write_text(json.dumps({"format_version": 1, "config": {"kind": "seq2seq", "d_modle": 8}}))
     with pytest.raises(CheckpointError, match="not a model configuration"):
         load_model(tmp_path)
+    for damaged in ({"config": None}, {"config": 3}, {"config": json.loads(text)["config"], "sha256": "abc"}):
+        description.write_text(json.dumps({"format_version": 1} | damaged))
+        with pytest.raises(CheckpointError, match=r"model\.json: (not a model configuration|is damaged)"):
+            load_model(tmp_path)
     description.write_text("{")
     with pytest.raises(CheckpointError, match=r"model.json: is damaged"):
         load_model(tmp_path)

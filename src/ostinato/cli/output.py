@@ -66,8 +66,11 @@ def print_json(data: object) -> None:
 
 def json_line(data: object) -> str:
     """Return one line of JSON; where it holds half of a surrogate pair, which is no text, all in ASCII."""
-    data = finite(data)
-    line = json.dumps(data, ensure_ascii=False)
+    try:
+        line = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        data = finite(data)
+        line = json.dumps(data, ensure_ascii=False)
     return line if line.isascii() or _is_text(line) else json.dumps(data)
 
 

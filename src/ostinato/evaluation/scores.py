@@ -90,7 +90,7 @@ class ForcedCounts(NamedTuple):
         loss = self.nll / self.n_labels if self.n_labels else math.nan
         found = {
             "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "perplexity": math.inf if loss >= 700 else math.exp(loss),
             "token_accuracy": self.n_right / self.n_labels if self.n_labels else math.nan,
             "sequence_accuracy_forced": self.n_sentences_right / self.n if self.n else math.nan,
         }
@@ -99,7 +99,7 @@ class ForcedCounts(NamedTuple):
             found |= {
                 "n_words": self.n_words,
                 "n_bytes": self.n_bytes,
-                "word_perplexity": math.exp(per_word) if per_word < 700 else math.inf,
+                "word_perplexity": math.inf if per_word >= 700 else math.exp(per_word),
                 "bits_per_byte": self.nll / math.log(2) / self.n_bytes,
             }
         return found

@@ -182,8 +182,10 @@ def _read_description(path: Path) -> dict[str, Any]:
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
-    if "config" not in description:
+    if not isinstance(description.get("config"), dict):
         raise CheckpointError(f"{path}: not a model configuration: it has no 'config'")
+    if not isinstance(description.setdefault("sha256", {}), dict):
+        raise CheckpointError(f"{path}: is damaged: its 'sha256' names no files")
     description["config"] = with_new_names({"model": description["config"]}, Recipe)["model"]
     return description
 

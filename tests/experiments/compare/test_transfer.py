@@ -51,6 +51,8 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     (other / "data.json").write_text(json.dumps({"splits": {"test": {"sha256": "other"}}}))
     with pytest.raises(DataError, match=r"more than their seeds: data of test \(other, same\)$"):
         transfer([first, other], "test", "accuracy", "lang")
+    with pytest.raises(DataError, match="a run is named twice, and counts once only"):
+        transfer([first, first], "test", "accuracy", "lang")
     with pytest.raises(DataError, match=r"seeds of the runs are \[1, 1\]"):
         transfer([first, _run(tmp_path / "4", 1, {"de": 0.5})], "test", "accuracy", "lang")
     with pytest.raises(DataError, match="no 'f1' among its scores"):

@@ -64,6 +64,8 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
             more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
             raise DataError(f"{run} and {first_run} differ in more than their seeds: {shown}{more}")
     seeds = [results["seed"] for results in found.values()]
+    if len(found) < len(runs):
+        raise DataError("a run is named twice, and counts once only")
     if len(set(seeds)) < len(seeds):
         raise DataError(f"the seeds of the runs are {seeds}: a seed that is there twice counts once only")
     means = {run: fmean(values.values()) for run, values in scores.items()}
