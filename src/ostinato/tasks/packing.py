@@ -74,7 +74,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     what: dict[str, Any] = {
         "tokenizers": [config.model_dump(mode="json", exclude={"path"}) for config in configs],
         # Of what is compressed, the bytes of its text count: other tokenizers than those of earlier versions.
-        "sample": SAMPLE_BYTES if source.n_bytes == source.n_bytes_of_text else [SAMPLE_BYTES, "of text"],
+        "sample": [SAMPLE_BYTES, "of text"] if source.is_compressed else SAMPLE_BYTES,
     }
     if given:  # others may have their names later
         what["tokenizer_files"] = [file_hash(path) for path in given if path.is_file()]
