@@ -166,9 +166,8 @@ class RemoteStore:
         files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         here = {path.relative_to(directory).as_posix(): path for path in files}
         before = [name for name in self._published if name.startswith(f"{directory.name}/")]
-        if (
-            not before and progress < math.inf and _has_weights(directory)
-        ):  # an earlier process of this machine has published it
+        # An earlier process of this machine has published it.
+        if not before and progress < math.inf and _has_weights(directory):
             with self._named("read"):
                 names = self._names(directory.name)
             before = [f"{directory.name}/{name}" for name in names if name.startswith(_CHECKPOINT)]
