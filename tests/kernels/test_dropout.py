@@ -161,7 +161,7 @@ def test_this_torchs_generator_is_known() -> None:
 def test_a_generator_that_draws_otherwise_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     expected = draw_kept((100,), 0.5, CPU).bytes
-    monkeypatch.setattr(native, "draw_kept", lambda level, kept: kept.fill_(1))
+    monkeypatch.setattr(native, "draw_kept", lambda level, kept, generator: kept.fill_(1))
     draws_as_torch.cache_clear()
     try:
         assert not draws_as_torch()

@@ -16,6 +16,7 @@ from typing import Any
 import launched
 import pytest
 import torch
+from kept_tokenizers import keep_tokenizer
 from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, tiny_recipe, weights
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -313,6 +314,19 @@ def test_another_file_of_a_tokenizer_gives_other_tokenizers(tmp_path: Path) -> N
         files = FileSource((("lines", lines),), fields_of(data, "seq2seq"))
         vocabularies.append(packing.tokenizers_of(files, data).target.vocab_size)
     assert vocabularies[1] == vocabularies[0] + 1
+
+
+def test_other_special_symbols_beside_a_kept_tokenizer_give_other_tokenizers(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"source": "a b", "target": "the cat"}\n' * 3, encoding="utf-8")
+    kept = keep_tokenizer(tmp_path / "kept")
+    target = {"kind": "hf", "path": str(kept)}
+    data = DataConfig.model_validate({"train": str(lines), "target_tokenizer": target})
+    files = FileSource((("lines", lines),), fields_of(data, "seq2seq"))
+    first = packing.tokenizers_of(files, data).target.special_ids
+    names = kept / "tokenizer_config.json"
+    names.write_text(json.dumps(json.loads(names.read_text()) | {"eos_token": "<s>"}), encoding="utf-8")
+    assert packing.tokenizers_of(files, data).target.special_ids.eos == first.bos != first.eos
 
 
 def test_runs_that_begin_at_the_same_time_train_the_tokenizers_of_a_pack_once(

@@ -133,11 +133,21 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 _ROLES = {"pad": ("pad",), "bos": ("cls", "bos", "eos"), "eos": ("sep", "eos"), "mask": ("mask",)}
 """By our special symbol the names that tokenizer_config.json may have for it, the first that is there."""
+_NAMES_OF_SYMBOLS = "tokenizer_config.json"
 
 
 def tokenizer_file(path: Path) -> Path:
     """Return the file behind what `data.tokenizer.path` names: a file, or a folder with a tokenizer.json."""
     return path / "tokenizer.json" if path.is_dir() else path
+
+
+def tokenizer_files(config: TokenizerConfig) -> list[Path]:
+    """Return the files that an existing tokenizer is read from; empty where `path` is not set."""
+    if config.path is None:
+        return []
+    file = tokenizer_file(Path(config.path))
+    beside = file.with_name(_NAMES_OF_SYMBOLS)
+    return [file, beside] if config.kind == "hf" and beside.is_file() else [file]
 
 
 def read_kept(path: Path, given: Mapping[str, Sequence[int]] | None = None, vocab_size: int | None = None) -> Tokenizer:
@@ -163,7 +173,7 @@ def read_kept(path: Path, given: Mapping[str, Sequence[int]] | None = None, voca
         return _from_content(content, file)
     given = given or {}
     found = {name: ids[0] for name, ids in given.items()}
-    beside = file.with_name("tokenizer_config.json")
+    beside = file.with_name(_NAMES_OF_SYMBOLS)
     texts = read_json_object(beside, DataError) if beside.is_file() else {}
     try:
         model = tokenizers.Tokenizer.from_str(json.dumps(content))

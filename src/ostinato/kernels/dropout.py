@@ -68,31 +68,30 @@ def draw_kept(shape: tuple[int, ...] | torch.Size, p: float, device: torch.devic
     return Kept(kept, 1.0 / (1.0 - realised(p)))
 
 
-def _draw_plainly(n: int, level: int) -> Tensor:
-    """Return 1 for each of the next n bytes of torch's generator that is at least `level`, 0 for the others."""
+def _draw_plainly(n: int, level: int, generator: torch.Generator | None = None) -> Tensor:
+    """Return 1 for each of the next n bytes of a generator (None: torch's) that is at least `level`, 0 for the others."""
     # All 64 bits: without bounds the sign would always be 0, and every eighth byte below 128.
-    words = torch.empty(-(-n // 8), dtype=torch.int64, device="cpu").random_(_LEAST_WORD, None)
+    words = torch.empty(-(-n // 8), dtype=torch.int64, device="cpu").random_(_LEAST_WORD, None, generator=generator)
     # In place and byte to byte: a comparison that makes booleans takes ten times as long.
     return words.view(torch.uint8)[:n].ge_(level)
 
 
 @lru_cache(maxsize=1)
 def draws_as_torch() -> bool:
-    """Return whether the compiled kernel goes on from the state of this torch's generator as torch does: tried once."""
-    state, found = torch.get_rng_state(), []
+    """Return whether the compiled kernel goes on from the state of this torch's generators as torch does: tried once."""
+    plain, compiled = torch.Generator("cpu"), torch.Generator("cpu")
     try:
         for n in (1, 1237, 20_001):  # some words, and more than the generator makes at a time
-            torch.default_generator.manual_seed(n)
+            for generator in (plain, compiled):
+                generator.manual_seed(n)
             kept = torch.empty(n, dtype=torch.uint8, device="cpu")
-            native.draw_kept(100, kept)
-            after = torch.get_rng_state()
-            torch.default_generator.manual_seed(n)
-            found += [torch.equal(kept, _draw_plainly(n, 100)), torch.equal(after, torch.get_rng_state())]
+            native.draw_kept(100, kept, compiled)
+            is_same = torch.equal(kept, _draw_plainly(n, 100, plain))
+            if not (is_same and torch.equal(compiled.get_state(), plain.get_state())):
+                return False
     except RuntimeError:  # a state of another form
         return False
-    finally:
-        torch.set_rng_state(state)
-    return all(found)
+    return True
 
 
 def drop(x: Tensor, p: float, draws: Draws = "auto") -> Tensor:

@@ -7,7 +7,6 @@ bounded sample (`ostinato.data.packs.source`); words and characters are counted 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ostinato.config.data import DataConfig, TokenizerConfig
@@ -16,7 +15,7 @@ from ostinato.data.disk import make_folder, new_folder
 from ostinato.data.file_hashes import file_hash
 from ostinato.data.packs.make import Meter, OnProgress, hash_of, held, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
-from ostinato.data.tokenizers import Tokenizers, tokenizer_file, train_tokenizer
+from ostinato.data.tokenizers import Tokenizers, tokenizer_files, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.tasks.base import Task
 
@@ -70,7 +69,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     configs = [config for config in (data.tokenizer, data.target_tokenizer) if config is not None]
     if all(config.path is not None for config in configs):
         return _train(source, data, on_progress)
-    given = [tokenizer_file(Path(config.path)) for config in configs if config.path is not None]
+    given = [path for config in configs for path in tokenizer_files(config)]
     what: dict[str, Any] = {
         "tokenizers": [config.model_dump(mode="json", exclude={"path"}) for config in configs],
         # Of what is compressed, the bytes of its text count: other tokenizers than those of earlier versions.

@@ -308,7 +308,11 @@ def test_the_special_symbols_that_a_tokenizer_gives_are_not_in_a_key_twice(tmp_p
     prepared = prepare(recipe, run, False, None)
     run.close()
     assert prepared.recipe.model.special_ids.pad == 2 != recipe.model.special_ids.pad
-    assert key_of_run(tmp_path / "run") == run_key(recipe, hashes)
+    key = run_key(recipe, hashes)
+    assert key_of_run(tmp_path / "run") == key
+    # They follow from both files, so that another end of texts is another run.
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | {"eos_token": "<s>"}))
+    assert run_key(recipe, hashes) != key
 
 
 def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp_path: Path) -> None:

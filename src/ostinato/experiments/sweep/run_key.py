@@ -7,7 +7,7 @@ and without those at their defaults, so that a setting that is added later leave
 So does a new name: settings stand under the names that they had first (`ostinato.config.renamed`). What was changed in
 a recipe after the run's first updates, and when, belongs to the key.
 What only says where something lies is left out, and what is there stands in its place: for files of examples the hash
-of the splits, for a tokenizer's file its own, for the run that training starts from that run's key. Vocabulary sizes,
+of the splits, for a tokenizer that of its files, for the run that training starts from that run's key. Vocabulary sizes,
 and the special symbols of a tokenizer that keeps its own, follow from these and are left out. The commit is not part of
 a key: it is recorded beside the results.
 """
@@ -27,13 +27,13 @@ from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.config.schema import slots_of
-from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, sha256_of, write_json
+from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, sha256_of, sha256_of_all, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
 from ostinato.data.packs.source import PackSource
 from ostinato.data.paths import find_files
 from ostinato.data.registry import DataAccess
-from ostinato.data.tokenizers import tokenizer_file
+from ostinato.data.tokenizers import tokenizer_files
 from ostinato.errors import CheckpointError, DataError
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.experiments.sweep.locks import write_lock
@@ -79,13 +79,14 @@ def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool 
     left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *of_vocabulary}
     stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)}), "", first_names))
     followed = [f"{name}." for name in _FILES]  # data sets
-    if any(one is not None and one.kind == "hf" for one in (recipe.data.tokenizer, recipe.data.target_tokenizer)):
-        followed.append("model.special_ids.")  # the tokenizer's, whose file is in the key
+    tokenizers = dict(zip(_TOKENIZER_FILES, (recipe.data.tokenizer, recipe.data.target_tokenizer), strict=True))
+    if any(one is not None and one.kind == "hf" for one in tokenizers.values()):
+        followed.append("model.special_ids.")  # the tokenizer's, whose files are in the key
     kept = {key: value for key, value in stated.items() if not key.startswith(tuple(followed))}
     found = {key: value for key, value in kept.items() if key not in left_out and not is_free(key)}
-    for key in _TOKENIZER_FILES:
-        if path := stated.get(key):
-            found[key] = sha256_of(tokenizer_file(Path(path)))
+    for key, tokenizer in tokenizers.items():
+        if tokenizer is not None and (files := tokenizer_files(tokenizer)):
+            found[key] = sha256_of(files[0]) if len(files) == 1 else sha256_of_all(files)
     return found if start is None else found | {_START: start}
 
 

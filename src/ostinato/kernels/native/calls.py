@@ -351,18 +351,18 @@ def row_products(a_ND: Tensor, index_M: Tensor | None, b_MD: Tensor) -> Tensor:
     return y_M
 
 
-def draw_kept(level: int, kept: Tensor) -> None:
-    """Write 1 into a contiguous tensor of bytes where the next byte of torch's generator is at least `level`, else 0.
+def draw_kept(level: int, kept: Tensor, generator: torch.Generator = torch.default_generator) -> None:
+    """Write 1 into a contiguous tensor of bytes where the next byte of a generator is at least `level`, else 0.
 
     Args:
-        level: 1 to 255.
+        level: 1 to 255. generator: torch's, of the CPU.
     """
     # Of two threads that draw at once the second goes on where the first has ended. Draws of torch's own wait for no
     # lock of ours: a thread that makes them at the same time may get the same numbers.
     with _drawing:
-        state = torch.get_rng_state()
+        state = generator.get_state()
         kernels().draw_kept(state.data_ptr(), level, kept.data_ptr(), kept.numel())
-        torch.set_rng_state(state)
+        generator.set_state(state)
 
 
 def drop(x: Tensor, kept: Tensor, scale: float) -> Tensor:
