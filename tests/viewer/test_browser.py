@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +407,76 @@ def test_runs_are_watched_over_each_other(page: Any, watch_address: str) -> None
     assert page.locator("#loss polyline").count() == 1
     assert page.evaluate(CONTRAST) == []
     assert page.evaluate(NAMELESS) == []
+
+
+def test_a_run_writes_by_its_own_search_until_another_is_chosen(page: Any, opened: dict[str, OpenRun]) -> None:
+    run = opened["sparse"].run
+    decoding = run.recipe.decoding.model_copy(update={"strategy": "beam", "beam": 3})
+    searching = replace(run, recipe=run.recipe.model_copy(update={"decoding": decoding}))
+    runs = open_runs({"searching": searching}, Limits())
+    with serving(view_app(runs, Limits())) as address, page.expect_request("**/api/generate") as first:
+        opened_page(page, address, "run=searching&split=test&index=0")
+        assert "beam" not in first.value.post_data_json
+        assert page.input_value("#beam") == "3"
+        assert "beam" not in page.url
+        with page.expect_request("**/api/generate") as second:
+            page.locator("#beam").fill("1")
+        finished(page, 2)
+        assert second.value.post_data_json["beam"] == 1
+        assert "beam=1" in page.url
+    runs["searching"].close()
+
+
+def test_nothing_of_the_runs_before_is_shown_of_others(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0&stop=threshold&along=threshold&n=20")
+    waiting = list[Any]()
+    # Answered by nobody, as by a server that is busy for long.
+    page.route("**/api/curve", lambda route: waiting.append(route))
+    page.click("#draw-curve")
+    page.select_option("#run-0", "language-model")
+    finished(page, 2)
+    assert len(waiting) == 1
+    page.unroute("**/api/curve")
+    assert page.locator("#curve svg").count() == 0
+    names = page.locator("#attention select option").all_inner_texts()
+    assert names == ["decoder self-attention"]
+    assert page.locator("#threshold").count() == 0
+    assert "stop" not in page.url
+
+
+def test_a_number_beyond_the_split_is_the_last_example(page: Any, address: str, opened: dict[str, OpenRun]) -> None:
+    opened_page(page, address, "run=dense&split=test&index=0")
+    page.fill("#index", "5000")
+    page.press("#index", "Tab")
+    finished(page, 2)
+    examples = opened["dense"].examples("test")
+    assert page.input_value("#index") == str(len(examples))
+    assert page.input_value("#text") == examples[-1].source
+
+
+def test_a_run_whose_examples_are_elsewhere_reads_the_text_that_stands_there(
+    page: Any, opened: dict[str, OpenRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = open_runs({"here": opened["dense"].run, "elsewhere": opened["sparse"].run}, Limits())
+    monkeypatch.setattr(runs["elsewhere"], "_task", None)
+    with serving(view_app(runs, Limits())) as address:
+        opened_page(page, address, "run=here&split=test&index=0")
+        text = page.input_value("#text")
+        page.select_option("#run-0", "elsewhere")
+        finished(page, 2)
+        assert "done in" in text_of(page, "#status")
+        assert page.input_value("#text") == text
+        assert page.locator("#output [data-run=elsewhere] [data-output]").count() == 1
+    for run in runs.values():
+        run.close()
+
+
+def test_what_has_the_focus_keeps_it(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0")
+    page.focus("#stop")
+    page.keyboard.press("ArrowDown")
+    finished(page, 2)
+    assert page.evaluate("document.activeElement.id") == "stop"
+    page.locator("#attention .chips").first.locator("button").nth(1).focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"

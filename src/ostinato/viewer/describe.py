@@ -43,6 +43,7 @@ def describe_run(opened: OpenRun) -> RunInfo:
         exits=_exits(model),
         threshold_from=run.halting_threshold_from,
         beam=recipe.decoding.beam,
+        temperature=recipe.decoding.temperature if recipe.decoding.strategy == "sample" else 0.0,
         metrics=list(opened.metrics),
     )
 

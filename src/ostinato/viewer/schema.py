@@ -72,7 +72,7 @@ class Sentence(Depth):
     """What the model has written, as `/api/generate` returned it; None: it is written first."""
     beam: Annotated[int, Field(ge=1, le=16)] | None = None
     temperature: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Draws tokens at this temperature; None: the most probable ones."""
+    """Draws tokens at this temperature; None: searches as the run does, or with `beam`."""
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
     max_length: Annotated[int, Field(ge=1)] | None = None
     """Tokens written at most; None: as many as the run's own settings allow."""
@@ -159,6 +159,8 @@ class RunInfo(_Answer):
     exits: list[str]
     threshold_from: str
     beam: int
+    temperature: float
+    """Of a run that draws its output; else 0."""
     metrics: list[str]
 
 

@@ -17,8 +17,12 @@ async function failure(response) {
   }
 }
 
-export async function get(path, query = {}) {
-  const response = await fetch(`${path}?${new URLSearchParams(query)}`);
+export function abortAll() {
+  for (const controller of running.values()) controller.abort();
+}
+
+export async function get(path, query = {}, key = null) {
+  const response = await fetch(`${path}?${new URLSearchParams(query)}`, { signal: key && signalOf(key) });
   if (!response.ok) throw await failure(response);
   return response.json();
 }

@@ -1,10 +1,10 @@
-// What is seen, in the part of the address after "#", which browsers send to nobody.
+// What is seen, in the part of the address after "#", which browsers send to nobody. A beam or temperature of null is the run's own.
 
-const NUMBERS = ["index", "threshold", "beam", "temperature", "seed", "head", "round", "n"];
+const NUMBERS = ["index", "threshold", "beam", "temperature", "seed", "head", "step", "n"];
 
 export const state = {
-  runs: [], text: null, split: null, index: 0, reads: "output", rounds: {}, stop: "trained", threshold: 0.9, beam: 1,
-  temperature: 0, seed: 0, attention: null, head: 0, round: 0, along: null, n: 50, metric: "",
+  runs: [], text: null, split: null, index: 0, reads: "output", rounds: {}, stop: "trained", threshold: 0.9, beam: null,
+  temperature: null, seed: 0, attention: null, head: 0, step: 0, along: null, n: 50, metric: "",
 };
 
 export function read() {
@@ -30,8 +30,8 @@ export function write() {
     made.set("split", state.split);
     made.set("index", state.index);
   }
-  for (const [name, own] of [["reads", "output"], ["stop", "trained"], ["beam", 1], ["temperature", 0], ["seed", 0],
-    ["attention", null], ["head", 0], ["round", 0], ["along", null], ["n", 50], ["metric", ""]]) {
+  for (const [name, own] of [["reads", "output"], ["stop", "trained"], ["beam", null], ["temperature", null], ["seed", 0],
+    ["attention", null], ["head", 0], ["step", 0], ["along", null], ["n", 50], ["metric", ""]]) {
     if (state[name] !== own) made.set(name, state[name]);
   }
   if (state.stop !== "trained") made.set("threshold", state.threshold);

@@ -1,6 +1,6 @@
 // The page of `ostinato view`: controls, requests and panels.
 
-import { get, post, stream, isAbort } from "./api.js";
+import { abortAll, get, post, stream, isAbort } from "./api.js";
 import { el } from "./dom.js";
 import * as draw from "./panels.js";
 import { save } from "./png.js";
@@ -48,7 +48,8 @@ function sentenceOf(run) {
   if (run.generates) {
     asked.reads = asked.text !== undefined && !run.prompts ? "output" : state.reads;
     if (state.temperature > 0) Object.assign(asked, { temperature: state.temperature, seed: state.seed });
-    else asked.beam = state.beam;
+    else if (state.beam !== null) asked.beam = state.beam;
+    else if (state.temperature === 0 && run.temperature > 0) asked.beam = 1;
   }
   return asked;
 }
@@ -75,8 +76,11 @@ async function runOne(run) {
 }
 
 async function update() {
+  if (state.text === null && state.split === null) {
+    if (!$("text").value.trim()) return;
+    state.text = $("text").value;
+  }
   write();
-  if (state.text === null && state.split === null) return;
   say("…");
   const began = performance.now();
   try {
@@ -97,27 +101,27 @@ async function look(run) {
   const known = places(run);
   const name = known.some((place) => place.name === state.attention) ? state.attention : known[known.length - 1]?.name;
   const own = known.filter((place) => place.name === name);
-  const place = own[Math.min(state.round, own.length - 1)];
+  const place = own[Math.min(state.step, own.length - 1)];
   seen.attention[run.name] = undefined;
   if (place) {
     const asked = { ...sentenceOf(run), stack: place.stack, step: place.step, kind: place.kind };
     const ids = seen.found[run.name].output?.ids;
     if (asked.reads === "output") asked.output_ids = ids;
-    seen.attention[run.name] = { place, rounds: own.length, names: [...new Set(known.map((one) => one.name))], found: await post("/api/attention", asked, `attention ${run.name}`) };
+    seen.attention[run.name] = { place, own, names: [...new Set(known.map((one) => one.name))], found: await post("/api/attention", asked, `attention ${run.name}`) };
   }
   render("attention");
 }
 
 async function drawCurve() {
   seen.curve = {};
-  const along = state.along ?? (chosen().some((run) => run.stacks.some((stack) => stack.varies)) ? "rounds" : "threshold");
+  const along = $("along").value;
   const metric = metrics().includes(state.metric) ? state.metric : "";
   say("…");
   let problem = null;
   for (const run of chosen()) {
     const points = [];
     const asked = { ...depthOf(run), split: state.split, n: state.n, along };
-    if (metric) Object.assign(asked, { metric, ...(run.generates ? { beam: state.beam } : {}) });
+    if (metric) Object.assign(asked, { metric, ...(run.generates && state.beam !== null ? { beam: state.beam } : {}) });
     try {
       await stream("/api/curve", asked, `curve ${run.name}`, (line) => {
         if (line.kind !== "point") return;
@@ -156,7 +160,11 @@ function contentOf(name, run) {
   if (name === "plan") return draw.plan(run);
   if (name === "attention") {
     const own = seen.attention[run.name];
-    return own ? draw.attention(own.found, state.head, seen.query, (q) => { seen.query = q; render("attention"); }) : [];
+    return own ? draw.attention(own.found, state.head, seen.query, (q) => {
+      seen.query = q;
+      render("attention");
+      $("attention").querySelector(`[data-run="${CSS.escape(run.name)}"] [aria-pressed=true]`).focus();
+    }) : [];
   }
   return found ? draw[name](found) : [];
 }
@@ -178,16 +186,18 @@ function render(name) {
 }
 
 function attentionTools(extra) {
-  const own = Object.values(seen.attention).find((one) => one);
-  if (!own) return extra.replaceChildren();
-  if (extra.contains(document.activeElement) && extra.dataset.key === JSON.stringify([own.names, own.rounds, own.found.weights.length])) return undefined;
-  extra.dataset.key = JSON.stringify([own.names, own.rounds, own.found.weights.length]);
+  const shown = Object.values(seen.attention).find((one) => one);
+  if (!shown) return extra.replaceChildren();
+  const { names, own, place, found } = shown, key = JSON.stringify([names, own, found.weights.length]);
+  if (extra.contains(document.activeElement) && extra.dataset.key === key) return undefined;
+  extra.dataset.key = key;
+  const stepOf = (n) => `${own[n - 1].step + 1}${own.some((one) => one.step !== one.round) ? `, of round ${own[n - 1].round + 1}` : ""}`;
   const again = () => { write(); Promise.all(chosen().map(look)).catch(fail); };
   const choice = el("select", { onchange: (event) => { state.attention = event.target.value; again(); } },
-    own.names.map((name) => el("option", { value: name, selected: name === own.place.name.toString() }, name)));
+    names.map((name) => el("option", { value: name, selected: name === place.name }, name)));
   return extra.replaceChildren(el("div", { class: "row" }, el("label", {}, "Attention of", choice),
-    slider("attention-round", "round", 1, own.rounds, 1, Math.min(state.round + 1, own.rounds), (n) => { state.round = n - 1; again(); }),
-    slider("attention-head", "head", 1, own.found.weights.length, 1, Math.min(state.head + 1, own.found.weights.length), (n) => { state.head = n - 1; write(); render("attention"); })));
+    slider("attention-step", "step", 1, own.length, 1, Math.min(state.step + 1, own.length), (n) => { state.step = n - 1; again(); }, stepOf),
+    slider("attention-head", "head", 1, found.weights.length, 1, Math.min(state.head + 1, found.weights.length), (n) => { state.head = n - 1; write(); render("attention"); })));
 }
 
 function slider(id, name, min, max, step, value, act, show = String) {
@@ -215,6 +225,7 @@ function sliders() {
   const stops = ["trained"];
   if (runs.some((run) => run.stacks.some((stack) => stack.threshold !== null))) stops.push("threshold");
   stops.push(...new Set(runs.flatMap((run) => run.exits)));
+  if (!stops.includes(state.stop)) state.stop = "trained";
   if (stops.length > 1) {
     const names = { trained: "as the run says", threshold: "another threshold" };
     made.push(el("label", {}, "Tokens stop", el("select", { id: "stop", onchange: (event) => { state.stop = event.target.value; sliders(); soon(); } },
@@ -225,10 +236,12 @@ function sliders() {
     const words = runs[0].prompts ? ["continue it", "read it as it is"] : ["what it writes", "the answer"];
     made.push(el("label", {}, "Reads", el("select", { id: "reads", onchange: (event) => { state.reads = event.target.value; soon(); } },
       ["output", "answer"].map((value, i) => el("option", { value, selected: value === state.reads }, words[i])))));
-    made.push(slider("beam", "Beam", 1, 8, 1, state.beam, (n) => { state.beam = n; soon(); }),
-      slider("temperature", "Temperature", 0, 2, 0.1, state.temperature, (x) => { state.temperature = x; soon(); }, (x) => (x ? x.toFixed(1) : "most probable")));
+    made.push(slider("beam", "Beam", 1, Math.max(8, ...runs.map((run) => run.beam)), 1, state.beam ?? runs[0].beam, (n) => { state.beam = n; soon(); }),
+      slider("temperature", "Temperature", 0, 2, 0.1, state.temperature ?? runs[0].temperature, (x) => { state.temperature = x; soon(); }, (x) => (x ? x.toFixed(1) : "most probable")));
   }
+  const focused = $("sliders").contains(document.activeElement) ? document.activeElement.id : null;
   $("sliders").replaceChildren(...made);
+  if (focused) $(focused)?.focus();
 }
 
 function runChoices() {
@@ -249,11 +262,14 @@ async function showExample(index) {
     $("about").textContent = "The examples of this run are not on this machine: type a text.";
     return;
   }
-  const page = await get("/api/examples", { run: state.runs[0], split: state.split, offset: Math.max(0, index), limit: 1 });
+  const page = await get("/api/examples", { run: state.runs[0], split: state.split, offset: Math.max(0, index), limit: 1 }, "example");
   seen.total = page.total;
   $("index").max = page.total;
   const [example] = page.examples;
-  if (!example) return;
+  if (!example) {
+    if (page.total) await showExample(page.total - 1);
+    return;
+  }
   state.text = null;
   state.index = example.index;
   seen.textFor = new Set(await otherRuns(example));
@@ -268,10 +284,11 @@ async function otherRuns(example) {
   const found = [];
   for (const name of state.runs.slice(1)) {
     try {
-      const page = await get("/api/examples", { run: name, split: state.split, offset: example.index, limit: 1 });
+      const page = await get("/api/examples", { run: name, split: state.split, offset: example.index, limit: 1 }, `example ${name}`);
       const own = page.examples[0];
       if (own?.source !== example.source || own?.target !== example.target) found.push(name);
-    } catch {
+    } catch (error) {
+      if (isAbort(error)) throw error;
       found.push(name);
     }
   }
@@ -301,6 +318,7 @@ async function copy(words) {
 }
 
 function changeRuns() {
+  abortAll();  // what is still computed is of the runs before
   state.runs = [$("run-0").value, ...($("run-1").value && $("run-1").value !== $("run-0").value ? [$("run-1").value] : [])];
   Object.assign(seen, { found: {}, streamed: {}, attention: {}, curve: {} });
   runChoices();
@@ -347,8 +365,9 @@ function metrics() {
 }
 
 function curveTools() {
+  const ways = chosen().some((run) => run.stacks.some((stack) => stack.varies)) ? ["rounds", "threshold"] : ["threshold"];
   const along = el("select", { id: "along", onchange: (event) => { state.along = event.target.value; write(); } },
-    ["rounds", "threshold"].map((name) => el("option", { value: name, selected: name === state.along }, name)));
+    ways.map((name) => el("option", { value: name, selected: name === state.along }, name)));
   const n = el("input", { id: "n", type: "number", min: 1, max: 200, value: state.n, onchange: (event) => { state.n = Number(event.target.value); write(); } });
   const metric = el("select", { id: "metric", onchange: (event) => { state.metric = event.target.value; write(); } },
     ["", ...metrics()].map((name) => el("option", { value: name, selected: name === state.metric }, name ? `${name} of what is written` : "labels right, teacher-forced")));
@@ -369,7 +388,6 @@ async function start() {
     runChoices();
     sliders();
     curveTools();
-    if (state.along === null && !chosen().some((run) => run.stacks.some((stack) => stack.varies))) $("along").value = "threshold";
     $("panels").classList.toggle("wide", state.runs.length < 2);
     render("plan");
     document.body.dataset.ready = "1";
