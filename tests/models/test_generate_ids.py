@@ -60,6 +60,26 @@ def test_prompts_are_continued_wherever_their_padding_stands(settings: dict[str,
         assert found == [model.generate(torch.tensor([ids]), **given)[0] for ids in prompts]
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "coordinates", "none"])
+def test_sources_are_read_alike_with_padding_on_either_side(positions: str) -> None:
+    small = {"self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    sizes = {"d_model": 8, "source_vocab_size": 20, "target_vocab_size": 20}
+    stacks = {
+        "encoder": {**small, "n_steps": 2, "positions": {"kind": positions}},
+        "decoder": {**small, "n_steps": 1, "cross_attention": {"n_heads": 2}},
+    }
+    torch.manual_seed(5)
+    config = check_settings({**sizes, **stacks}, o.Seq2SeqConfig)
+    model, sources = o.build_model(config), [[5, 6, 7, 2], [9, 2], [3, 8, 4, 4, 6, 2]]
+    alone = [model.generate(torch.tensor([ids]), max_length=6)[0] for ids in sources]
+    assert len({tuple(ids) for ids in alone}) > 1
+    right = o.Batch.from_lists([[]] * 3, [ids[:-1] for ids in sources]).source
+    assert right is not None
+    assert model.generate(right.ids_BT, right.keep_BT, max_length=6) == alone
+    left = left_padded(sources, 0, torch.device("cpu"))
+    assert model.generate(left.ids_BT, left.keep_BT, max_length=6) == alone
+
+
 def test_what_cannot_be_generated_is_refused() -> None:
     model, ids = model_of("seq2seq"), torch.tensor([[5, 2]])
     for settings, message in (

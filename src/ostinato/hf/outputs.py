@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ostinato.data.batch import Tokens
 from ostinato.errors import ConfigError, Problem
+from ostinato.nn.positions import positions_where_gaps
 from ostinato.nn.types import StackOutput
 
 States = bool | Literal["rounds"] | None
@@ -63,8 +64,7 @@ def tokens_of(ids_BT: Tensor, mask_BS: Tensor | None) -> Tokens:
     if mask_BS is None:
         return Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
     keep_BT = mask_BS[:, -ids_BT.shape[1] :].bool()
-    has_gap = bool((keep_BT[:, 1:] & ~keep_BT[:, :-1]).any())
-    return Tokens(ids_BT, keep_BT, (keep_BT.long().cumsum(1) - 1).clamp_min(0) if has_gap else None)
+    return Tokens(ids_BT, keep_BT, positions_where_gaps(keep_BT))
 
 
 def wanted(states: States, weights: bool | None) -> list[str]:

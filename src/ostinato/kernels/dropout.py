@@ -69,7 +69,7 @@ def draw_kept(shape: tuple[int, ...] | torch.Size, p: float, device: torch.devic
 
 
 def _draw_plainly(n: int, level: int, generator: torch.Generator | None = None) -> Tensor:
-    """Return 1 for each of the next n bytes of a generator (None: torch's) that is at least `level`, 0 for the others."""
+    """Return 1 for each of the next n bytes of a generator (None: torch's) that is at least `level`, else 0."""
     # All 64 bits: without bounds the sign would always be 0, and every eighth byte below 128.
     words = torch.empty(-(-n // 8), dtype=torch.int64, device="cpu").random_(_LEAST_WORD, None, generator=generator)
     # In place and byte to byte: a comparison that makes booleans takes ten times as long.
@@ -78,7 +78,7 @@ def _draw_plainly(n: int, level: int, generator: torch.Generator | None = None) 
 
 @lru_cache(maxsize=1)
 def draws_as_torch() -> bool:
-    """Return whether the compiled kernel goes on from the state of this torch's generators as torch does: tried once."""
+    """Return whether the compiled kernel goes on from the state of torch's generators as torch does: tried once."""
     plain, compiled = torch.Generator("cpu"), torch.Generator("cpu")
     try:
         for n in (1, 1237, 20_001):  # some words, and more than the generator makes at a time

@@ -30,6 +30,7 @@ from ostinato.nn.exits import OF_STATES
 from ostinato.nn.experts import NamedRouter, Routed
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.layers import at_least_float32
+from ostinato.nn.positions import positions_where_gaps
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
@@ -159,6 +160,8 @@ class TokenModel(Embeddings, ABC):
                 raise DataError("a batch of texts has no sources to generate from: give the prompts' token ids")
         elif self.config.has_two_sides:
             batch = as_batch(ids, keep, ids if target is None else target, keep if target is None else target_keep)
+            source = source_of(batch)
+            batch = replace(batch, source=replace(source, positions_BT=positions_where_gaps(source.keep_BT)))
             given = None if target is None else batch.target
         elif target is not None or target_keep is not None:
             raise DataError("a language model's ids are themselves the beginning of its outputs: leave out the target")

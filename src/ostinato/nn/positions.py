@@ -52,6 +52,12 @@ def positions_from_keep(keep_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return (keep_BT.long().cumsum(-1) - 1).clamp_min(0)
 
 
+def positions_where_gaps(keep_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"] | None:
+    """Return the positions of real tokens where padding stands before some; None where columns count them."""
+    has_gap = bool((keep_BT[:, 1:] & ~keep_BT[:, :-1]).any())
+    return positions_from_keep(keep_BT) if has_gap else None
+
+
 def columns_up_to(n: int, device: torch.device) -> Int[Tensor, "1 n"]:
     """Return 0 .. n - 1, the positions of columns of which none is padding; a view of what is kept."""
     if torch.compiler.is_compiling():  # as for sinusoids

@@ -7,9 +7,9 @@ and without those at their defaults, so that a setting that is added later leave
 So does a new name: settings stand under the names that they had first (`ostinato.config.renamed`). What was changed in
 a recipe after the run's first updates, and when, belongs to the key.
 What only says where something lies is left out, and what is there stands in its place: for files of examples the hash
-of the splits, for a tokenizer that of its files, for the run that training starts from that run's key. Vocabulary sizes,
-and the special symbols of a tokenizer that keeps its own, follow from these and are left out. The commit is not part of
-a key: it is recorded beside the results.
+of the splits, for a tokenizer that of its files, for the run that training starts from that run's key. What follows
+from these is left out: vocabulary sizes, and the special symbols of a tokenizer that keeps its own. The commit is not
+part of a key: it is recorded beside the results.
 """
 
 from __future__ import annotations

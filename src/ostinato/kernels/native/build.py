@@ -1,12 +1,13 @@
 """The compiled kernels: C files of ours, made into a library by the machine's own compiler when first wanted.
 
 The library lies in the cache folder, under a name that tells its sources, the compiler's options and the processor, so
-that it is made once a machine. It is loaded by ctypes and knows nothing of torch; it shares torch's OpenMP threads,
-because both ask the loader for the same library. Without a compiler, or where anything fails, plain code runs.
+that it is made once a machine. It is loaded by ctypes and knows nothing of torch; made by GCC it shares torch's OpenMP
+threads, because both ask the loader for the same library. Without a compiler, or where anything fails, plain code runs.
 
 What is loaded can do whatever this process can. So a library is only taken from a folder that nobody else may write to;
 elsewhere it is compiled anew, in a folder of this process. Beside it stands its SHA-256: a damaged one is made again. A
-new one is first loaded in a process of its own. A compiler that fails, or hangs, is tried once a day.
+new one is first loaded in a process of its own. A compiler that fails, or hangs, is tried once a day; once a process
+where others may write.
 """
 
 from __future__ import annotations
@@ -79,8 +80,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         compiler = _compiler()
         cache = cache_folder()
         folder = cache / "kernels"
-        if not cache.exists():
-            cache.mkdir(mode=0o700, parents=True)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         if shared := next((one for one in (cache, folder) if not _is_private(one)), None):
             # What is mapped stays when its file is deleted.
@@ -141,7 +141,7 @@ def _made(folder: Path, compiler: Sequence[str]) -> Path:
     """
     from filelock import FileLock
 
-    key = hashlib.sha256(repr((compiler, _OPTIONS, platform.machine(), _processor())).encode())
+    key = hashlib.sha256(repr((compiler, _OPTIONS, platform.machine(), platform.libc_ver(), _processor())).encode())
     for source in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.c")]):
         key.update(source.read_bytes())
     path = folder / f"kernels-{key.hexdigest()[:16]}.so"
