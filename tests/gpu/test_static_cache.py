@@ -140,19 +140,26 @@ def test_learned_positions_need_no_vectors_beyond_the_longest_search(
 
 
 def test_experts_are_dense_whoever_asks_for_fixed_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, backends = model_of("experts"), set[str]()
-    original = static_cache.StaticSteps._run
+    model, backends, of_prompts = model_of("experts"), set[str](), set[str]()
+    original, step = static_cache.StaticSteps._run, model.step
 
     def noted(steps: static_cache.StaticSteps) -> Any:
         assert steps._cache.execution is not None
         backends.add(steps._cache.execution.expert_backend)
         return original(steps)
 
+    def prompted(ids_BT: Any, cache: Any, *given: Any) -> Any:
+        if given:
+            of_prompts.add(cache.execution.expert_backend)
+        return step(ids_BT, cache, *given)
+
     monkeypatch.setattr(static_cache.StaticSteps, "_run", noted)
+    monkeypatch.setattr(model, "step", prompted)
     _found(model, ragged_batch(2), {}, static=True)
     with model.execution(static_cache=True):
         _found(model, ragged_batch(2), {}, static=False)
     assert backends == {"dense"}
+    assert of_prompts == {"auto"}  # of which only the chosen experts are computed: nothing is recorded there
 
 
 def test_a_replay_calls_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

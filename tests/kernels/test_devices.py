@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ostinato.kernels import autocast_dtype, is_exporting
+from ostinato.kernels.devices import moved
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu", "meta"])
@@ -18,6 +19,19 @@ def test_devices_without_autocast_are_those_that_torch_knows(kind: str) -> None:
     else:
         with pytest.raises(RuntimeError):
             torch.is_autocast_enabled(kind)
+
+
+def test_what_is_compiled_pins_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = list[Tensor]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda x: pinned.append(x) or x)
+    monkeypatch.setattr(Tensor, "to", lambda x, *_, **__: x)
+    x = torch.ones(2)
+    assert moved(x, "cuda") is x
+    assert len(pinned) == 1
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert moved(x, "cuda") is x
+    assert len(pinned) == 1
 
 
 class Tells(torch.nn.Module):

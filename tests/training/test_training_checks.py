@@ -55,7 +55,31 @@ def test_models_with_experts_are_compiled_in_bfloat16_only(tmp_path: Path, monke
     assert error.value.problems[0].key == "training.compile"
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(torch, "compile", lambda run, **how: run)
-    check_training(tiny_recipe(tmp_path, compile=True, experts=True, precision="bfloat16"), torch.device("cpu"))
+    lowered = load_recipe("looped/moeut-toy", ["training.compile=true", "training.precision=bfloat16"])
+    check_training(lowered, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "key", "message"),
+    [
+        (
+            "looped/moeut-44m",
+            (),
+            "training.compile",
+            "widths are multiples of 8 only, and this model has some of 82, 412",
+        ),
+        ("looped/moeut-toy", ("training.expert_backend=padded",), "training.expert_backend", "auto or grouped"),
+        ("dense/llama-toy", ("training.compaction=always",), "training.compaction", "auto or never"),
+    ],
+)
+def test_what_no_pass_can_be_compiled_with_is_an_error_before_any_data_is_read(
+    name: str, settings: tuple[str, ...], key: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda run, **how: run)
+    recipe = load_recipe(name, ["training.compile=true", "training.precision=bfloat16", *settings])
+    with pytest.raises(ConfigError, match=message) as error:
+        check_training(recipe, torch.device("cpu"))
+    assert [problem.key for problem in error.value.problems] == [key]
 
 
 def test_rounds_with_maps_of_their_own_are_compiled_by_torch_2_12_and_later(monkeypatch: pytest.MonkeyPatch) -> None:

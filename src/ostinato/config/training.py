@@ -425,7 +425,7 @@ class TrainingConfig(Config):
     compile: bool = False
     """Training passes by torch.compile (evaluations and decoding are not compiled). The first updates take minutes; one
     graph serves all lengths, or where tokens halt one of every stretch between two rounds. Models with experts need
-    precision bfloat16; on a CPU a C++ compiler. docs/gpu.md says what was tried."""
+    precision bfloat16 and widths that are multiples of 8; on a CPU a C++ compiler. docs/gpu.md says what was tried."""
     checkpoint_activations: bool = False
     """Recompute every step in the backward pass instead of keeping its activations."""
     evaluate_every: Size = 500

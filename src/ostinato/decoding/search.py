@@ -181,11 +181,11 @@ def search_n_best(
     if (config.cached_rounds is not None or is_static) and isinstance(model, HasExecution):
         execution = model.current_execution
         n_kept = execution.cached_rounds or config.cached_rounds  # what a call says comes first
-        changed = replace(execution, cached_rounds=n_kept, static_cache=is_static)
-        if changed.static_cache and changed.expert_backend == "auto":
-            changed = replace(changed, expert_backend="dense")  # the others may read numbers, for which no step waits
-        cache.execution = model.checked(changed)
+        cache.execution = model.checked(replace(execution, cached_rounds=n_kept, static_cache=is_static))
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
+    if cache.execution is not None and cache.execution.static_cache and cache.execution.expert_backend == "auto":
+        # The others may read numbers, for which no recorded step waits.
+        cache.execution = replace(cache.execution, expert_backend="dense")
     K = config.beam
     if K > 1:
         cache.expand(K, n_sentences)

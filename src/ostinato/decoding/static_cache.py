@@ -17,6 +17,7 @@ buffers are made anew, with more of them, and the step is recorded again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -30,13 +31,15 @@ N_EMPTY = 128
 
 def recorder(device: torch.device) -> Callable[[Callable[[], Tensor]], Callable[[], Tensor]] | None:
     """Return what records a function, without running it, as one that replays it; None: the device cannot."""
-    return _record if device.type == "cuda" else None
+    return partial(_record, device) if device.type == "cuda" else None
 
 
-def _record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def _record(device: torch.device, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        # By itself torch records what the current GPU does, which may be another one: then the graph is empty.
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream):
             result = run()
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]

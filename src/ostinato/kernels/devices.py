@@ -68,7 +68,8 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
 
     The other way there is a wait: the host may read the numbers at once.
     """
-    if torch.device(device).type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available():
+    is_sent = torch.device(device).type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available()
+    if is_sent and not torch.compiler.is_compiling():  # which cannot trace it
         x = x.pin_memory()  # from other memory the host waits until larger tensors are read
     return x.to(device, non_blocking=torch.device(device).type != "cpu")
 

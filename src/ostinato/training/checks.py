@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ostinato.config.recipe import Recipe
@@ -12,11 +14,15 @@ from ostinato.models.base import TokenModel
 from ostinato.models.build import without_memory
 from ostinato.nn.execution import Execution
 from ostinato.nn.experts import ExpertAttention, Routed
+from ostinato.nn.halting import NoHalting
 from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import check_scales
 from ostinato.training.parallel import why_not_ddp
 from ostinato.training.rounds import round_problems, steps_before_the_loop
+
+_WIDTHS_OF_GROUPED_PRODUCTS = 8
+"""Numbers of bfloat16 of which rows must be multiples: 16 bytes."""
 
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
@@ -31,14 +37,8 @@ def check_training(recipe: Recipe, device: torch.device) -> None:
     if config.expert_backend != "auto":
         model = without_memory(recipe.model)
         problems += _backend_problems(model, config.expert_backend, device, is_lowered)
-    if config.compile and config.rounds.per == "sentence":
-        why = "passes whose sentences have rounds of their own (training.rounds.per) cannot be compiled"
-        problems.append(Problem("training.compile", True, why))
-    elif config.compile and (_draws_several(config.rounds) or config.consistency.is_there):
-        why = "drawn numbers of rounds (training.rounds, training.consistency) would each be compiled anew"
-        problems.append(Problem("training.compile", True, why))
-    if config.compile and (reason := _why_not_compilable(without_memory(recipe.model), device, is_lowered)) is not None:
-        problems.append(Problem("training.compile", True, reason))
+    if config.compile:
+        problems += _compile_problems(without_memory(recipe.model), config, device)
     if (
         recipe.decoding.static_cache
         and (reason := without_memory(recipe.model).why_not_static(Execution())) is not None
@@ -125,6 +125,26 @@ def pattern_problems(recipe: Recipe) -> list[Problem]:
     return problems
 
 
+def _compile_problems(model: TokenModel, config: TrainingConfig, device: torch.device) -> Iterator[Problem]:
+    """Yield what stands against compiling the training passes of a model."""
+    if config.rounds.per == "sentence":
+        why = "passes whose sentences have rounds of their own (training.rounds.per) cannot be compiled"
+        yield Problem("training.compile", True, why)
+    elif _draws_several(config.rounds) or config.consistency.is_there:
+        why = "drawn numbers of rounds (training.rounds, training.consistency) would each be compiled anew"
+        yield Problem("training.compile", True, why)
+    if config.expert_backend not in ("auto", "grouped") and any(True for _ in model.routed()):
+        why = "reads numbers, which passes that are compiled do not (training.compile): must be auto or grouped"
+        yield Problem("training.expert_backend", config.expert_backend, why)
+    if config.compaction == "always" and all(isinstance(stack.halting, NoHalting) for stack in model.stacks.values()):
+        why = (
+            "reads numbers, which passes that are compiled as a whole do not (training.compile): must be auto or never"
+        )
+        yield Problem("training.compaction", "always", why)
+    if (reason := _why_not_compilable(model, device, config.precision == "bfloat16")) is not None:
+        yield Problem("training.compile", True, reason)
+
+
 def _why_not_compilable(model: TokenModel, device: torch.device, is_lowered: bool) -> str | None:
     """Return why training passes cannot be compiled, None where they can.
 
@@ -135,6 +155,12 @@ def _why_not_compilable(model: TokenModel, device: torch.device, is_lowered: boo
         return (
             "models with experts are compiled in bfloat16 only, for which alone torch can compile its grouped product: "
             "set training.precision=bfloat16"
+        )
+    maps = [parameter for module in model.routed() for parameter in module.parameters() if parameter.ndim == 3]
+    if uneven := {n for parameter in maps for n in parameter.shape[1:] if n % _WIDTHS_OF_GROUPED_PRODUCTS}:
+        return (
+            f"torch's grouped product takes experts whose widths are multiples of {_WIDTHS_OF_GROUPED_PRODUCTS} only, "
+            f"and this model has some of {', '.join(map(str, sorted(uneven)))}"
         )
     if not model.stacks:
         return "recurrent models cannot be compiled: their sentences are packed by length"
