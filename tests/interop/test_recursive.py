@@ -12,6 +12,7 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 from ostinato.interop import to_recursive
 from ostinato.models import Model, build_model
+from pretended import numbers_of, pretend_model, pretended_device
 
 N_STEPS, ROUNDS, WIDTH = 6, 3, 24
 IDS = torch.randint(3, 30, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -239,6 +240,20 @@ def test_experts_without_noise_compute_what_they_are_copies_of() -> None:
         (first[0] - first[1]).detach().std() / donor.get_parameter("banks.ffn.decoder_0.up.weight").std().detach()
     )
     assert spread == pytest.approx(0.1 * 2**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_experts_are_copied_on_the_device_of_the_models(noise: float) -> None:
+    donor, model = language_model(1, n_steps=3), experts(2)
+    to_recursive(donor, model, noise=noise)
+    expected = dict(model.named_parameters())
+    there = experts(2)
+    for one in (donor, there):
+        pretend_model(one)
+    with pretended_device():
+        to_recursive(donor, there, noise=noise)
+        for name, parameter in there.named_parameters():
+            torch.testing.assert_close(numbers_of(parameter), expected[name].detach())
 
 
 def test_sub_layers_that_are_left_out_are_not_taken_and_new_ones_are_refused() -> None:

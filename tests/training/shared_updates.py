@@ -92,6 +92,13 @@ def _by_sentence(folder: Path) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"rounds": rounds})})
 
 
+def _experts_in_drawn_rounds(folder: Path) -> Recipe:
+    """Experts choose in other numbers of rounds than the plan has, more and fewer."""
+    recipe = _of_shared_steps(_recipe(folder, experts=True, balance=ALL_BALANCE), n_steps=3)
+    training = recipe.training.model_copy(update={"rounds": UniformRoundsConfig(least=1, most=8)})
+    return recipe.model_copy(update={"training": training})
+
+
 def _by_length(folder: Path) -> Recipe:
     """A source has as many rounds as tokens."""
     return _of_shared_steps(_recipe(folder), n_steps=8, halting={"kind": "length", "per_token": 1.0, "extra": 0.0})
@@ -202,6 +209,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "rounds by length": lambda folder: (_by_length(folder), [FIRST, SECOND, LONELY]),
     **{f"experts, {name}": _balanced(name) for name in BALANCE},
     "experts, sequence_entropy": _balanced("sequence_entropy"),
+    "experts, drawn rounds": lambda folder: (_experts_in_drawn_rounds(folder), [SECOND, LONELY]),
     "experts of heads": lambda folder: (_of_heads(folder), [SECOND, LONELY]),
     "halting": lambda folder: (_recipe(folder, halting=True, compaction="always"), [FIRST]),
     "not halting yet": lambda folder: (_recipe(folder, halting=True, off_updates=N_UPDATES), [FIRST]),
@@ -220,7 +228,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "window": lambda folder: (_window(folder), TEXTS),
     "tagging": lambda folder: (_tagging(folder), TEXTS),
 }
-QUICK = ("rounds by sentence", "everything", "one row", "language model")
+QUICK = ("rounds by sentence", "experts, drawn rounds", "everything", "one row", "language model")
 """Cases in every run of the tests."""
 
 

@@ -121,6 +121,32 @@ def test_a_mean_of_checkpoints_that_were_not_kept_is_refused_before_the_run_goes
     assert len(train(mean_of_three(16), tmp_path / "run", resume=True)["mean_of"]) == 3
 
 
+def test_a_mean_of_the_last_checkpoints_that_were_not_kept_is_refused_too(tmp_path: Path) -> None:
+    def mean_of_three(n_updates: int) -> Recipe:
+        return _measuring(tiny_recipe(tmp_path, n_updates=n_updates, keep_last=3, save_every=3), checkpoint="last:3")
+
+    train(tiny_recipe(tmp_path, save_every=3), tmp_path / "run")
+    files = _files(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"the run kept [12] \(training.keep_last\), and at most 0 follow"):
+        train(mean_of_three(12), tmp_path / "run", resume=True)
+    assert _files(tmp_path / "run") == files
+    assert len(train(mean_of_three(18), tmp_path / "run", resume=True)["mean_of"]) == 3
+
+
+def test_a_run_that_is_shortened_to_where_it_stands_records_what_it_did_last(tmp_path: Path) -> None:
+    class Stopping(Reporter):
+        def on_save(self, update: int, directory: Path) -> None:
+            if update == 7:
+                raise KeyboardInterrupt
+
+    steps = {"log_every": 5, "save_every": 7, "evaluate_every": 20}
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path, **steps), tmp_path / "run", reporter=Stopping())
+    train(tiny_recipe(tmp_path, **steps, n_updates=7), tmp_path / "run", resume=True)
+    logged = records(tmp_path / "run", "training")
+    assert [(record["update"], record["n_labels"] > 0) for record in logged] == [(5, True), (7, True)]
+
+
 @pytest.mark.slow
 def test_a_finished_run_is_measured_anew_on_another_split_and_by_another_column(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)

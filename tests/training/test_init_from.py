@@ -292,6 +292,20 @@ def test_a_language_model_of_blocks_goes_on_with_pairs_and_their_separator(tmp_p
     assert results["splits"]["test"]["n_generated"] > 0
 
 
+def test_what_a_converted_start_draws_anew_is_named(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "data", halting=True, n_updates=0)
+    content = recipe.model_dump(mode="json")
+    for stack in ("encoder", "decoder"):
+        content["model"][stack]["halting"] = {"kind": "none"}
+    content["training"]["halting"] = {}
+    train(check_recipe(content), tmp_path / "dense")
+    train(changed(recipe, init_from=str(tmp_path / "dense"), init_shared="average"), tmp_path / "halting")
+    initial = json.loads((tmp_path / "halting" / "initial.json").read_text())
+    assert initial["fresh"]
+    assert all(name.startswith("banks.halting.") for name in initial["fresh"])
+    assert not {*initial["fresh"]} & {*initial["made"], *initial["taken"]}
+
+
 @pytest.mark.slow
 def test_a_run_with_shared_steps_starts_from_what_a_dense_one_makes_of_them(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path / "data")

@@ -72,3 +72,7 @@ def test_resuming_without_a_checkpoint_says_that_training_begins_anew(tmp_path: 
         reporter = _Notes()
         train(tiny_recipe(tmp_path, n_updates=1), tmp_path / str(resume), resume=resume, reporter=reporter)
         assert reporter.notes == notes
+    untrained = _Notes()
+    train(tiny_recipe(tmp_path, n_updates=0), tmp_path / "untrained")
+    train(tiny_recipe(tmp_path, n_updates=1), tmp_path / "untrained", resume=True, reporter=untrained)
+    assert untrained.notes == ["0: changed: training.n_updates from 0 to 1"]

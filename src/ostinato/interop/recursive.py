@@ -190,10 +190,10 @@ def _copy_to_experts(common: dict[str, Tensor], module: Any, noise: float, gener
             continue
         x = common[names[name]]
         x = x.T if x.ndim == 2 else x
-        copies = x.expand(parameter.shape)
-        drawn = torch.randn(parameter.shape, generator=generator) if noise else torch.zeros(parameter.shape)
-        spread = float(x.std()) if x.numel() > 1 else 0.0
-        parameter.copy_(copies + noise * spread * drawn)
+        parameter.copy_(x.expand(parameter.shape))
+        if noise and x.numel() > 1:
+            drawn = torch.randn(parameter.shape, generator=generator)  # on the CPU: the same numbers everywhere
+            parameter.add_(noise * float(x.std()) * drawn.to(parameter.device))
 
 
 def _widen(sources: list[Any], module: Any) -> None:

@@ -310,8 +310,9 @@ class TokenModel(Embeddings, ABC):
     def no_routings(self) -> Iterator[Routing]:
         """Yield for every use of a router, in the order they run, a routing without rows."""
         like = at_least_float32(torch.empty(0, device=self.device, dtype=next(self.parameters()).dtype))
-        for stack in self.stacks.values():
-            for step in stack.plan.steps:
+        n_rounds = self.n_rounds()
+        for name, stack in self.stacks.items():
+            for step in stack.plan.with_rounds(n_rounds[name]).steps:
                 for use in step.uses:
                     module = self.banks.set_of(use)
                     for one in module.named_routers() if isinstance(module, Routed) else ():

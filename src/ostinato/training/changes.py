@@ -8,7 +8,7 @@ compiled, evaluated in batches and decoded. All others are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ostinato.config.recipe import Recipe
@@ -52,11 +52,12 @@ def is_free(key: str) -> bool:
     return key.startswith(FREE_TO_CHANGE)
 
 
-def changes_between(old: Recipe, new: Recipe, update: int, where: object) -> Changes:
+def changes_between(old: Recipe, new: Recipe, update: int, n_kept: Mapping[str, int], where: object) -> Changes:
     """Return the changes that have to be recorded where a run goes on with another recipe.
 
     Args:
-        update: the last one that the run has done. where: its directory, for the error.
+        update: the last one that the run has done. n_kept: how many checkpoints it has by role, "best" and "last".
+        where: its directory, for the error.
 
     Raises:
         CheckpointError: with a line for every setting that may not change.
@@ -68,7 +69,7 @@ def changes_between(old: Recipe, new: Recipe, update: int, where: object) -> Cha
         if not is_free(key) and (key in before, before.get(key)) != (key in now, now.get(key))
     }
     refused = {key: "" for key in changes if not key.startswith(_RECORDED)}
-    refused |= dict(_too_late(old, new, update, changes))
+    refused |= dict(_too_late(old, new, update, changes, n_kept))
     if refused:
         lines = [
             f"{where}: --resume cannot change {key}: {_shown(before, key)} in the run, {_shown(now, key)} now{reason}"
@@ -78,12 +79,14 @@ def changes_between(old: Recipe, new: Recipe, update: int, where: object) -> Cha
     return changes
 
 
-def _too_late(old: Recipe, new: Recipe, update: int, changes: Changes) -> Iterator[tuple[str, str]]:
+def _too_late(
+    old: Recipe, new: Recipe, update: int, changes: Changes, n_kept: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
     """Yield the settings that the updates which are done contradict, and how they do."""
     if new.training.n_updates < update:
         yield _LENGTH, f"; {update} updates are done"
         return
-    if reason := _lost_checkpoints(old, new, update):
+    if reason := _lost_checkpoints(old, new, update, n_kept):
         yield "evaluation.checkpoint", reason
     schedule = [key for key in changes if key.startswith(_SCHEDULE)]
     if not (schedule or _LENGTH in changes) or _first_other_rate(old, new, update) is None:
@@ -101,19 +104,22 @@ def _too_late(old: Recipe, new: Recipe, update: int, changes: Changes) -> Iterat
         yield from ((key, _reason(first)) for key in changes if key.startswith((_LENGTH, _SCHEDULE)))
 
 
-def _lost_checkpoints(old: Recipe, new: Recipe, update: int) -> str | None:
+def _lost_checkpoints(old: Recipe, new: Recipe, update: int, n_kept: Mapping[str, int]) -> str | None:
     """Return why a mean (best:5) is of checkpoints that are deleted already; None: it is not."""
     role, _, number = new.evaluation.checkpoint.partition(":")
-    if role != "best":  # besides every `save_every` updates, checkpoints are saved where one is ranked
+    if role not in n_kept:
         return None
-    kept, every, last = old.training.keep_best, new.training.evaluate_every, new.training.n_updates
-    if update <= (begins := new.training.halting.off_updates) < last:  # what is ranked up to then, is no longer later
-        kept, update = 0, begins
-    # Evaluations are at multiples of `evaluate_every`, and at the last update.
-    to_come = (last - 1) // every - update // every + 1 if last > update else 0
+    kept, last = n_kept[role], new.training.n_updates
+    if role == "best" and update <= (begins := new.training.halting.off_updates) < last:
+        kept, update = 0, begins  # what is ranked up to then, is no longer later
+    # Evaluations are at multiples of `evaluate_every`, and at the last update; those that are ranked are saved, as
+    # multiples of `save_every` are. One may be due that was not when the checkpoint was saved.
+    every = {new.training.evaluate_every} | ({new.training.save_every} if role == "last" else set())
+    is_done = role == "last" or update in (0, old.training.n_updates) or update % old.training.evaluate_every == 0
+    to_come = sum(one == last or any(one % n == 0 for n in every) for one in range(update + is_done, last + 1))
     if kept + to_come >= int(number or 1):
         return None
-    return f"; the run kept {kept} (training.keep_best), and at most {to_come} follow"
+    return f"; the run kept {kept} (training.keep_{role}), and at most {to_come} follow"
 
 
 def _reason(first: int | None) -> str:

@@ -99,8 +99,11 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
 
 def _start_converted(model: Model, donor: Model, shared: Shared, folder: Path) -> InitialReport:
     """Make the weights of a model whose steps share them of those of a run whose steps do not."""
-    to_recursive(donor, model, shared)
     theirs, own = donor.state_dict(), model.state_dict()
+    versions = {name: x._version for name, x in own.items()}  # torch counts how often a tensor is written to
+    to_recursive(donor, model, shared)
     taken = [name for name in own if name in theirs and torch.equal(theirs[name], own[name])]
-    made = [name for name in own if name not in taken]
-    return InitialReport(str(folder), taken=taken, made=made, left=[name for name in theirs if name not in own])
+    fresh = [name for name, x in own.items() if x._version == versions[name] and name not in taken]
+    made = [name for name in own if name not in {*taken, *fresh}]
+    left = [name for name in theirs if name not in own]
+    return InitialReport(str(folder), taken=taken, fresh=fresh, made=made, left=left)

@@ -103,7 +103,7 @@ def _train(
     if session.initial is not None and processes.is_main:
         write_json(run.path / "initial.json", asdict(session.initial))
     reporter.on_start(recipe, info)
-    if resume and not session.progress.update:
+    if resume and checkpoints.last_update() is None:
         reporter.on_note(0, f"nothing to resume: {run.path} holds no checkpoint, so training begins anew")
     for note in prepared.notes:
         reporter.on_note(session.progress.update, note)

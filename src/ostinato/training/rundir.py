@@ -172,7 +172,8 @@ class RunDirectory:
             )
         # Earlier versions kept the folder of a data set as it was given.
         own = with_absolute_paths(load_recipe(self.path / _RECIPE))
-        return changes_between(own, recipe, self.last_update(), self.path)
+        checkpoints = Checkpoints(self.checkpoints, keep_last=1)
+        return changes_between(own, recipe, checkpoints.last_update() or 0, checkpoints.n_kept(), self.path)
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
         """Go on with a changed recipe: record what changes at the update of the last checkpoint.

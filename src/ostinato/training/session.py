@@ -206,8 +206,8 @@ class Session:
                 if self._interrupts.is_pending():
                     self._end_interrupted()
                 self._follow_up()
-            if self.progress.stopped is not None and self.progress.window.grad_norm is not None:
-                # Patience has ended the run between two records.
+            if self.progress.window.grad_norm is not None:
+                # Patience, or a new number of updates on resuming, has ended the run between two records.
                 self._log()
                 self._save_progress()
         return self.progress
