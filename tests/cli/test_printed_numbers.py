@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.cli.output import json_line, number
+from ostinato.cli.output import number
+from ostinato.data.disk import as_json
 
 
 @pytest.mark.parametrize(
@@ -26,4 +27,4 @@ def test_numbers_are_short_enough_to_read(value: object, text: str) -> None:
 
 
 def test_a_line_of_json_has_no_number_that_json_has_not() -> None:
-    assert json_line({"weight": float("nan"), "kept": [1.5, float("inf")]}) == '{"weight": null, "kept": [1.5, null]}'
+    assert as_json({"weight": float("nan"), "kept": [1.5, float("inf")]}) == '{"weight": null, "kept": [1.5, null]}'

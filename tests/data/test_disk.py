@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,12 @@ def test_the_names_of_new_folders_reach_the_disk(tmp_path: Path, monkeypatch: py
     assert tmp_path / "runs" / "letters" in flushed
     with pytest.raises(FileExistsError):
         make_folder(tmp_path / "runs", exist_ok=False)
+
+
+def test_names_of_files_that_are_not_utf_8_are_written_too(tmp_path: Path) -> None:
+    content = {"path": os.fsdecode(b"caf\xe9.txt"), "value": math.nan}
+    write_json(tmp_path / "data.json", content)
+    assert json.loads((tmp_path / "data.json").read_bytes()) == content | {"value": None}
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:

@@ -146,6 +146,15 @@ def test_the_form_that_a_data_set_was_saved_with_changes_nothing(form: str, tmp_
     assert read(tmp_path / "one", "train[:2]") == expected[:2]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_quotes_in_a_tsv_file_are_text(streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "talk.tsv"
+    file.write_text('source\ttarget\n"Go on\tva\nhello\tsalut\n"stop" he said\tarrete\n', encoding="utf-8")
+    expected = [(one.source, one.target, one.columns) for one in read_examples(file, DataConfig())]
+    assert [source for source, _, _ in expected] == ['"Go on', "hello", '"stop" he said']
+    assert read(file, streaming=streaming) == expected
+
+
 def test_a_column_may_be_source_and_target(lines: Path) -> None:
     data = DataConfig(target_field="source")
     expected = list(read_examples(lines, data))

@@ -30,6 +30,7 @@ from ostinato.data import file_hashes
 from ostinato.data.batch import Batch
 from ostinato.data.batching import TrainingBatches
 from ostinato.data.collate import Row
+from ostinato.data.cuts import Cuts
 from ostinato.data.example import Example
 from ostinato.data.packs import make, shards, source, unit
 from ostinato.data.packs.files import FileSource
@@ -186,6 +187,38 @@ def test_pairs_are_packed_cut_and_dropped_as_in_memory(tmp_path: Path, over_leng
     for _ in range(15):
         assert_equal_batches(next(one), next(other))
     assert one.state() == other.state()
+
+
+@pytest.mark.parametrize("over_length", ["truncate", "drop"])
+def test_texts_of_masked_models_are_no_longer_than_their_limit_with_both_symbols(
+    tmp_path: Path, over_length: str
+) -> None:
+    texts = ["a b c d e", "a b", "a b c", "a b c d"]
+    data = DataConfig(max_target_length=5, over_length=over_length)
+    pack = make_pack(source_of(write_lines(tmp_path / "a.txt", texts)), JOINT, n_processes=1)
+    cuts, of_pack = Cuts(), Cuts()
+    examples = [Example(None, text) for text in texts]
+    expected = list(encode_rows(examples, JOINT, data, MASKED, training=True, name="train", cuts=cuts))
+    found = packed_rows(pack, data, MASKED, JOINT, name="train", cuts=of_pack)
+    assert [row.length for row in expected] == ([5, 4, 5, 5] if over_length == "truncate" else [4, 5])
+    assert found.lengths.tolist() == [row.length for row in expected]
+    assert [found[i] for i in range(len(found))] == expected
+    assert of_pack.notes("train") == cuts.notes("train")
+    error = data.model_copy(update={"over_length": "error"})
+    said = r"example 1: the target has 7 tokens with its begin and end symbols, but data\.max_target_length is 5"
+    with pytest.raises(DataError, match=said):
+        list(encode_rows(examples, JOINT, error, MASKED, training=False, name="train"))
+    with pytest.raises(DataError, match=said):
+        packed_rows(pack, error, MASKED, JOINT, name="train")
+
+
+def test_what_is_too_long_of_a_mixture_is_named_by_its_data_set(tmp_path: Path) -> None:
+    records = [{"text": "a b c d" if n == 3 else "a", "set": "xy"[n % 2]} for n in range(7)]
+    path = write_json_lines(tmp_path / "a.jsonl", records)
+    data = DataConfig(mixture=MixtureConfig(column="set"), max_target_length=4)
+    pack = make_pack(source_of(path, column="set"), JOINT, n_processes=1)
+    with pytest.raises(DataError, match=r"^t, data set 'y': example 2: the target has 5 tokens"):
+        packed_rows(pack, data, CAUSAL, JOINT, name="t")
 
 
 def test_what_is_too_long_is_named_as_in_memory(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from ostinato.config.data import DataConfig
 from ostinato.data.example import Example
 from ostinato.data.sources import Part, fields_of, read_examples, read_part
-from ostinato.data.tables import parquet_groups, read_parquet
+from ostinato.data.tables import parquet_groups, read_arrow, read_parquet
 from ostinato.errors import DataError
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (the extra `data`)")
@@ -45,6 +45,16 @@ def write_arrow(path: Path, rows: list[dict[str, Any]], n: int = 3) -> Path:
     with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table, max_chunksize=n)
     return path
+
+
+def test_an_arrow_file_is_read_as_a_stream_is(tmp_path: Path) -> None:
+    path, table = tmp_path / "a.arrow", pyarrow.Table.from_pylist(ROWS)
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as file:
+        file.write_table(table, max_chunksize=3)
+    assert texts_of(path) == EXPECTED
+    assert list(read_arrow(path, ["n"])) == [{"n": row["n"]} for row in ROWS]
+    path.write_bytes(path.read_bytes()[:-9])
+    assert f"{path}: is damaged" in error_of(path)
 
 
 def test_rows_are_examples_and_other_columns_metadata(tmp_path: Path) -> None:

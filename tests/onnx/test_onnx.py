@@ -30,7 +30,8 @@ from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Model
 from ostinato.onnx.export import quantise, write_onnx
 from ostinato.onnx.graphs import Graph, Tensors, graphs_of
-from ostinato.onnx.session import Session
+from ostinato.onnx.session import Session, held_out_loss
+from ostinato.tasks.registry import build_task
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-4
@@ -220,6 +221,19 @@ def test_int8_is_smaller_and_its_loss_is_measured(tmp_path: Path, capsys: pytest
     given = filled(graphs_of(run.model)[0], **SIZES[0])
     found = [Session(file)(given)["logits"] for file in (small, of_large)]
     assert torch.equal(*found)
+
+
+@pytest.mark.slow
+def test_the_loss_of_blocks_is_measured_on_texts_as_long_as_there_are_positions(tmp_path: Path) -> None:
+    texts = tmp_path / "dev.txt"
+    texts.write_text(f"{'the cat sat on the mat ' * 9}\nthe cat\n", encoding="utf-8")
+    positions = "model.decoder.positions={kind: learned, max_length: 12}"
+    data = (f"data.train={texts}", f"data.dev={texts}", "data.block_length=12", "decoding.max_length=12")
+    runs.make_run("language-model", tmp_path / "run", positions, *data)
+    run: Any = runs.ostinato.load(tmp_path / "run")
+    assert code_of("export", "onnx", str(tmp_path / "run"), str(tmp_path / "x.onnx")) == 0
+    examples = list(build_task(run.recipe.task, run.recipe.data).examples("dev"))
+    assert held_out_loss(run, [tmp_path / "x.onnx"], examples) > 0
 
 
 @pytest.mark.slow

@@ -32,8 +32,9 @@ from ostinato.cli.options import (
     StepsOption,
     run_settings,
 )
-from ostinato.cli.output import json_line, print_line, print_stderr, progress_bar
+from ostinato.cli.output import print_line, print_stderr, progress_bar
 from ostinato.cli.results import TUNED, describe_average
+from ostinato.data.disk import as_json
 from ostinato.errors import DataError
 from ostinato.system_errors import kind_of
 
@@ -243,11 +244,11 @@ def _text(number: int, output: Generation | DataError, has_lists: bool, scores: 
 def _json(given: Input, output: Generation | DataError, has_lists: bool) -> str:
     """Return an object: the input's own fields, the output, and with n-best lists all outputs."""
     if isinstance(output, DataError):
-        return json_line({**given.fields, "error": str(output)})
+        return as_json({**given.fields, "error": str(output)})
     found = {**given.fields, **_fields(output)}
     if has_lists:
         found["n_best"] = [_fields(one) for one in (output, *output.others)]
-    return json_line(found)
+    return as_json(found)
 
 
 def _fields(output: Generation) -> dict[str, Any]:

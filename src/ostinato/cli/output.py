@@ -64,24 +64,6 @@ def print_json(data: object) -> None:
     print_line(json.dumps(finite(data), indent=2, ensure_ascii=False, default=str))
 
 
-def json_line(data: object) -> str:
-    """Return one line of JSON; where it holds half of a surrogate pair, which is no text, all in ASCII."""
-    try:
-        line = json.dumps(data, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        data = finite(data)
-        line = json.dumps(data, ensure_ascii=False)
-    return line if line.isascii() or _is_text(line) else json.dumps(data)
-
-
-def _is_text(line: str) -> bool:
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def check_output_file(path: Path | None, overwrite: bool) -> None:
     """Refuse a file that an option names and that cannot be written, before long work; None: there is none."""
     from ostinato.data.output_files import check_output

@@ -156,7 +156,7 @@ class DataConfig(Config):
     max_source_length: Size = 1024
     """In tokens, the end symbol included; of the source alone, also where a decoder-only model reads both sides."""
     max_target_length: Size = 1024
-    """In tokens of the target, the end symbol included."""
+    """In tokens of the target, the end symbol included; of a text that a masked model reads the begin symbol, too."""
     block_length: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
     """Texts are packed into blocks of so many tokens, an end symbol after each text; None: a text is a row of its own.
     Every block begins with the begin symbol; a text may then be longer than max_target_length."""

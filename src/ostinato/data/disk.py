@@ -122,7 +122,22 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write or replace a JSON file atomically; infinities and NaN become null."""
-    write_text(path, json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, as_json(content, indent=1) + "\n")
+
+
+def as_json(content: Any, indent: int | None = None) -> str:
+    """Return JSON, in which infinities and NaN are null; all in ASCII where it holds half of a surrogate pair, which is
+    no text, as names of files have that are not UTF-8."""
+    try:
+        text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        content = finite(content)
+        text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(content, indent=indent)
+    return text
 
 
 def finite(value: Any) -> Any:

@@ -13,6 +13,7 @@ It needs the extra `hf`. Nothing is executed that comes with a data set: the lib
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -186,7 +187,7 @@ def _arguments(given: DataSetConfig) -> dict[str, Any]:
     if path.suffix not in _BUILDERS:
         raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
     name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
-    columns = {"delimiter": "\t"} if path.suffix == ".tsv" else {}
+    columns = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     return {"path": _BUILDERS[path.suffix], "data_files": {name: str(path)}, **columns}
 
 

@@ -84,6 +84,7 @@ def encode_rows(
         training=training,
         name=name,
         joins_pairs=config.joins_pairs,
+        n_symbols=symbols_of_limit(config),
         of_continued=data,
         cuts=cuts,
     )
@@ -106,6 +107,7 @@ def encode_examples(
     training: bool,
     name: str,
     joins_pairs: bool = False,
+    n_symbols: int = 1,
     of_continued: DataConfig | None = None,
     cuts: Cuts | None = None,
 ) -> Iterator[AnyRow]:
@@ -117,6 +119,7 @@ def encode_examples(
         name: what the examples are called in errors, usually the split.
         joins_pairs: make one sequence of source and target, for a decoder-only model (`LanguageModelConfig`); the
             longest lengths are still those of each side.
+        n_symbols: see `symbols_of_limit`.
         of_continued: settings for examples that continue their source; None: `data`.
         cuts: counts how many tokens every side has, and how many are too many.
 
@@ -137,11 +140,11 @@ def encode_examples(
             ids = _encode(tokenizers.source, example.source, data, f"{where}, source")
             if cuts is not None:
                 cuts.add("source", len(ids) + 1, data.max_source_length)
-            source = _limit_length(ids, data.max_source_length, "source", data, training, where)
+            source = _limit_length(ids, data.max_source_length, 1, "source", data, training, where)
         ids = _encode(tokenizers.target, example.target, data, f"{where}, target")
         if cuts is not None:
-            cuts.add("text" if example.source is None else "target", len(ids) + 1, data.max_target_length)
-        target = _limit_length(ids, data.max_target_length, "target", data, training, where)
+            cuts.add("text" if example.source is None else "target", len(ids) + n_symbols, data.max_target_length)
+        target = _limit_length(ids, data.max_target_length, n_symbols, "target", data, training, where)
         if target is not None and (source is not None or example.source is None):
             is_whole = not training and example.source is None and len(target) == len(ids)
             size = TextSize.of(example.target) if is_whole and tokenizers.target.unknown_id not in target else None
@@ -157,25 +160,32 @@ def _encode(tokenizer: Tokenizer, text: str, data: DataConfig, where: str) -> li
         raise DataError(f"{where}: {error}") from error
 
 
+def symbols_of_limit(config: ModelConfig) -> int:
+    """Return how many symbols `data.max_target_length` counts: the end symbol; of masked models also the begin symbol,
+    which has a column beside it."""
+    return 2 if config.reads == "masked" else 1
+
+
 def _limit_length(
-    ids: list[int], limit: int, side: str, data: DataConfig, training: bool, where: str
+    ids: list[int], limit: int, n_symbols: int, side: str, data: DataConfig, training: bool, where: str
 ) -> list[int] | None:
-    """Return ids that leave room for the end symbol, or None for a row that is dropped."""
-    if len(ids) < limit:
+    """Return ids that leave room for the symbols around them, or None for a row that is dropped."""
+    if len(ids) + n_symbols <= limit:
         return ids
     if data.over_length == "truncate":
-        return ids[: limit - 1]
+        return ids[: max(limit - n_symbols, 0)]
     if data.over_length == "drop" and training:
         return None
-    raise too_long(len(ids) + 1, limit, side, where, training=training)
+    raise too_long(len(ids), n_symbols, limit, side, where, training=training)
 
 
-def too_long(n: int, limit: int, side: str, where: str, *, training: bool) -> DataError:
-    """Return the error for a side of n tokens, the end symbol included."""
+def too_long(n: int, n_symbols: int, limit: int, side: str, where: str, *, training: bool) -> DataError:
+    """Return the error for a side of n tokens without so many symbols that count, too."""
+    with_them = "its end symbol" if n_symbols == 1 else "its begin and end symbols"
     key = f"data.max_{side}_length"
     fix = "'truncate' or 'drop'" if training else "'truncate' (evaluation drops nothing)"
     return DataError(
-        f"{where}: the {side} has {n} tokens with its end symbol, but {key} is {limit}: "
+        f"{where}: the {side} has {n + n_symbols} tokens with {with_them}, but {key} is {limit}: "
         f"raise {key}, or set data.over_length to {fix}"
     )
 

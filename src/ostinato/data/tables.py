@@ -21,6 +21,7 @@ _ROWS_A_BATCH = 1024
 _BUFFER = 1 << 20
 """Bytes of a column that are read at once."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_FILE_MARK = b"ARROW1"
 """The last bytes of a whole Arrow stream."""
 _UNREADABLE = (ValueError, OverflowError, KeyError)
 """What is raised where Python has no such text, no such date, or does not know the time zone."""
@@ -117,22 +118,32 @@ def read_parquet(
                 n_before += batch.num_rows
 
 
+def _is_arrow_file(source: Any) -> bool:
+    """Return whether what is mapped is in Arrow's file format: that of streams between two marks, with a table."""
+    return bool(source.size() >= len(_FILE_MARK) and source.read_at(len(_FILE_MARK), 0) == _FILE_MARK)
+
+
 def read_arrow(path: Path, wanted: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an Arrow stream, which is mapped and not read as a whole; arguments as of `read_parquet`.
+    """Yield the rows of an Arrow stream, as datasets saves it, or file, which is mapped and not read as a whole.
+
+    Arguments: as of `read_parquet`.
 
     Raises:
         DataError: the file is damaged, or cut off, or a value cannot be read.
     """
     arrow = pyarrow_for(path)
     with _sound(path), arrow.memory_map(str(path)) as source:
-        # Cut off between two batches it would read as a shorter one.
-        if source.size() < len(_END_OF_STREAM) or source.read_at(8, source.size() - 8) != _END_OF_STREAM:
+        is_file = _is_arrow_file(source)
+        # Cut off between two batches a stream would read as a shorter one.
+        if not is_file and (
+            source.size() < len(_END_OF_STREAM) or source.read_at(8, source.size() - 8) != _END_OF_STREAM
+        ):
             raise DataError(f"{path}: is no whole Arrow stream: it is cut off{refetch_hint(path)}")
-        with arrow.ipc.open_stream(source) as stream:
+        with arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source) as reader:
             # By their numbers: a name may stand twice.
-            chosen = [i for i, name in enumerate(stream.schema.names) if wanted is None or name in wanted]
+            chosen = [i for i, name in enumerate(reader.schema.names) if wanted is None or name in wanted]
             n_before = 0
-            for batch in stream:
+            for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
                 few = batch.select(chosen)
                 for start in range(0, few.num_rows, _ROWS_A_BATCH):
                     yield from _rows(few.slice(start, _ROWS_A_BATCH), path, n_before + start)
@@ -152,4 +163,5 @@ def columns_of(path: Path) -> list[str]:
 
             return list(pyarrow.parquet.read_schema(path).names)
         with arrow.memory_map(str(path)) as source:
-            return list(arrow.ipc.open_stream(source).schema.names)
+            opened = arrow.ipc.open_file if _is_arrow_file(source) else arrow.ipc.open_stream
+            return list(opened(source).schema.names)

@@ -186,7 +186,10 @@ def longest_sequence(run: LoadedRun) -> int:
     data, has_sources = run.recipe.data, task_config(run.recipe.task).has_sources
     if run.model.config.has_two_sides:
         return max(data.max_source_length, data.max_target_length)
-    return max(data.block_length or 0, data.max_target_length + has_sources * data.max_source_length)
+    longest = max(data.block_length or 0, data.max_target_length + has_sources * data.max_source_length)
+    # Texts in blocks may be longer than there are positions.
+    stacks = run.model.config.stacks().values()
+    return min(longest, *(stack.positions.max_length for stack in stacks if stack.positions.kind == "learned"), longest)
 
 
 def check_new(folder: Path) -> None:

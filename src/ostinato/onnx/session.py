@@ -69,7 +69,9 @@ def held_out_loss(run: LoadedRun, files: Sequence[Path], examples: Sequence[Exam
     # A graph has no input that keeps the texts of a block apart: every text is a row of its own.
     data = run.recipe.data
     if data.block_length is not None:
-        data = data.model_copy(update={"block_length": None, "over_length": "truncate"})
+        longest = min(data.max_target_length, data.block_length)  # a block has positions, if learned ones
+        cut = {"block_length": None, "max_target_length": longest, "over_length": "truncate"}
+        data = data.model_copy(update=cut)
     total, n_labels = 0.0, 0
     rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name="examples")
     for batch in evaluation_batches(rows, data.eval_tokens_per_batch):

@@ -11,11 +11,12 @@ from typing import Any
 
 from ostinato.config.files import YAML_SUFFIXES, parse_overrides
 from ostinato.config.load import check_recipe
+from ostinato.data.hub import title
 from ostinato.data.registry import DataAccess, RemoteFile
 from ostinato.errors import MissingFileError, OstinatoError
 from ostinato.tasks.base import Task
 from ostinato.tasks.overlap import measure_overlap
-from ostinato.tasks.own_files import paths_of
+from ostinato.tasks.own_files import data_set_of, paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import TASKS, build_task, task_problems
 
@@ -122,9 +123,10 @@ def describe_task(task: Task) -> dict[str, Any]:
     asked = _Asked(**asdict(task.access))
     task = type(task)(task.config, task.data, asked)
     splits = task.splits()
-    stand_ins = (
-        {} if task.config.reads_own_files else {splits[0]: paths_of(task.data, "train")} if task.data.train else {}
-    )
+    stand_ins: dict[str, list[str]] = {}
+    if task.data.train and not task.config.reads_own_files:
+        given = data_set_of(task.data, "train")
+        stand_ins[splits[0]] = paths_of(task.data, "train") if given is None else [title(given)]
     sizes, missing = dict[str, int](), dict[str, str]()
     for split in splits:
         try:

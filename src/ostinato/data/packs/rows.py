@@ -1,7 +1,7 @@
 """The rows of a pack: token ids stay on disk until a batch needs them.
 
 Whoever reads rows sees a sequence with the length of every row; in memory are 4 bytes a block, or 12 a text
-(24 a pair).
+(28 a pair).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ostinato.data.batching import StoredRows
 from ostinato.data.collate import AnyRow, LabelledRow, Row
 from ostinato.data.cuts import Cuts, Kind
 from ostinato.data.objectives import objective_of
-from ostinato.data.rows import Blocks, labelled_text, too_long
+from ostinato.data.rows import Blocks, labelled_text, symbols_of_limit, too_long
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 
@@ -85,8 +85,8 @@ class PackedBlocks(StoredRows):
 class PackedTexts(StoredRows):
     """Texts, or pairs, each a row of its own.
 
-    Those that are too long are dropped, cut or an error, as `data.over_length` says; rows have the numbers of their
-    examples.
+    Those that are too long are dropped, cut or an error, as `data.over_length` says. Rows have the numbers of their
+    examples, counted in a mixture data set after data set.
     """
 
     def __init__(
@@ -109,20 +109,33 @@ class PackedTexts(StoredRows):
         self._kept: NDArray[np.int64] | None = None
         """Numbers of the examples that are rows; None: all are."""
         kinds: dict[str, Kind] = {"source": "source", "target": "target" if pack.has_sources else "text"}
-        limits = {"source": data.max_source_length, "target": data.max_target_length}
+        # Of either side, and how many symbols beside the end symbol it counts.
+        limits = {
+            "source": (data.max_source_length, 0),
+            "target": (data.max_target_length, symbols_of_limit(config) - 1),
+        }
         fits = np.ones(len(self._sides["target"].lengths), dtype=bool)
         for side, of_side in self._sides.items():
-            fits &= (short := of_side.lengths <= limits[side])
+            limit, n_more = limits[side]
+            fits &= (short := of_side.lengths <= limit - n_more)
             if data.over_length == "error" and not short.all():
                 index = int(np.argmin(short))
-                n, where = int(of_side.lengths[index]), f"{name}: example {index + 1}"
-                raise too_long(n, limits[side], side, where, training=True)
+                n = int(of_side.lengths[index]) - 1
+                raise too_long(n, 1 + n_more, limit, side, self._name_of(index, name), training=True)
             if data.over_length == "truncate" and cuts is not None:
-                cuts.add_all(kinds[side], of_side.lengths, limits[side])
-            np.minimum(of_side.lengths, limits[side], out=of_side.lengths)
+                cuts.add_all(kinds[side], of_side.lengths + n_more, limit)
+            np.minimum(of_side.lengths, max(limit - n_more, 1), out=of_side.lengths)
         if data.over_length == "drop" and not fits.all():
             self._kept = np.nonzero(fits)[0]
         self._lengths = self._columns()
+
+    def _name_of(self, number: int, name: str) -> str:
+        """Return how an error names an example: of a mixture by its data set, for files may have them in turns."""
+        if self._column is None:
+            return f"{name}: example {number + 1}"
+        side = self._sides["target"]
+        place = side.place(number)
+        return f"{name}, data set {self._groups[place]!r}: example {number - side.first[place] + 1}"
 
     def _columns(self) -> NDArray[np.int32]:
         lengths = [side.lengths for side in self._sides.values()]
