@@ -329,6 +329,38 @@ def test_weights_in_several_files_and_half_precision_are_read(damaged: Path) -> 
     assert torch.equal(found, whole["model.embed_tokens.weight"].bfloat16().float())
 
 
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_symbols_that_no_file_names_have_their_usual_texts(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny.save(name, folder)
+    expected = import_run(str(folder), tmp_path / "named").model.special_ids
+    assert expected.mask is not None
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 512}', encoding="utf-8")
+    assert import_run(str(folder), tmp_path / "usual").model.special_ids == expected
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] != "<mask>"]
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"has no mask symbol, which the model reads: name it as mask_token in"):
+        import_run(str(folder), tmp_path / "none")
+
+
+def test_a_mask_symbol_without_a_row_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny.save("bart", folder, vocab_size=tiny.VOCABULARY - 1)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    ids = content["model"]["vocab"]
+    last = max(ids, key=ids.__getitem__)
+    ids["<mask>"], ids[last] = ids[last], ids["<mask>"]
+    for one in content["added_tokens"]:
+        one["id"] = ids[one["content"]]
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    import_run(str(folder), tmp_path / "run")
+    run = ostinato.load(tmp_path / "run")
+    assert run.model.special_ids.mask is None
+    assert run.tokenizers.source.encode(f"w7 {last}") == [1, 7, ids[last]]
+    assert len(run.generate([f"w7 {last} w9"])) == 1
+
+
 def change_config(folder: Path, **changes: Any) -> None:
     given = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**given, **changes}))

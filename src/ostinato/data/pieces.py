@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -132,15 +132,16 @@ class KeptTokenizer(Tokenizer):
 
     def __init__(self, content: str, special_ids: SpecialIds, vocab_size: int | None = None) -> None:
         self._model = _PlainTextModel(content, hides_special=True)
-        self.unknown_id, n_ids = self._model.unknown, self._model.n_ids
-        self.vocab_size = n_ids if vocab_size is None else vocab_size
-        if n_ids > self.vocab_size:
+        self.unknown_id = self._model.unknown
+        self.vocab_size = self._model.n_ids if vocab_size is None else vocab_size
+        added = {int(one["id"]) for one in json.loads(content).get("added_tokens") or () if one["special"]}
+        # Special symbols that no text becomes need no row: published models lack that of a mask, or of padding.
+        if (n_ids := self._model.n_ids_but(added)) > self.vocab_size:
             raise ValueError(f"it has {n_ids} ids, and the embedding {self.vocab_size} rows")
         self.special_ids = special_ids
         named = {i for _, i in special_ids if i is not None}
         if too_large := sorted(i for i in named if i >= self.vocab_size):
             raise ValueError(f"special ids {too_large} are not below its {self.vocab_size} ids")
-        added = {int(one["id"]) for one in json.loads(content).get("added_tokens") or () if one["special"]}
         self.special_tokens = frozenset(added | named | (set() if self.unknown_id is None else {self.unknown_id}))
 
     @property
@@ -225,6 +226,13 @@ class _PlainTextModel:
         self.unknown: int | None = settings.get("unk_id")
         if self.unknown is None and (token := settings.get("unk_token")) is not None:
             self.unknown = self.id_of(token)
+
+    def n_ids_but(self, special: Collection[int]) -> int:
+        """Return the greatest id and one of those that a text becomes, where none of these symbols is its piece."""
+        around = self.encode("", with_others=True).ids
+        unknown = [] if self.unknown is None else [self.unknown]
+        pieces = (i for i in self._model.get_vocab(with_added_tokens=True).values() if i not in special)
+        return max([*around, *unknown, *pieces], default=-1) + 1
 
     def encode(self, text: str, *, with_others: bool) -> tokenizers.Encoding:
         """Return the pieces of a text; `with_others`: and what post-processing puts around it."""

@@ -133,6 +133,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 _ROLES = {"pad": ("pad",), "bos": ("cls", "bos", "eos"), "eos": ("sep", "eos"), "mask": ("mask",)}
 """By our special symbol the names that tokenizer_config.json may have for it, the first that is there."""
+_USUAL = {"pad": ("[PAD]", "<pad>"), "bos": ("[CLS]", "<s>"), "eos": ("[SEP]", "</s>"), "mask": ("[MASK]", "<mask>")}
+"""Texts of special symbols that older files do not name, because the classes of their tokenizers do (BERT, ALBERT)."""
 _NAMES_OF_SYMBOLS = "tokenizer_config.json"
 
 
@@ -153,11 +155,11 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
 def read_kept(path: Path, given: Mapping[str, Sequence[int]] | None = None, vocab_size: int | None = None) -> Tokenizer:
     """Read a tokenizer.json, or that of a folder, as a tokenizer that keeps its ids.
 
-    Special symbols are those of the tokenizer_config.json beside it.
+    Special symbols are those of the tokenizer_config.json beside it, or have their usual texts.
 
     Args:
         given: ids of special symbols, of which that file only chooses one where there are several; else the first.
-        vocab_size: see `KeptTokenizer`.
+        vocab_size: see `KeptTokenizer`. Symbols that have no row are left out.
 
     Raises:
         DataError: there is no such file, or it names no end symbol.
@@ -177,16 +179,21 @@ def read_kept(path: Path, given: Mapping[str, Sequence[int]] | None = None, voca
     texts = read_json_object(beside, DataError) if beside.is_file() else {}
     try:
         model = tokenizers.Tokenizer.from_str(json.dumps(content))
+        special = {one.content: i for i, one in model.get_added_tokens_decoder().items() if one.special}
         for name, roles in _ROLES.items():
-            symbols = (texts.get(f"{role}_token") for role in roles)
-            ids = (model.token_to_id(_symbol(symbol)) for symbol in symbols if symbol is not None)
-            known = next((i for i in ids if i is not None), None)
+            symbols = [_symbol(symbol) for role in roles if (symbol := texts.get(f"{role}_token")) is not None]
+            ids = [model.token_to_id(symbol) for symbol in symbols]
+            if name not in given:
+                ids += [special.get(symbol) for symbol in _USUAL[name]]
+            known = next((i for i in ids if i is not None and (vocab_size is None or i < vocab_size)), None)
             if known is not None and known in given.get(name, [known]):
                 found[name] = known
         if "eos" not in found:
-            raise ValueError(f"no end symbol: {beside.name} beside it names none")
-        special = SpecialIds(**{"bos": found["eos"], "pad": found["eos"], **found})
-        return KeptTokenizer(json.dumps(content), special, vocab_size)
+            raise ValueError(
+                f"no end symbol: {beside.name} beside it names none (save_pretrained of transformers writes them)"
+            )
+        ids_of = SpecialIds(**{"bos": found["eos"], "pad": found["eos"], **found})
+        return KeptTokenizer(json.dumps(content), ids_of, vocab_size)
     except Exception as error:  # the library raises nothing narrower
         reason = on_one_line(error)
         raise DataError(f"{file}: cannot be read as a tokenizer: {reason}") from error

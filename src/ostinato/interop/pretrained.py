@@ -88,6 +88,11 @@ def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None, nam
         recipe = load_recipe(known.recipe, [f"{key}={_as_yaml(value)}" for key, value in settings.items()])
     except ConfigError as error:
         raise ConfigError(f"{folder / _CONFIG}: {_in_one_line(str(error))}") from error
+    if recipe.model.reads == "masked" and read.special_ids.mask is None:
+        raise CheckpointError(
+            f"{tokenizer or folder}: its tokenizer has no mask symbol, which the model reads: name it as mask_token in "
+            "tokenizer_config.json"
+        )
     try:
         table = known.table(recipe.model)
         _compare_shapes(read_weights(folder, shapes_only=True), known, table, recipe.model)
