@@ -171,9 +171,15 @@ def test_a_run_on_facts_of_ones_own_learns_and_is_analysed(tmp_path: Path) -> No
     assert "is at" in json.dumps(data)
 
 
-def test_the_question_s_row_of_attention_is_shown_by_round_for_the_example_that_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_before", [0, 1])  # steps of a prelude, which are no rounds
+def test_the_question_s_row_of_attention_is_shown_by_round_for_the_example_that_is_named(
+    n_before: int, tmp_path: Path
+) -> None:
     stack = {"n_steps": 3, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 32, "share": "all"}}
-    halting = {"kind": "act", "epsilon": 0.1, "initial_bias": 0.0}
+    if n_before:
+        stack = {"n_steps": 3, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 32}}
+        stack["segments"] = [{}, {"repeats": 3}, {}]
+    halting = {"kind": "act", "epsilon": 0.1, "initial_bias": float(n_before)}
     model = {"kind": "encoder", "d_model": 16, "encoder": stack | {"halting": halting}, "head": HEAD}
     recipe = check_recipe(
         {
@@ -197,7 +203,7 @@ def test_the_question_s_row_of_attention_is_shown_by_round_for_the_example_that_
     rows_RHS = finding.arrays["encoder_RHS"]
     assert len(finding.rows) == ran == len(rows_RHS) < 3
     for step in range(ran):
-        weights_HTS = output.stacks["encoder"].captures["encoder", step, "self_attention", "weights"][0]
+        weights_HTS = output.stacks["encoder"].captures["encoder", n_before + step, "self_attention", "weights"][0]
         assert np.allclose(rows_RHS[step], weights_HTS[:, -1].detach(), atol=1e-6)
         row = dict(zip(finding.columns, finding.rows[step], strict=True))
         mean_S = rows_RHS[step].mean(0)

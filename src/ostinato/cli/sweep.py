@@ -93,11 +93,14 @@ def sweep(
             if not run.is_finished:
                 remote.fetch_rows(run.directory)
     if take:
-        for run in import_runs(take, plan_runs(chosen, store, access)):
+        taken, others = import_runs(take, plan_runs(chosen, store, access))
+        for run in taken:
             if remote is not None:
                 remote.agree(run.directory)
             if not json:
                 print_line(f"taken: {run.name}, into {run.directory}")
+        if others:
+            raise ConfigError("\n".join(others.values()))
     if dry_run:
         _show_plan(chosen, store, access, json)
         return

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ostinato.config.data import DataConfig
 from ostinato.config.files import RUN_RECIPE
 from ostinato.config.recipe import Recipe
 from ostinato.data.example import Example
@@ -45,7 +46,11 @@ def keep_tokenizers(recipe: Recipe, run: str | Path) -> tuple[Recipe, list[Probl
         ConfigError: there is no run.
     """
     _check_run(run)
-    theirs = load_recipe(run).data
+    return with_tokenizers_of(recipe, load_recipe(run).data)
+
+
+def with_tokenizers_of(recipe: Recipe, theirs: DataConfig) -> tuple[Recipe, list[Problem]]:
+    """Return a recipe with the settings of the tokenizers that a run with these settings has; see `keep_tokenizers`."""
     tokenizer, target = theirs.tokenizer, theirs.target_tokenizer
     if not recipe.model.generates:  # its targets are no text
         target = None

@@ -13,6 +13,8 @@ from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.experiments.claims.staleness import arm_fingerprints
 from ostinato.experiments.sweep.files import first_recipe
 from ostinato.experiments.sweep.measures import select
+from ostinato.tasks.recipes import load_recipe
+from ostinato.training import train
 
 
 @pytest.mark.slow
@@ -47,6 +49,23 @@ def test_a_comparison_of_each_seed_gives_every_row_its_own_number(tmp_path):
     assert len(outcome.rows) == 2
     for row in outcome.rows:
         assert row["values"]["again"] == pytest.approx(row["values"]["entropy"])
+
+
+@pytest.mark.slow
+def test_runs_are_taken_by_whichever_part_of_a_claim_they_are_of(tmp_path):
+    expect = [DIFFERENCE | {"statistic": {"kind": "mean", "of": "two/loss"}}]
+    untrained = [expect[0] | {"what": "untrained", "overrides": ["training.n_updates=0"]}]
+    claim, first = swept_claim(tmp_path, "", expect=expect, controls=untrained, seeds=[1]), tmp_path / "first"
+    before = reproduce(claim, Resources(first))
+    runs = [first / row["key"][:16] for row in before.rows]
+    assert len(runs) == 2
+    train(load_recipe("digits/universal", [*TINY["overrides"], "seed=9"]), tmp_path / "other")
+    lines = []
+    after = reproduce(claim, Resources(tmp_path / "store", take=[*runs, tmp_path / "other"], on_event=lines.append))
+    assert [row["values"] for row in after.rows] == [row["values"] for row in before.rows]
+    assert lines.count("taken: two, seed 1") == 2
+    (line,) = (line for line in lines if line.startswith("not taken: "))
+    assert "seed is 9 there" in line
 
 
 def test_a_claims_own_seeds_and_changes_come_last(tmp_path):

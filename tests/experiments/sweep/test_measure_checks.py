@@ -30,6 +30,8 @@ EVALUATE = {"kind": "evaluate", "split": "test", "path": "loss"}
         (RESULT | {"path": "exact_mach"}, "measures.m0.path is 'exact_mach': there will be no 'exact_mach': there is "),
         (RESULT | {"path": "exact_mach"}, "; did you mean exact_match?"),
         (RESULT | {"path": "bleu"}, "there will be no 'bleu'"),
+        (RESULT | {"path": "bits_per_byte"}, "there will be no 'bits_per_byte'"),  # of texts only
+        (RESULT | {"path": "n_words"}, "there will be no 'n_words'"),
         ({"kind": "result", "path": "training_second"}, "did you mean training_seconds?"),
         (EVALUATE | {"split": "gen"}, "m0.split is 'gen': the task algorithmic has"),
         (RESULT | {"path": "by.lenght.3.loss"}, "there will be no 'lenght' in by: there is length"),

@@ -433,7 +433,7 @@ def test_runs_that_are_taken_are_published_and_their_weights_stay(url: str, tmp_
     for _ in range(2):
         remote = RemoteStore(url)
         remote.fetch_rows(run.directory)
-        (taken,) = import_runs([tmp_path / "plain" / run.directory.name], [run])
+        ((taken,), _) = import_runs([tmp_path / "plain" / run.directory.name], [run])
         remote.agree(taken.directory)
         forget(url)
     assert run_there(sweep, url) == []

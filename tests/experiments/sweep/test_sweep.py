@@ -17,6 +17,7 @@ from ostinato.config.training import TrainingConfig
 from ostinato.errors import ConfigError
 from ostinato.experiments.compare.plans import plan_recipes
 from ostinato.experiments.sweep import executors, measures
+from ostinato.experiments.sweep import rows as rows_module
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep
 from ostinato.experiments.sweep.rows import SweepResults, read_sweep, results_folder
 from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
@@ -115,6 +116,25 @@ def test_results_with_rows_that_are_no_longer_there_are_kept(tmp_path: Path) -> 
     assert lines[0] == f"results of a sweep of this name with other rows are kept: {folder}/earlier-2"
     assert (folder / "earlier-2" / "results.jsonl").read_text() == "{"
     assert (folder / "results.jsonl").read_bytes() == written[0]
+
+
+def test_rows_of_runs_that_another_process_has_finished_meanwhile_are_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = tiny(seeds=[1])
+    rows = run_sweep(sweep, tmp_path)
+    collect, calls = rows_module.collect_rows, list[int]()
+
+    def too_early(sweep: SweepConfig, runs: Any, *given: Any, **named: Any) -> Any:
+        calls.append(len(runs))
+        found, missing = collect(sweep, runs, *given, **named)
+        return (found[:1], missing) if len(calls) == 1 else (found, missing)
+
+    monkeypatch.setattr(rows_module, "collect_rows", too_early)
+    started = SweepResults(sweep, plan_runs(sweep, tmp_path), tmp_path)
+    assert calls == [2, 1]
+    assert started.kept is None
+    assert started.rows == rows
 
 
 def test_what_other_source_measured_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +242,26 @@ def test_a_number_that_a_run_does_not_have_is_a_failure_that_says_what_there_is(
     with pytest.raises(SweepError, match=r"base, seed 1 .*measure typo: by\.length_bucket\.77\.loss: there is no 77"):
         run_sweep(sweep, tmp_path)
     assert len(sweep_rows(tiny(seeds=[1]), tmp_path)[0]) == 2
+
+
+def test_a_damaged_run_that_others_start_from_ends_no_sweep(tmp_path: Path) -> None:
+    sweep = tiny(
+        seeds=[1],
+        arms=[
+            {"name": "base"},
+            {"name": "next", "after": "base"},
+            {"name": "slow", "set": {"training.optimizer.lr": 1e-4}},
+        ],
+    )
+    run = plan_runs(sweep, tmp_path)[0]
+    run_sweep(tiny(seeds=[1], arms=[{"name": "base"}]), tmp_path)
+    results = run.directory / "results.json"
+    results.write_bytes(results.read_bytes()[:100])
+    with pytest.raises(SweepError) as error:
+        run_sweep(sweep, tmp_path)
+    assert [run.name for run, _ in error.value.failures] == ["base, seed 1", "next, seed 1"]
+    assert f"{results}: is damaged" in str(error.value)
+    assert [row["arm"] for row in read_sweep(results_folder(sweep, tmp_path) / "results.jsonl")] == ["slow"]
 
 
 def test_budgets_that_are_said_to_be_equal_are_checked_before_anything_is_trained(tmp_path: Path) -> None:

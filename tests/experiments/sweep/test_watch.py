@@ -63,6 +63,9 @@ def test_bars_go_and_what_is_worth_keeping_stays(runs: list[PlannedRun]) -> None
     assert "[1/2] base, seed 1: done" in text
     assert "[2/2] slow, seed 1: failed: a reason" in text
     assert "sweep" in text
+    play(watcher, runs)  # of a control, say, whose runs have the same names
+    assert "[3/4] base, seed 1: done" in out.getvalue()
+    assert "[4/4] slow, seed 1: failed: a reason" in out.getvalue()
 
 
 def test_another_stream_gets_lines_and_nobody_gets_nothing(runs: list[PlannedRun]) -> None:

@@ -187,7 +187,7 @@ def _question_attention(subject: Subject, on_progress: OnProgress) -> Finding:
     marked = subject.marks().get(subject.shown(), [])
     rounds: list[int] = []
     weights: list[Floats] = []
-    for step in plan.steps:
+    for step in plan.loop.steps:
         found = stack.weights.get(SubLayerKey(name, step.index, "self_attention"))
         if found is not None and (stack.executed_TR is None or stack.executed_TR[-1, step.round]):
             rounds.append(step.round + 1)
@@ -220,8 +220,8 @@ def _reader(model: Model) -> tuple[str, Plan]:
 
 def _no_self_attention(model: Model) -> str | None:
     name, plan = _reader(model)
-    has_one = any(use.kind == "self_attention" for use in plan.uses())
-    return None if has_one else f"its {name} has no self-attention"
+    has_one = any(use.kind == "self_attention" for step in plan.loop.steps for use in step.uses)
+    return None if has_one else f"the rounds of its {name} have no self-attention"
 
 
 QUESTION_ATTENTION = Study(

@@ -93,7 +93,11 @@ def _between_runs(subjects: Sequence[Subject], on_progress: OnProgress) -> Findi
     while fresh in vectors:  # a run may have that name
         fresh += " model"
     vectors[fresh] = SentenceVectors(len(baseline.examples))
-    model, mine = untrained(baseline.model), baseline.collected[SentenceVectors]
+    # Not the weights that the first run began with, which its seed draws.
+    model, mine = (
+        untrained(baseline.model, seed=int(baseline.run.recipe.seed == 0)),
+        baseline.collected[SentenceVectors],
+    )
     stream(baseline.run, baseline.examples, [vectors[fresh]], model=model, on_progress=on_progress)
     raw: dict[str, Pairs] = {
         "after": {name: _compare(mine.after, theirs.after) for name, theirs in vectors.items()},

@@ -46,7 +46,7 @@ from ostinato.experiments.claims.statistics import claim_verdict, find
 from ostinato.experiments.inference import Sampling, is_inside
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.import_runs import import_runs
-from ostinato.experiments.sweep.measures import analyse, measuring_source, select
+from ostinato.experiments.sweep.measures import analyse, measuring_source, other_examples, select
 from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import run_sweep
@@ -105,6 +105,8 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
             rows = trained.rows([*config.expect, *(c for c in config.controls if not c.overrides)])
             control_rows = {c.what: trained.rows([c], c) for c in config.controls if c.overrides}
             chosen = trained.chosen
+            for why in (trained.not_taken or {}).values():
+                resources.on_event(f"not taken: {why}")
             if kept is not None:  # of the code of its runs, which the others were compared with
                 recorded = with_scores(claim, kept).head
                 content |= {key: recorded[key] for key in ("fingerprints", *_SCORES) if key in recorded}
@@ -157,6 +159,8 @@ class _Trained:
         self._runs: list[PlannedRun] = []
         self.began: list[str] = []
         """When every run began, those of trials and of controls among them."""
+        self.not_taken: dict[Path, str] | None = None
+        """Of the runs that may be taken, by path, why one was none that was to be trained; None: none was to be."""
 
     def rows(self, expectations: Sequence[ExpectationConfig], control: ControlConfig | None = None) -> Rows:
         """Return the rows of all arms and seeds that some numbers name; what is missing is trained.
@@ -222,8 +226,13 @@ class _Trained:
     def _train(self, sweep: SweepConfig) -> Rows:
         resources = self.resources
         if resources.take:
-            for run in import_runs(resources.take, plan_runs(sweep, resources.store, resources.access)):
+            taken, others = import_runs(resources.take, plan_runs(sweep, resources.store, resources.access))
+            for run in taken:
                 resources.on_event(f"taken: {run.name}")
+            # A run of the claim is none of its trials, and the other way round.
+            self.not_taken = (
+                others if self.not_taken is None else {p: w for p, w in others.items() if p in self.not_taken}
+            )
         rows = run_sweep(
             sweep, resources.store, access=resources.access, executor=resources.executor, watcher=resources.watcher
         )
@@ -248,7 +257,8 @@ def _add_comparison(
     for seed, group in groups.items():
         (row,) = (row for row in rows if (row["arm"], row["seed"]) == (measure.arm, seed))
         # What an analysis finds is kept in the store and not computed twice.
-        text = json.dumps([settings, [run.key for run in group], measuring_source()], sort_keys=True)
+        others = [one for run in group for one in other_examples(measure, run.directory, access)]
+        text = json.dumps([settings, [run.key for run in group], measuring_source(), *others], sort_keys=True)
         note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         if not note.is_file():
             # The first run of an arm has the arm's name, its further seeds say which they are.

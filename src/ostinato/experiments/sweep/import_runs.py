@@ -18,13 +18,13 @@ from ostinato.version import __version__
 _SHOWN = 8
 
 
-def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun:
-    """Copy a finished run into its place in the store; return the planned run that it is.
+def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun | None:
+    """Copy a finished run into its place in the store; return the planned run that it is, None where it is none.
 
     The run that it started from, where it did, need not be in the store.
 
     Raises:
-        CheckpointError: it is no run, is not finished, or is none of these; the message says how it differs.
+        CheckpointError: it is no run, or is not finished.
         BusyError: another process works on the run in the store.
     """
     results = RunDirectory(path).results()
@@ -33,7 +33,7 @@ def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun:
         raise CheckpointError(f"{path} is not finished: go on with it (ostinato train {path} --resume)")
     mine = [run for run in runs if run.key == key]
     if not mine:
-        raise CheckpointError(f"{path} is no run of this sweep: {_difference(path, runs)}")
+        return None
     target = mine[0].directory
     if path.resolve() == target.resolve():
         return mine[0]
@@ -76,25 +76,31 @@ def _finished_in(folder: Path) -> dict[Path, str]:
     return found
 
 
-def import_runs(paths: Sequence[Path], runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Copy several finished runs into a store.
+def import_runs(paths: Sequence[Path], runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], dict[Path, str]]:
+    """Copy several finished runs into a store; return those, and by path why a run is none of these.
 
     Args:
         paths: run directories; of a directory of run directories (a store) those that are the sweep's.
 
     Raises:
-        ConfigError: naming every run that is none of these; the others are copied.
+        ConfigError: naming every path that holds no finished run; the others are copied.
     """
-    taken, refused = [], []
+    taken, others, refused = list[PlannedRun](), dict[Path, str](), list[str]()
+    keys = {run.key for run in runs}
     for path in paths:
+        chosen = [path]
         if not RunDirectory(path).exists and (finished := _finished_in(path)):
-            keys = {run.key for run in runs}
-            taken += [import_run(inner, runs) for inner, key in finished.items() if key in keys]
-            continue
-        try:
-            taken.append(import_run(path, runs))
-        except CheckpointError as error:
-            refused.append(str(error))
+            chosen = [inner for inner, key in finished.items() if key in keys]
+        for one in chosen:
+            try:
+                run = import_run(one, runs)
+            except CheckpointError as error:
+                refused.append(str(error))
+                continue
+            if run is None:
+                others[one] = f"{one} is no run of this sweep: {_difference(one, runs)}"
+            else:
+                taken.append(run)
     if refused:
         raise ConfigError("\n".join(refused))
-    return taken
+    return taken, others

@@ -27,7 +27,7 @@ from ostinato.evaluation.scores import check_metrics
 from ostinato.models.build import Model, without_memory
 from ostinato.nn.execution import Execution
 from ostinato.tasks.base import Task
-from ostinato.tasks.checks import FORCED_METRICS, metric_problems
+from ostinato.tasks.checks import FORCED_METRICS, OF_TEXTS, metric_problems
 from ostinato.tasks.registry import build_task
 from ostinato.training.prepare import with_splits
 from ostinato.training.trainable import check_by
@@ -168,9 +168,12 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
     of_labels: list[str] | None = [] if decodes_nothing else None
     metrics = _given(of_labels, None if measure is None else measure.metrics, evaluation.metrics, task.metrics)
     stacks = recipe.model.stacks()
-    scores: Tree = dict.fromkeys((*metrics, *FORCED_METRICS))
+    is_of_texts = recipe.model.reads == "sequence" and not task.config.has_sources
+    left_out = () if is_of_texts else (*OF_TEXTS, "n_words", "n_bytes")
+    scores: Tree = dict.fromkeys(name for name in (*metrics, *FORCED_METRICS) if name not in left_out)
     depth: Tree = {"mean": None, "expected": None, "percentiles": dict.fromkeys(map(str, PERCENTILES))}
-    group = {**scores, **dict.fromkeys(_COUNTS), "macs": {"full": None, "realised": None}}
+    counts = [name for name in _COUNTS if name not in left_out]
+    group = {**scores, **dict.fromkeys(counts), "macs": {"full": None, "realised": None}}
     stopped = _stopped(measure, recipe)
     halting = [*stopped, *(name for name, stack in stacks.items() if stack.halting.kind != "none")]
     group |= _if_any("halting", dict.fromkeys(halting, depth))
@@ -188,7 +191,8 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
         found |= dict.fromkeys(("decoding_seconds", "n_generated", "n_unfinished"))
     if measure is not None and measure.n_steps is not None:
         found["n_steps"] = None
-    if task.contrast is not None and split != task.train_split:
+    is_ranked = measure is None or measure.oracle is None
+    if is_ranked and task.contrast is not None and split != task.train_split:
         right: Tree = {"n": None, "accuracy": None}
         by = {column: {_ANY: right} for column in columns}
         found["ranking"] = {**right, "by": by, "macro": {column: {"accuracy": None} for column in columns}}

@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from ostinato.budget import Assumptions, count_budget
+from ostinato.config.claim import ComparedConfig
 from ostinato.config.measures import (
     AnalysisMeasure,
     BudgetMeasure,
@@ -98,7 +99,7 @@ def take(
     if isinstance(measure, ResultMeasure | BudgetMeasure):
         return _found(measure, run, access, device)
     settings = measure.settings()
-    text = json.dumps([settings, measuring_source(), *_other_examples(measure, run, access)], sort_keys=True)
+    text = json.dumps([settings, measuring_source(), *other_examples(measure, run, access)], sort_keys=True)
     note = run / MEASURES / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not note.is_file():
         if only_kept:
@@ -110,7 +111,7 @@ def take(
         return read_json_object(note, DataError, MADE_AGAIN)["found"]
 
 
-def _other_examples(measure: Measure, run: Path, access: DataAccess | None) -> list[str]:
+def other_examples(measure: Measure | ComparedConfig, run: Path, access: DataAccess | None) -> list[str]:
     """Return the hash of the examples that are measured where they are others than the run's key and data.json know."""
     changes = measure.overrides() if isinstance(measure, EvaluateMeasure) else []
     split: str | None = getattr(measure, "split", None)

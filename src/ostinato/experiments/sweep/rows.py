@@ -185,13 +185,7 @@ class SweepResults:
         self._read([run for run in self.runs if run.key == key])
 
     def _read(self, runs: Sequence[PlannedRun], *, is_first: bool = False) -> None:
-        # One run that is not what its name says, of other data on some machine, must not end all others.
-        rows, missing = collect_rows(self.sweep, runs, self._access, refuses=False)
-        self._rows |= {(row["arm"], row["seed"]): row for row in rows}
-        # Of two arms that are one run, one may have more measured of it.
-        read = {run.key for run in runs}
-        self.missing = {key: why for key, why in self.missing.items() if key not in read}
-        self.missing |= {line["key"]: line["why"] for line in missing}
+        self._collect(runs)
         with write_lock(self.store, f"sweep-{self.folder.name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             if is_first:
@@ -200,6 +194,15 @@ class SweepResults:
             for name, place in ((TIMINGS, 1), (RESULTS, 0)):
                 text = "".join(json.dumps(part[place], ensure_ascii=False) + "\n" for part in parts)
                 write_text(self.folder / name, text)
+
+    def _collect(self, runs: Sequence[PlannedRun]) -> None:
+        # One run that is not what its name says, of other data on some machine, must not end all others.
+        rows, missing = collect_rows(self.sweep, runs, self._access, refuses=False)
+        self._rows |= {(row["arm"], row["seed"]): row for row in rows}
+        # Of two arms that are one run, one may have more measured of it.
+        read = {run.key for run in runs}
+        self.missing = {key: why for key, why in self.missing.items() if key not in read}
+        self.missing |= {line["key"]: line["why"] for line in missing}
 
     def _keep_earlier(self) -> Path | None:
         """Move files that hold other rows, of a sweep before a change or of its namesake, to a folder below."""
@@ -210,6 +213,9 @@ class SweepResults:
             before = {tuple(row.get(key) for key in _ID) for row in read_rows(found)}
         except (DataError, TypeError):  # damaged: whatever it holds is kept
             before = {()}
+        # Another process may have finished some since they were looked for.
+        late = [run for run in self.runs if (self.sweep.name, run.arm, run.seed, run.key) in before]
+        self._collect([run for run in late if (run.arm, run.seed) not in self._rows])
         if before <= {tuple(row[key] for key in _ID) for row in self.rows}:
             return None
         # The same rows are kept once: two sweeps of one name may take turns.

@@ -12,9 +12,11 @@ from ostinato.config.model import EncoderConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.registry import DataAccess
+from ostinato.errors import CheckpointError
 from ostinato.experiments.results import assumptions_of
 from ostinato.experiments.sweep.files import arm_recipe
 from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
+from ostinato.tasks.start import with_tokenizers_of
 from ostinato.tasks.vocabulary import FromData, SizedModel, size_model
 from ostinato.training.rundir import RunDirectory
 
@@ -45,8 +47,11 @@ class PlannedRun:
 
     @property
     def is_finished(self) -> bool:
-        """True where the run has been trained to its end."""
-        return RunDirectory(self.directory).results() is not None
+        """True where the run has been trained to its end, and says so in a file that can be read."""
+        try:
+            return RunDirectory(self.directory).results() is not None
+        except CheckpointError:  # whoever works on the run says why
+            return False
 
 
 def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None) -> list[PlannedRun]:
@@ -71,6 +76,7 @@ def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None)
             start_key, origin = None, recipe.training.init_from
             if start is not None:
                 start_key = start.key
+                recipe, _ = with_tokenizers_of(recipe, start.recipe.data)  # as training does
             elif origin is not None:
                 start_key = key_of_run(Path(origin))
             key = run_key(recipe, data, start=start_key)

@@ -146,7 +146,7 @@ class RichWatcher(Watcher):
         self._bars: dict[str, TaskID] = {}
         self._sizes: dict[str, int] = {}
         self._done: dict[str, int] = {}
-        self._n_ended = 0
+        self._n_runs = self._n_ended = 0
         self._began = time.monotonic()
 
     def on_kept(self, folder: Path) -> None:
@@ -158,7 +158,10 @@ class RichWatcher(Watcher):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         self.close()
-        self._sizes |= {run.name: run.recipe.training.n_updates for run in runs}
+        # Runs of another sweep may have the names of those before.
+        self._sizes = {run.name: run.recipe.training.n_updates for run in runs}
+        self._bars, self._done = {}, {}
+        self._n_runs += len(runs)
         self.console.print(f"{len(runs)} runs to do, {n_there} there", markup=False, highlight=False)
         if not runs:
             return
@@ -192,7 +195,7 @@ class RichWatcher(Watcher):
         if self._progress is not None and run.name in self._bars:
             self._progress.remove_task(self._bars.pop(run.name))
         text = result_text(run.name, run.directory, status, reason)
-        self.console.print(f"[{self._n_ended}/{len(self._sizes)}] {text}", markup=False, highlight=False)
+        self.console.print(f"[{self._n_ended}/{self._n_runs}] {text}", markup=False, highlight=False)
         self._move()
 
     def close(self) -> None:
@@ -203,7 +206,7 @@ class RichWatcher(Watcher):
 
     def _move(self) -> None:
         if self._progress is not None:
-            text = f"{self._n_ended} of {len(self._sizes)} runs, {duration(time.monotonic() - self._began)}"
+            text = f"{self._n_ended} of {self._n_runs} runs, {duration(time.monotonic() - self._began)}"
             self._progress.update(self._progress.task_ids[0], completed=sum(self._done.values()), text=text)
 
 
