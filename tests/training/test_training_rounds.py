@@ -15,6 +15,7 @@ from tiny_runs import last_checkpoint, tiny_recipe, weights
 
 from architectures import Sentence, right_padded
 from ostinato.config.load import check_recipe
+from ostinato.config.model import EncoderConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import (
     DepthCostConfig,
@@ -27,7 +28,7 @@ from ostinato.config.training import (
 )
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Inert
-from ostinato.models import LanguageModel
+from ostinato.models import LanguageModel, build_model
 from ostinato.models.losses import label_smoothed_loss, loss_of_rounds
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import Reporter, train
@@ -319,6 +320,25 @@ def test_the_loss_of_a_gate_compares_what_it_says_with_what_rounds_gain(tmp_path
         total = total + entropy[batch.loss_mask_BT].sum()
     assert any(bool((one > two).any()) for one, two in pairwise(nlls)), "some round gains"
     torch.testing.assert_close(found, total / 2 / batch.n_labels, rtol=1e-4, atol=1e-6)
+
+
+def test_losses_that_a_model_has_not_are_refused_without_a_recipe_too(tmp_path: Path) -> None:
+    model, batch = updater_of(looped(tmp_path)).model, two_batches()[0]
+    for config, reason in (
+        (RoundLossConfig(kind="exit"), r"round_loss\.kind is 'exit': needs a learned exit"),
+        (RoundLossConfig(kind="weights", weights=[1.0] * 9), r"round_loss\.weights .* runs at most 3 rounds"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{reason}"):
+            model.loss(batch, round_loss=config)
+    halting = updater_of(looped(tmp_path, halting="act")).model
+    with pytest.raises(ConfigError, match=r"needs model\.decoder\.halting\.kind none or exit"):
+        halting.loss(batch, round_loss=RoundLossConfig(kind="window"))
+    stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    spans = build_model(
+        EncoderConfig.model_validate({"d_model": 8, "vocab_size": 9, "encoder": stack, "head": {"kind": "span"}})
+    )
+    with pytest.raises(ConfigError, match=r"label_smoothing is 0\.1: most places of a span are impossible"):
+        spans.loss(batch, label_smoothing=0.1)
 
 
 def test_a_gate_is_trained_alone_on_a_model_that_stays_as_it_is(tmp_path: Path) -> None:

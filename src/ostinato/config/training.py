@@ -14,6 +14,7 @@ from ostinato.errors import Inert, Problem
 
 Weight = Annotated[float, Field(ge=0)]
 ExpertBackend = Literal["auto", "loop", "segments", "padded", "grouped"]
+NO_SMOOTHING_OF_SPANS = "most places of a span are impossible and can have no share of it: use 0"
 
 
 class OptimizerConfig(Config):

@@ -15,13 +15,20 @@ from ostinato.config.decoding import DecodingConfig, with_strategy
 from ostinato.config.load import check_settings
 from ostinato.config.model import ModelConfig
 from ostinato.config.special_ids import SpecialIds
-from ostinato.config.training import BalanceConfig, DepthCostConfig, RoundLossConfig
+from ostinato.config.training import NO_SMOOTHING_OF_SPANS, BalanceConfig, DepthCostConfig, RoundLossConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding.search import inference, left_padded, real_ids, search
 from ostinato.errors import ConfigError, DataError, Problem, see
 from ostinato.kernels import is_exporting
 from ostinato.models.embeddings import Embeddings
-from ostinato.models.losses import add_auxiliary, balance_loss, depth_cost, loss_of_rounds, requested
+from ostinato.models.losses import (
+    add_auxiliary,
+    balance_loss,
+    depth_cost,
+    loss_of_rounds,
+    requested,
+    round_loss_problems,
+)
 from ostinato.models.output import ModelOutput
 from ostinato.nn.bank import Banks
 from ostinato.nn.cache import Cache
@@ -93,13 +100,20 @@ class TokenModel(Embeddings, ABC):
 
         Raises:
             DataError: no label counts.
+            ConfigError: a loss of rounds that the model has not, or smoothing of labels that are places of a span.
         """
         n_labels, halting = batch.n_labels, halting or DepthCostConfig()
+        round_loss = round_loss or RoundLossConfig()
+        most = next(reversed(self.n_rounds().values()), None)
+        problems = list(round_loss_problems(self, round_loss, most, "round_loss"))
+        if label_smoothing and self.config.reads == "span":
+            problems.append(Problem("label_smoothing", label_smoothing, NO_SMOOTHING_OF_SPANS))
+        if problems:
+            raise ConfigError(problems)
         if not n_labels:
             raise DataError("no label of this batch counts: its loss would be a mean over nothing")
         update = halting.settled + 1 if update is None else update
         halts = self.current_execution.halting and update > halting.off_updates
-        round_loss = round_loss or RoundLossConfig()
         with self.execution(halting=halts, left_out=halting.left_out_at(update)):
             output: ModelOutput = self(batch, request=requested(round_loss))
             draw = float(torch.rand(())) if round_loss.kind == "drawn" else 0.0

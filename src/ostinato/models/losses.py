@@ -22,8 +22,9 @@ Letters: B sentences, T target columns, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -31,11 +32,17 @@ from torch import Tensor
 
 from ostinato.config.training import BALANCE_LOSSES, BalanceConfig, RoundLossConfig
 from ostinato.data.batch import Batch
+from ostinato.errors import Problem
 from ostinato.kernels import IGNORED, cross_entropy_sums, mean_where
 from ostinato.models.output import ByRouter, ModelOutput
 from ostinato.nn import balance
 from ostinato.nn.balance import JoinedRoutings, Sum, no_reduction
+from ostinato.nn.exits import Exit
+from ostinato.nn.halting import NoHalting
 from ostinato.nn.types import Routing
+
+if TYPE_CHECKING:
+    from ostinato.models.base import TokenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,36 @@ def label_smoothed_loss(logits_BTV: Tensor, labels_BT: Tensor, counts_BT: Tensor
 def requested(config: RoundLossConfig) -> tuple[str, ...]:
     """Return what a pass must give beside its logits for a loss of rounds."""
     return () if config.kind == "last" else ("rounds",)
+
+
+def round_loss_problems(
+    model: TokenModel, config: RoundLossConfig, most_rounds: int | None, key: str
+) -> Iterator[Problem]:
+    """Yield why a model has no such loss of its rounds.
+
+    Args:
+        most_rounds: that its last stack runs; None: any number. key: what the settings are called.
+    """
+    kind = config.kind
+    if kind == "last":
+        return
+    if not model.stacks:
+        yield Problem(f"{key}.kind", kind, "this model has no rounds")
+        return
+    name, stack = list(model.stacks.items())[-1]
+    has_exit, reads = isinstance(stack.halting, Exit), model.config.reads
+    if kind in ("exit", "improvement") and not has_exit:
+        yield Problem(f"{key}.kind", kind, f"needs a learned exit: model.{name}.halting.kind=exit")
+    if kind in ("exit", "improvement") and reads in ("classification", "span"):
+        reason = f"a label of a model for {reads} is of no single token, and exits are by token"
+        yield Problem(f"{key}.kind", kind, reason)
+    if kind in ("window", "weights", "drawn") and not (has_exit or isinstance(stack.halting, NoHalting)):
+        reason = f"needs model.{name}.halting.kind none or exit: other rules mix the states of rounds"
+        yield Problem(f"{key}.kind", kind, reason)
+    if kind in ("drawn", "improvement") and most_rounds == 1:
+        yield Problem(f"{key}.kind", kind, f"needs more than one round, and the {name} has one")
+    if config.weights and most_rounds is not None and len(config.weights) > most_rounds:
+        yield Problem(f"{key}.weights", config.weights, f"the {name} runs at most {most_rounds} rounds")
 
 
 def loss_of_rounds(

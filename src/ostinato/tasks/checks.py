@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import Mode
+from ostinato.config.training import NO_SMOOTHING_OF_SPANS, Mode
 from ostinato.errors import Problem
 from ostinato.metrics import METRICS
 from ostinato.tasks.base import Task
@@ -33,8 +33,7 @@ def model_problems(recipe: Recipe, has_sources: bool) -> Iterator[Problem]:
         reason = "an encoder-only model reads with data.tokenizer, and its labels are no text: remove it"
         yield Problem("data.target_tokenizer", data.target_tokenizer.kind, reason)
     if reads == "span" and recipe.training.label_smoothing:
-        reason = "most places of a span are impossible and can have no share of it: use 0"
-        yield Problem("training.label_smoothing", recipe.training.label_smoothing, reason)
+        yield Problem("training.label_smoothing", recipe.training.label_smoothing, NO_SMOOTHING_OF_SPANS)
     if has_sources:
         if reads == "masked":
             reason = f"the task {recipe.task.kind} has pairs: a masked head reads texts (files: task.model_kind)"

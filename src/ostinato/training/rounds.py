@@ -23,6 +23,7 @@ from ostinato.config.training import (
 )
 from ostinato.errors import Problem
 from ostinato.models import Model
+from ostinato.models.losses import round_loss_problems
 from ostinato.nn.execution import RoundsBySentence
 from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
@@ -188,30 +189,9 @@ def round_problems(
         found.append(Problem("training.rounds.gradient_repeats", rounds.gradient_repeats, reason))
     if rounds.per == "sentence":
         found += _problems_of_sentences(model, loss)
-    if loss == "last":
-        return found
-    if not model.stacks:
-        return [*found, Problem("training.round_loss.kind", loss, "this model has no rounds")]
-    name, stack = list(model.stacks.items())[-1]
-    has_exit = isinstance(stack.halting, Exit)
-    if loss in ("exit", "improvement") and not has_exit:
-        reason = f"needs a learned exit: model.{name}.halting.kind=exit"
-        found.append(Problem("training.round_loss.kind", loss, reason))
-    if loss in ("exit", "improvement") and model.config.reads in ("classification", "span"):
-        reason = f"a label of a model for {model.config.reads} is of no single token, and exits are by token"
-        found.append(Problem("training.round_loss.kind", loss, reason))
-    if loss in ("window", "weights", "drawn") and not (has_exit or isinstance(stack.halting, NoHalting)):
-        reason = f"needs model.{name}.halting.kind none or exit: other rules mix the states of rounds"
-        found.append(Problem("training.round_loss.kind", loss, reason))
-    if loss in ("drawn", "improvement") and stack.plan.n_rounds == 1 and rounds.kind == "plan":
-        reason = f"needs more than one round, and the {name} has one"
-        found.append(Problem("training.round_loss.kind", loss, reason))
-    most = stack.plan.n_rounds if rounds.kind == "plan" else getattr(rounds, "most", None)
-    if round_loss.weights and most is not None and len(round_loss.weights) > most:
-        found.append(
-            Problem("training.round_loss.weights", round_loss.weights, f"the {name} runs at most {most} rounds")
-        )
-    return found
+    n_rounds = [stack.plan.n_rounds for stack in model.stacks.values()]
+    most = getattr(rounds, "most", None) if rounds.kind != "plan" or not n_rounds else n_rounds[-1]
+    return [*found, *round_loss_problems(model, round_loss, most, "training.round_loss")]
 
 
 def _problems_of_sentences(model: Model, loss: str) -> list[Problem]:
