@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,27 @@ def test_an_interrupted_evaluation_is_done_when_the_run_is_resumed(
         assert records(tmp_path / "run", "evaluation") == []
     monkeypatch.undo()
     _assert_goes_on_like_undisturbed(tmp_path)
+
+
+@pytest.mark.parametrize("keep_best", [1, 2])
+def test_a_run_that_is_interrupted_at_its_only_evaluations_goes_on(tmp_path: Path, keep_best: int) -> None:
+    recipe = tiny_recipe(tmp_path, n_updates=4, evaluate_every=4 // keep_best, keep_best=keep_best, log_every=1)
+    mean = recipe.evaluation.model_copy(update={"checkpoint": f"best:{keep_best}"})
+    recipe = recipe.model_copy(update={"evaluation": mean})
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "run", reporter=_Notes(interrupted_at=4 // keep_best))
+    # A recipe with any change is looked at.
+    changed = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 2})})
+    assert len(train(changed, tmp_path / "run", resume=True)["mean_of"]) == keep_best
+
+
+def test_an_untrained_run_that_was_killed_before_its_checkpoint_goes_on(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, n_updates=0)
+    train(recipe, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "results.json").unlink()
+    changed = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 3})})
+    assert train(changed, tmp_path / "run", resume=True)["n_updates"] == 0
 
 
 def test_resuming_without_a_checkpoint_says_that_training_begins_anew(tmp_path: Path) -> None:

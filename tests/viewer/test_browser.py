@@ -477,6 +477,14 @@ def test_what_has_the_focus_keeps_it(page: Any, address: str) -> None:
     page.keyboard.press("ArrowDown")
     finished(page, 2)
     assert page.evaluate("document.activeElement.id") == "stop"
+    page.focus("#attention-of")
+    for _ in range(2):
+        before = page.input_value("#attention-of")
+        with page.expect_response("**/api/attention"):
+            page.keyboard.press("ArrowUp")
+        page.wait_for_function(f"document.getElementById('attention-of').value !== '{before}'")
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.activeElement.id") == "attention-of"
     page.locator("#attention .chips").first.locator("button").nth(1).focus()
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"

@@ -21,8 +21,9 @@ _ROWS_A_BATCH = 1024
 _BUFFER = 1 << 20
 """Bytes of a column that are read at once."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-_FILE_MARK = b"ARROW1"
 """The last bytes of a whole Arrow stream."""
+_FILE_MARK = b"ARROW1"
+"""The first bytes of Arrow's file format."""
 _UNREADABLE = (ValueError, OverflowError, KeyError)
 """What is raised where Python has no such text, no such date, or does not know the time zone."""
 

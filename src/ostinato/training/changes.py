@@ -8,7 +8,8 @@ compiled, evaluated in batches and decoded. All others are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.config.recipe import Recipe
@@ -52,11 +53,25 @@ def is_free(key: str) -> bool:
     return key.startswith(FREE_TO_CHANGE)
 
 
-def changes_between(old: Recipe, new: Recipe, update: int, n_kept: Mapping[str, int], where: object) -> Changes:
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a run has done so far.
+
+    Args:
+        update: of the last checkpoint, 0 without one. evaluated: the last update that an evaluation is recorded of.
+        n_checkpoints, n_ranked: how many it has, and how many of them are ranked as the best.
+    """
+
+    update: int = 0
+    evaluated: int = 0
+    n_checkpoints: int = 0
+    n_ranked: int = 0
+
+
+def changes_between(old: Recipe, new: Recipe, done: Done, where: object) -> Changes:
     """Return the changes that have to be recorded where a run goes on with another recipe.
 
     Args:
-        update: the last one that the run has done. n_kept: how many checkpoints it has by role, "best" and "last".
         where: its directory, for the error.
 
     Raises:
@@ -69,7 +84,7 @@ def changes_between(old: Recipe, new: Recipe, update: int, n_kept: Mapping[str, 
         if not is_free(key) and (key in before, before.get(key)) != (key in now, now.get(key))
     }
     refused = {key: "" for key in changes if not key.startswith(_RECORDED)}
-    refused |= dict(_too_late(old, new, update, changes, n_kept))
+    refused |= dict(_too_late(old, new, done, changes))
     if refused:
         lines = [
             f"{where}: --resume cannot change {key}: {_shown(before, key)} in the run, {_shown(now, key)} now{reason}"
@@ -79,14 +94,13 @@ def changes_between(old: Recipe, new: Recipe, update: int, n_kept: Mapping[str, 
     return changes
 
 
-def _too_late(
-    old: Recipe, new: Recipe, update: int, changes: Changes, n_kept: Mapping[str, int]
-) -> Iterator[tuple[str, str]]:
+def _too_late(old: Recipe, new: Recipe, done: Done, changes: Changes) -> Iterator[tuple[str, str]]:
     """Yield the settings that the updates which are done contradict, and how they do."""
+    update = done.update
     if new.training.n_updates < update:
         yield _LENGTH, f"; {update} updates are done"
         return
-    if reason := _lost_checkpoints(old, new, update, n_kept):
+    if changes and (reason := _lost_checkpoints(new, done)):
         yield "evaluation.checkpoint", reason
     schedule = [key for key in changes if key.startswith(_SCHEDULE)]
     if not (schedule or _LENGTH in changes) or _first_other_rate(old, new, update) is None:
@@ -104,19 +118,21 @@ def _too_late(
         yield from ((key, _reason(first)) for key in changes if key.startswith((_LENGTH, _SCHEDULE)))
 
 
-def _lost_checkpoints(old: Recipe, new: Recipe, update: int, n_kept: Mapping[str, int]) -> str | None:
+def _lost_checkpoints(new: Recipe, done: Done) -> str | None:
     """Return why a mean (best:5) is of checkpoints that are deleted already; None: it is not."""
     role, _, number = new.evaluation.checkpoint.partition(":")
-    if role not in n_kept:
+    if role not in ("best", "last"):
         return None
-    kept, last = n_kept[role], new.training.n_updates
-    if role == "best" and update <= (begins := new.training.halting.off_updates) < last:
-        kept, update = 0, begins  # what is ranked up to then, is no longer later
+    kept, last = done.n_ranked if role == "best" else done.n_checkpoints, new.training.n_updates
+    # An evaluation may be due that was not when the last checkpoint was saved, or was interrupted.
+    is_over = done.n_checkpoints > 0 and (role == "last" or done.evaluated >= done.update)
+    first = done.update + is_over
+    if role == "best" and done.update <= (begins := new.training.halting.off_updates) < last:
+        kept, first = 0, begins + 1  # what is ranked up to then, is no longer later
     # Evaluations are at multiples of `evaluate_every`, and at the last update; those that are ranked are saved, as
-    # multiples of `save_every` are. One may be due that was not when the checkpoint was saved.
+    # multiples of `save_every` are.
     every = {new.training.evaluate_every} | ({new.training.save_every} if role == "last" else set())
-    is_done = role == "last" or update in (0, old.training.n_updates) or update % old.training.evaluate_every == 0
-    to_come = sum(one == last or any(one % n == 0 for n in every) for one in range(update + is_done, last + 1))
+    to_come = sum(one == last or (one > 0 and any(one % n == 0 for n in every)) for one in range(first, last + 1))
     if kept + to_come >= int(number or 1):
         return None
     return f"; the run kept {kept} (training.keep_{role}), and at most {to_come} follow"

@@ -156,15 +156,15 @@ class Checkpoints:
         """Return the update of the last checkpoint, None where there is none yet."""
         return self._read_pointer("last")
 
-    def n_kept(self) -> dict[str, int]:
-        """Return by role how many checkpoints there are: "best" of those that are ranked, "last" of all.
+    def n_kept(self) -> tuple[int, int]:
+        """Return how many checkpoints there are, and how many are ranked as the best.
 
         Raises:
             CheckpointError: the last one is damaged.
         """
         last = self.last_update()
         ranked = [] if last is None else _read_progress(self.directory(last)).ranking
-        return {"best": len(ranked), "last": len(self._updates())}
+        return len(self._updates()), len(ranked)
 
     def load(self, device: torch.device, execution: Execution | None = None, update: int | None = None) -> SavedState:
         """Read a checkpoint.

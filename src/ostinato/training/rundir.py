@@ -51,8 +51,9 @@ from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.own_files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training.changes import Changes, changes_between
+from ostinato.training.changes import Changes, Done, changes_between
 from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.records import Records
 from ostinato.version import LEARNING, __version__, source_commit, source_hash
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
@@ -172,8 +173,9 @@ class RunDirectory:
             )
         # Earlier versions kept the folder of a data set as it was given.
         own = with_absolute_paths(load_recipe(self.path / _RECIPE))
-        checkpoints = Checkpoints(self.checkpoints, keep_last=1)
-        return changes_between(own, recipe, checkpoints.last_update() or 0, checkpoints.n_kept(), self.path)
+        n_checkpoints, n_ranked = Checkpoints(self.checkpoints, keep_last=1).n_kept()
+        done = Done(self.last_update(), Records(self.path).last_evaluation(), n_checkpoints, n_ranked)
+        return changes_between(own, recipe, done, self.path)
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
         """Go on with a changed recipe: record what changes at the update of the last checkpoint.

@@ -105,8 +105,6 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
             rows = trained.rows([*config.expect, *(c for c in config.controls if not c.overrides)])
             control_rows = {c.what: trained.rows([c], c) for c in config.controls if c.overrides}
             chosen = trained.chosen
-            for why in (trained.not_taken or {}).values():
-                resources.on_event(f"not taken: {why}")
             if kept is not None:  # of the code of its runs, which the others were compared with
                 recorded = with_scores(claim, kept).head
                 content |= {key: recorded[key] for key in ("fingerprints", *_SCORES) if key in recorded}
@@ -159,8 +157,6 @@ class _Trained:
         self._runs: list[PlannedRun] = []
         self.began: list[str] = []
         """When every run began, those of trials and of controls among them."""
-        self.not_taken: dict[Path, str] | None = None
-        """Of the runs that may be taken, by path, why one was none that was to be trained; None: none was to be."""
 
     def rows(self, expectations: Sequence[ExpectationConfig], control: ControlConfig | None = None) -> Rows:
         """Return the rows of all arms and seeds that some numbers name; what is missing is trained.
@@ -229,10 +225,8 @@ class _Trained:
             taken, others = import_runs(resources.take, plan_runs(sweep, resources.store, resources.access))
             for run in taken:
                 resources.on_event(f"taken: {run.name}")
-            # A run of the claim is none of its trials, and the other way round.
-            self.not_taken = (
-                others if self.not_taken is None else {p: w for p, w in others.items() if p in self.not_taken}
-            )
+            for why in others.values():  # a run of the claim is none of its trials, and the other way round
+                resources.on_event(f"not taken here: {why}")
         rows = run_sweep(
             sweep, resources.store, access=resources.access, executor=resources.executor, watcher=resources.watcher
         )

@@ -188,16 +188,25 @@ function render(name) {
 function attentionTools(extra) {
   const shown = Object.values(seen.attention).find((one) => one);
   if (!shown) return extra.replaceChildren();
-  const { names, own, place, found } = shown, key = JSON.stringify([names, own, found.weights.length]);
+  const { names, own, place, found } = shown;
+  // A slider that is dragged is left alone while it stays the same.
+  const key = JSON.stringify([names, own.map((one) => [one.step, one.round]), found.weights.length]);
   if (extra.contains(document.activeElement) && extra.dataset.key === key) return undefined;
   extra.dataset.key = key;
   const stepOf = (n) => `${own[n - 1].step + 1}${own.some((one) => one.step !== one.round) ? `, of round ${own[n - 1].round + 1}` : ""}`;
   const again = () => { write(); Promise.all(chosen().map(look)).catch(fail); };
-  const choice = el("select", { onchange: (event) => { state.attention = event.target.value; again(); } },
+  const choice = el("select", { id: "attention-of", onchange: (event) => { state.attention = event.target.value; again(); } },
     names.map((name) => el("option", { value: name, selected: name === place.name }, name)));
-  return extra.replaceChildren(el("div", { class: "row" }, el("label", {}, "Attention of", choice),
+  return replaceIn(extra, el("div", { class: "row" }, el("label", {}, "Attention of", choice),
     slider("attention-step", "step", 1, own.length, 1, Math.min(state.step + 1, own.length), (n) => { state.step = n - 1; again(); }, stepOf),
     slider("attention-head", "head", 1, found.weights.length, 1, Math.min(state.head + 1, found.weights.length), (n) => { state.head = n - 1; write(); render("attention"); })));
+}
+
+// What had the focus, keeps it.
+function replaceIn(part, ...made) {
+  const focused = part.contains(document.activeElement) ? document.activeElement.id : null;
+  part.replaceChildren(...made);
+  if (focused) $(focused)?.focus();
 }
 
 function slider(id, name, min, max, step, value, act, show = String) {
@@ -239,9 +248,7 @@ function sliders() {
     made.push(slider("beam", "Beam", 1, Math.max(8, ...runs.map((run) => run.beam)), 1, state.beam ?? runs[0].beam, (n) => { state.beam = n; soon(); }),
       slider("temperature", "Temperature", 0, 2, 0.1, state.temperature ?? runs[0].temperature, (x) => { state.temperature = x; soon(); }, (x) => (x ? x.toFixed(1) : "most probable")));
   }
-  const focused = $("sliders").contains(document.activeElement) ? document.activeElement.id : null;
-  $("sliders").replaceChildren(...made);
-  if (focused) $(focused)?.focus();
+  replaceIn($("sliders"), ...made);
 }
 
 function runChoices() {
