@@ -20,7 +20,7 @@ from ostinato.experiments.sweep import executors, measures
 from ostinato.experiments.sweep import rows as rows_module
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep
 from ostinato.experiments.sweep.rows import SweepResults, read_sweep, results_folder
-from ostinato.experiments.sweep.runs import arm_budgets, plan_runs
+from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
 from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
 from ostinato.experiments.sweep.watch import LinesWatcher
 from ostinato.tasks import vocabulary
@@ -458,6 +458,15 @@ def test_shipped_sweeps_are_sound_and_say_what_they_are(name: str, tmp_path: Pat
     assert sweep.measures
     assert all(f"# {line}:" in text for line in ("What", "Source", "Command"))
     assert f"ostinato sweep {name}" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits", "depth/tiny-passivization", "looped/sudoku"])  # whose data is generated
+def test_arms_of_shipped_sweeps_that_are_said_to_be_equal_are(name: str, tmp_path: Path) -> None:
+    sweep = load_sweep(name)
+    assert sweep.equal is not None
+    runs = {run.arm: run for run in plan_runs(sweep, tmp_path)}
+    check_equal(sweep, arm_budgets(sweep, list(runs.values())))
 
 
 def test_the_data_of_arms_is_read_once_to_size_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
