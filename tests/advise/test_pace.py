@@ -24,6 +24,16 @@ def pace(folder: Path, hours: float, most: int = 100_000, question: str = "x") -
     return made
 
 
+def test_one_search_is_at_work_in_a_folder_at_a_time(tmp_path: Path) -> None:
+    first = Journal(tmp_path, {"question": "x"})
+    with pytest.raises(ConfigError, match="another process is at work on a search in this folder"):
+        Journal(tmp_path, {"question": "x"})
+    first.close()
+    with pytest.raises(ConfigError, match="holds the search of another recipe"):  # before anything was decided, too
+        Journal(tmp_path, {"question": "y"})
+    Journal(tmp_path, {"question": "x"}).close()
+
+
 def going_on(names: list[str], updates: int, seconds: float) -> list[Outcome]:
     return [Outcome(Trial(name, 1.0, 1, updates), 1.0, seconds=seconds) for name in names]
 
@@ -64,6 +74,7 @@ def test_no_training_is_longer_than_the_recipes_own(tmp_path: Path) -> None:
 def test_what_was_decided_is_kept(tmp_path: Path) -> None:
     ours = pace(tmp_path, 3.0)
     first = ours.size_of(0, [], *ours.shorten(RATES))
+    ours.journal.close()
     again = pace(tmp_path, 0.1)
     assert again.size_of(0, [], *again.shorten(RATES)) == first
 

@@ -14,10 +14,12 @@ import pytest
 from ostinato.analysis.curves import learning_curves
 from ostinato.data import disk
 from ostinato.data.disk import make_folder, new_folder, read_json_object, reading, write_json
+from ostinato.data.output_files import new_file
 from ostinato.data.tokenizers import load_tokenizer
 from ostinato.errors import CheckpointError, DataError, OstinatoError
 from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.training.checkpoint import Checkpoints
+from ostinato.training.records import Records
 from ostinato.training.rundir import RunDirectory
 
 DAMAGED = {
@@ -110,6 +112,29 @@ def test_names_of_files_that_are_not_utf_8_are_written_too(tmp_path: Path) -> No
     content = {"path": os.fsdecode(b"caf\xe9.txt"), "value": math.nan}
     write_json(tmp_path / "data.json", content)
     assert json.loads((tmp_path / "data.json").read_bytes()) == content | {"value": None}
+
+
+def test_what_other_processes_write_is_no_leftover(tmp_path: Path) -> None:
+    (tmp_path / ".partial-update-000003").mkdir()
+    (tmp_path / ".partial-average-best-2").mkdir()
+    (tmp_path / ".partial-results.json").write_text("{")
+    with new_file(tmp_path / "dev.jsonl") as file:
+        file.write_text("a line\n")
+        disk.remove_leftovers(tmp_path, but="average-")
+    assert {path.name for path in tmp_path.iterdir()} == {"dev.jsonl", ".partial-average-best-2"}
+
+
+def test_half_a_line_of_timings_is_cut_off(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    records.mend_timings()
+    for update in (1, 2):
+        records.add({"kind": "training", "update": update}, {"seconds": 0.5})
+    whole = records.timings.read_bytes()
+    records.mend_timings()
+    assert records.timings.read_bytes() == whole
+    records.timings.write_bytes(whole[:-4])
+    records.mend_timings()
+    assert records.timings.read_bytes() == whole[: whole.index(b"\n") + 1]
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:

@@ -155,6 +155,14 @@ def test_quotes_in_a_tsv_file_are_text(streaming: bool, tmp_path: Path) -> None:
     assert read(file, streaming=streaming) == expected
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_brackets_in_the_path_of_a_file_are_no_pattern(streaming: bool, lines: Path) -> None:
+    file = lines.parent / "lr[0.1]" / "rows[1].jsonl"
+    file.parent.mkdir()
+    file.write_bytes(lines.read_bytes())
+    assert read(file, streaming=streaming) == read(lines)
+
+
 def test_a_column_may_be_source_and_target(lines: Path) -> None:
     data = DataConfig(target_field="source")
     expected = list(read_examples(lines, data))

@@ -77,6 +77,18 @@ def test_a_run_that_is_interrupted_at_its_only_evaluations_goes_on(tmp_path: Pat
     assert len(train(changed, tmp_path / "run", resume=True)["mean_of"]) == keep_best
 
 
+def test_an_interrupt_in_the_last_save_is_heard_before_the_last_evaluation(tmp_path: Path) -> None:
+    class Interrupting(_Notes):
+        def on_save(self, update: int, directory: Path) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    reporter = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path, n_updates=2, save_every=2), tmp_path / "run", reporter=reporter)
+    assert reporter.notes == ["2: interrupted: a checkpoint is saved, --resume goes on from it"]
+    assert "best_update" in train(tiny_recipe(tmp_path, n_updates=2, save_every=2), tmp_path / "run", resume=True)
+
+
 def test_an_untrained_run_that_was_killed_before_its_checkpoint_goes_on(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, n_updates=0)
     train(recipe, tmp_path / "run")

@@ -76,5 +76,6 @@ def test_a_reader_that_went_away_does_not_stop_the_run_nor_fill_the_screen(tmp_p
         def write(self, text: str) -> int:
             raise BrokenPipeError(32, "Broken pipe")
 
-    _tell(make_reporter(Console(file=_Gone(), force_terminal=False)), tmp_path)
+    for is_terminal in (False, True):  # or its window was closed
+        _tell(make_reporter(Console(file=_Gone(), force_terminal=is_terminal)), tmp_path)
     assert capsys.readouterr() == ("", "")

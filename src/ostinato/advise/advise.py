@@ -7,6 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,43 +130,45 @@ def advise(
     # What the end takes is like what the beginning took: recipes that are read, libraries that are imported.
     reserve = max(_LEAST_RESERVE, min(_MOST_RESERVE, _RESERVE * 3600 * question.hours))
     deadline = began + 3600 * question.hours - reserve - _ENDS * (time.monotonic() - reading)
-    journal = Journal(question.out, task.as_dict(question.space))
-    trainer = SweepTrainer(
-        f"advise {task.recipe.name}",
-        task.base,
-        task.overrides,
-        task.recipe,
-        task.candidates.found,
-        task.metric,
-        question.store,
-        make_executor=make_executor or (lambda: LocalPool(question.n_workers)),
-        deadline=deadline,
-        access=access,
-        watcher=watcher,
-        n_threads=question.n_threads,
-    )
-    halving = Halving(
-        tuple(question.space.rates),
-        task.mode,
-        BASE,
-        most_seeds=MOST_SEEDS,
-        length=task.recipe.training.n_updates,
-        best=best_of(task.metric),
-        bounds=range_of(task.metric),
-    )
-    costs = {one.name: one.figures["macs"] for one in task.candidates.found}
-    pace = Pace(journal, costs, halving, question.n_workers, deadline, halving.length)
-    device = task.recipe.training.device
-    clock = Latencies(journal, task.candidates.found, task.limits, question.n_threads, device)
-    found, n_tried = _searched(trainer, halving, pace, clock, say)
-    make_folder(question.out)
-    write_text(question.out / TRIALS, "".join(json.dumps(_row_of(one)) + "\n" for one in found.outcomes))
-    answer = _answered(question, task, decisive(found, task.mode), halving, pace, clock, n_tried=n_tried, say=say)
-    path = _write_recipe(question, task, answer)
-    report = write_report(question.out, answer, task.candidates, found, question.space, str(path))
-    advice = Advice(answer, task.candidates, found.outcomes, path, report)
-    write_text(question.out / ANSWER, json.dumps(advice.as_dict(), indent=2, ensure_ascii=False, default=str) + "\n")
-    return advice
+    with closing(Journal(question.out, task.as_dict(question.space))) as journal:
+        trainer = SweepTrainer(
+            f"advise {task.recipe.name}",
+            task.base,
+            task.overrides,
+            task.recipe,
+            task.candidates.found,
+            task.metric,
+            question.store,
+            make_executor=make_executor or (lambda: LocalPool(question.n_workers)),
+            deadline=deadline,
+            access=access,
+            watcher=watcher,
+            n_threads=question.n_threads,
+        )
+        halving = Halving(
+            tuple(question.space.rates),
+            task.mode,
+            BASE,
+            most_seeds=MOST_SEEDS,
+            length=task.recipe.training.n_updates,
+            best=best_of(task.metric),
+            bounds=range_of(task.metric),
+        )
+        costs = {one.name: one.figures["macs"] for one in task.candidates.found}
+        pace = Pace(journal, costs, halving, question.n_workers, deadline, halving.length)
+        device = task.recipe.training.device
+        clock = Latencies(journal, task.candidates.found, task.limits, question.n_threads, device)
+        found, n_tried = _searched(trainer, halving, pace, clock, say)
+        make_folder(question.out)
+        write_text(question.out / TRIALS, "".join(json.dumps(_row_of(one)) + "\n" for one in found.outcomes))
+        answer = _answered(question, task, decisive(found, task.mode), halving, pace, clock, n_tried=n_tried, say=say)
+        path = _write_recipe(question, task, answer)
+        report = write_report(question.out, answer, task.candidates, found, question.space, str(path))
+        advice = Advice(answer, task.candidates, found.outcomes, path, report)
+        write_text(
+            question.out / ANSWER, json.dumps(advice.as_dict(), indent=2, ensure_ascii=False, default=str) + "\n"
+        )
+        return advice
 
 
 @dataclass(frozen=True, slots=True)

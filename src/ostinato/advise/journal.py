@@ -12,24 +12,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ostinato.data.disk import MADE_AGAIN, make_folder, read_json_object, write_json
 from ostinato.errors import ConfigError, DataError
 
-FILE = "search.json"
+FILE, _LOCK = "search.json", ".search.lock"
 
 
 class Journal:
-    """Decisions by name, in a file.
+    """Decisions by name, in a file that is this process's own until `close`, or its end.
 
     Args:
         folder: of the answer. question: all that the answer depends on but time.
 
     Raises:
-        ConfigError: the folder holds the search of another question.
+        ConfigError: the folder holds the search of another question, or another process is at work on it.
     """
 
     def __init__(self, folder: Path, question: Mapping[str, Any]) -> None:
         self.path = folder / FILE
+        make_folder(folder)
+        self._lock = FileLock(folder / _LOCK, timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            reason = "another process is at work on a search in this folder: wait for it, or name another with --out"
+            raise ConfigError(f"{folder}: {reason}") from error
         key = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
         self._content: dict[str, Any] = {"question": key, "decided": {}}
         if self.path.is_file():
@@ -39,8 +48,15 @@ class Journal:
                     "holds the search of another recipe, budget, space or metric, or of other data: name another "
                     "folder with --out"
                 )
+                self.close()
                 raise ConfigError(f"{folder}: {reason}")
             self._content = found
+        else:
+            write_json(self.path, self._content)
+
+    def close(self) -> None:
+        """Let other processes search here."""
+        self._lock.release()
 
     def kept(self, name: str) -> Any:
         """Return what was decided; None where it was not."""
@@ -51,6 +67,5 @@ class Journal:
         decided: dict[str, Any] = self._content["decided"]
         if name not in decided:
             decided[name] = make()
-            make_folder(self.path.parent)
             write_json(self.path, self._content)
         return decided[name]

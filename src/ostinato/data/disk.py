@@ -24,6 +24,8 @@ MADE_AGAIN = "; delete it, and it is made again"
 """Hint for files that keep what can be computed anew."""
 PARTIAL = ".partial-"
 """Begins the name of a file or folder that is being written or deleted; after a crash it can be deleted."""
+OF_A_USER = re.compile(re.escape(PARTIAL) + r"[0-9a-f]{16}(\..*)?")
+"""Names of files that a user named, while they are written (`ostinato.data.output_files`)."""
 
 
 def sync(path: Path) -> None:
@@ -194,9 +196,15 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Delete what interrupted writes or deletions left in a folder."""
+def remove_leftovers(directory: Path, *, but: str = "") -> None:
+    """Delete what interrupted writes or deletions left in a folder whose only writer this process is.
+
+    Files that a user named to be written there stay, for another process may be at work on them (`new_file`, which
+    deletes those of killed ones); and so do those of another name, which begins with `but`, that somebody else writes.
+    """
     for path in directory.glob(f"{PARTIAL}*"):
+        if OF_A_USER.fullmatch(path.name) or (but and path.name.startswith(f"{PARTIAL}{but}")):
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         else:

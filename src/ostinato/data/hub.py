@@ -14,6 +14,7 @@ It needs the extra `hf`. Nothing is executed that comes with a data set: the lib
 from __future__ import annotations
 
 import csv
+import glob
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -188,7 +189,7 @@ def _arguments(given: DataSetConfig) -> dict[str, Any]:
         raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
     name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
     columns = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
-    return {"path": _BUILDERS[path.suffix], "data_files": {name: str(path)}, **columns}
+    return {"path": _BUILDERS[path.suffix], "data_files": {name: glob.escape(str(path))}, **columns}
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import stat
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ostinato.data.disk import PARTIAL, make_folder, sync
+from ostinato.data.disk import OF_A_USER, PARTIAL, make_folder, sync
 from ostinato.errors import ConfigError
 from ostinato.system_errors import kind_of_mode, naming
 
@@ -27,7 +26,6 @@ if sys.platform != "win32":
 IsOurs = Callable[[Path], bool]
 """Tells a file that this library wrote from others, by its content."""
 
-_NAME = re.compile(re.escape(PARTIAL) + r"[0-9a-f]{16}(\..*)?")
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
@@ -116,7 +114,7 @@ def _remove_abandoned(folder: Path) -> None:
     for path in folder.glob(f"{PARTIAL}*"):
         # What cannot be opened or deleted is another user's.
         with suppress(OSError):
-            if _NAME.fullmatch(path.name) is None or not stat.S_ISREG(path.lstat().st_mode):
+            if OF_A_USER.fullmatch(path.name) is None or not stat.S_ISREG(path.lstat().st_mode):
                 continue
             handle = os.open(path, os.O_WRONLY)
             try:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
-from ostinato.data.disk import sha256_of_all, write_json
+from ostinato.data.disk import make_folder, sha256_of_all, write_json
 from ostinato.data.example import Fingerprint, fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
@@ -133,17 +134,20 @@ def run_outputs(
     note = run.directory / _FOLDER / f"{split}-{key}.json"
     if not fresh and (stored := _read_stored(note)) is not None:
         return replace(stored, data_note=changed)
-    note.unlink(missing_ok=True)
-    file = note.with_suffix(".jsonl")
-    file.unlink(missing_ok=True)  # whatever it holds by now
-    # Another process may write the same outputs at the same time.
-    with PredictionWriter(file, overwrite=True) as writer:
-        result = run.evaluate(
-            split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
-        )
-    result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
-    write_json(note, {"settings": settings, "sha256": sha256_of_all([file]), "evaluation": result})
-    return replace(read_outputs(file), evaluation=result, is_new=True, data_note=changed)
+    make_folder(note.parent)
+    with FileLock(note.with_name(f".lock-{note.stem}")):
+        if not fresh and (stored := _read_stored(note)) is not None:  # another process has made them meanwhile
+            return replace(stored, data_note=changed)
+        note.unlink(missing_ok=True)
+        file = note.with_suffix(".jsonl")
+        file.unlink(missing_ok=True)  # whatever it holds by now
+        with PredictionWriter(file) as writer:
+            result = run.evaluate(
+                split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
+            )
+        result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
+        write_json(note, {"settings": settings, "sha256": sha256_of_all([file]), "evaluation": result})
+        return replace(read_outputs(file), evaluation=result, is_new=True, data_note=changed)
 
 
 def run_counts(

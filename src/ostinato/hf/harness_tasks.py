@@ -15,6 +15,7 @@ the run's model reads: `source` and `target<eos>`, and where both are one sequen
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -78,7 +79,7 @@ def _settings(name: str, documents: Path, *, has_choices: bool) -> dict[str, Any
     return {
         "task": name,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(documents)}},
+        "dataset_kwargs": {"data_files": {"test": glob.escape(str(documents))}},
         "test_split": "test",
         "doc_to_text": "context",
         **kind,

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ostinato.data.disk import PARTIAL, give_mode, make_folder, sync
+from ostinato.data.disk import PARTIAL, make_folder, remove_folder, sync
 from ostinato.errors import CheckpointError, see
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.onnx.graphs import Graph, graphs_of
@@ -96,17 +95,22 @@ def _files(file: Path, ending: str, graphs: Sequence[Graph]) -> list[Path]:
 
 @contextmanager
 def _new_files(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield paths to write; when the block ends without an error they become these files, else they are gone."""
+    """Yield paths to write; when the block ends without an error they become these files, else they are gone.
+
+    What a process left that was killed on the way is deleted by the next that writes these files.
+    """
     parent = files[0].parent
-    make_folder(parent)
-    with naming(parent), tempfile.TemporaryDirectory(prefix=PARTIAL, dir=parent) as partial:
-        written = [Path(partial) / file.name for file in files]
+    partial = parent / f"{PARTIAL}{files[0].name}"
+    with naming(parent), ExitStack() as stack:
+        remove_folder(partial)
+        make_folder(partial)
+        stack.callback(remove_folder, partial)
+        written = [partial / file.name for file in files]
         yield written
         # Beside a graph of more than a file can hold lie its weights, which it knows by their file's name.
         beside = [(Path(f"{path}.data"), Path(f"{file}.data")) for path, file in zip(written, files, strict=True)]
         given = [(path, file) for path, file in beside if path.exists()]
         for path, file in [*given, *zip(written, files, strict=True)]:
-            give_mode(path, parent)
             sync(path)
             path.replace(file)
 

@@ -190,7 +190,7 @@ class Checkpoints:
         """Clear away what an interrupted save left behind, so that the last checkpoint is the newest there is."""
         if not self.root.is_dir():
             return
-        remove_leftovers(self.root)
+        remove_leftovers(self.root, but="average-")  # which other processes make
         last = self.last_update()
         for update in self._updates():
             if last is None or update > last:

@@ -79,6 +79,12 @@ class Records:
         if present > n_bytes:
             os.truncate(self.metrics, n_bytes)
 
+    def mend_timings(self) -> None:
+        """Cut off the last line of timings.jsonl where it was not written whole, as on a disk that was full."""
+        if self.timings.exists():
+            written = self.timings.read_bytes()
+            os.truncate(self.timings, written.rfind(b"\n") + 1)
+
 
 def _append(path: Path, record: dict[str, Any]) -> bytes:
     line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")

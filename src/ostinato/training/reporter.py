@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from ostinato.config.recipe import Recipe
 
@@ -88,6 +88,28 @@ class _TextReporter(Reporter, ABC):
         self.write(end_line(results))
 
 
+class Forgiving:
+    """A stream whose end is nobody's error: where it takes no more, as a pipe or a terminal that is closed, what is
+    written is lost, and who writes goes on."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, if it can be."""
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that can be."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 class LinesReporter(_TextReporter):
     """One plain line per event: for logs, pipes and batch systems.
 
@@ -96,14 +118,13 @@ class LinesReporter(_TextReporter):
     """
 
     def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
+        self.stream = Forgiving(stream)
         self._first, self._n_updates, self._began = 0, 1, time.perf_counter()
 
     def write(self, line: str) -> None:
         """Write a line, at once."""
-        with suppress(OSError, ValueError):
-            self.stream.write(f"{line}\n")
-            self.stream.flush()
+        self.stream.write(f"{line}\n")
+        self.stream.flush()
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Write what is trained, on how many examples and on which device."""
@@ -122,11 +143,12 @@ class RichReporter(_TextReporter):
     """A progress bar on a terminal, with the other events as lines above it.
 
     Args:
-        console: where to draw.
+        console: where to draw; where the terminal is closed, the run goes on.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        console.file = cast("IO[str]", Forgiving(console.file))
         self._progress: Bar | None = None
 
     def write(self, line: str) -> None:

@@ -97,6 +97,7 @@ class Session:
         self.updater = Updater(self.model, self.optimizer, self.config, processes, prepared.recipe.seed, self.parallel)
         if processes.is_main:
             records.cut(self.progress.metrics_bytes, self.progress.metrics_sha256)
+            records.mend_timings()
         self._last_evaluation = processes.broadcast(records.last_evaluation)
         self.model.train()
         self._earlier_seconds, self._began = self.progress.seconds, time.perf_counter()
@@ -206,6 +207,8 @@ class Session:
                 if self._interrupts.is_pending():
                     self._end_interrupted()
                 self._follow_up()
+            if self._interrupts.is_pending():  # in the last save: what follows may take long
+                self._end_interrupted()
             if self.progress.window.grad_norm is not None:
                 # Patience, or a new number of updates on resuming, has ended the run between two records.
                 self._log()

@@ -327,10 +327,27 @@ def test_the_special_symbols_that_a_tokenizer_gives_are_not_in_a_key_twice(tmp_p
     assert run_key(recipe, hashes) != key
 
 
+def test_a_store_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = tiny(seeds=[1])
+    tmp_path.joinpath("store").mkdir()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(keys, "write_json", refuse)
+    found = [run.key for run in plan_runs(sweep, tmp_path / "store")]
+    monkeypatch.undo()
+    assert found == [run.key for run in plan_runs(sweep, tmp_path / "store")]
+
+
 def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp_path: Path) -> None:
     sweep, store = tiny(seeds=[1]), tmp_path / "store"
     train(load_recipe("digits/transformer", [*SMALL, "name=mine", "training.n_threads=1"]), tmp_path / "mine")
+    for file in (tmp_path / "mine").rglob("*"):
+        if file.is_file():
+            file.chmod(0o444)  # as in an archive
     ((taken,), _) = import_runs([tmp_path / "mine"], plan_runs(sweep, store))
+    assert all(file.stat().st_mode & 0o200 for file in taken.directory.rglob("*"))
     assert taken.name == "base, seed 1"
     assert (taken.directory / "recipe.yaml").read_bytes() == (tmp_path / "mine" / "recipe.yaml").read_bytes()
     rows, missing = sweep_rows(sweep, store)

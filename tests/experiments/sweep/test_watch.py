@@ -68,6 +68,16 @@ def test_bars_go_and_what_is_worth_keeping_stays(runs: list[PlannedRun]) -> None
     assert "[4/4] slow, seed 1: failed: a reason" in out.getvalue()
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_where_nobody_looks_the_sweep_goes_on(is_terminal: bool, runs: list[PlannedRun]) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    gone = Gone()
+    play(make_watcher(Console(file=gone, force_terminal=is_terminal), gone.write), runs)
+
+
 def test_another_stream_gets_lines_and_nobody_gets_nothing(runs: list[PlannedRun]) -> None:
     assert isinstance(make_watcher(Console(file=io.StringIO()), lambda line: None), LinesWatcher)
     silent = make_watcher(None, lambda line: None)

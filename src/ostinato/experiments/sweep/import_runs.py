@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from shutil import copytree, ignore_patterns
+from shutil import copyfile
 
 from ostinato.data.disk import new_folder
 from ostinato.errors import CheckpointError, ConfigError, OstinatoError
@@ -40,7 +40,10 @@ def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun | None:
     with run_lock(target):
         if not mine[0].is_finished:
             with new_folder(target) as folder:
-                copytree(path, folder, ignore=ignore_patterns(".lock*"), dirs_exist_ok=True)
+                for file in sorted(path.rglob("*")):
+                    if file.is_file() and not file.name.startswith(".lock"):
+                        (there := folder / file.relative_to(path)).parent.mkdir(parents=True, exist_ok=True)
+                        copyfile(file, there)  # without its permissions: an archive may be for reading only
     return mine[0]
 
 

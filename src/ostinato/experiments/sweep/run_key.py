@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,9 +172,10 @@ class DataHashes:
         elif name not in self._known:
             found = {split: str(describe_split(split, task.examples(split))["sha256"]) for split in held}
             if note is not None:
-                note.parent.mkdir(parents=True, exist_ok=True)
-                with write_lock(note.parent.parent, _HASHES):
-                    write_json(note, found)
+                with suppress(OSError):  # who may only read the store reads the data every time
+                    note.parent.mkdir(parents=True, exist_ok=True)
+                    with write_lock(note.parent.parent, _HASHES):
+                        write_json(note, found)
             self._known[name] = found
         if source is not None and train not in self._known[name]:  # it is quick to say, and a hub may have another now
             self._known[name] = {train: content_hash(source)} | self._known[name]

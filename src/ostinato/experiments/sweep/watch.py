@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from ostinato.config.recipe import Recipe
 from ostinato.training.reporter import (
+    Forgiving,
     Reporter,
     duration,
     end_line,
@@ -105,9 +107,14 @@ class LinesWatcher(Watcher):
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+        self._say = say
         self._n_runs = self._n_ended = 0
         self._said: dict[str, float] = {}
+
+    def say(self, line: str) -> None:
+        """Say a line; where nobody hears it, the sweep goes on."""
+        with suppress(OSError, ValueError):
+            self._say(line)
 
     def on_kept(self, folder: Path) -> None:
         """Say it."""
@@ -142,6 +149,7 @@ class RichWatcher(Watcher):
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        console.file = cast("IO[str]", Forgiving(console.file))
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
         self._sizes: dict[str, int] = {}
