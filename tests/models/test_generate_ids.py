@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from test_special_ids import SOURCES, TARGETS, model_of
 
 import ostinato as o
 from ostinato.config.load import check_settings
+from ostinato.data.batch import Tokens
 from ostinato.decoding.search import left_padded, search
 from ostinato.errors import ConfigError, DataError
 
@@ -80,6 +82,46 @@ def test_sources_are_read_alike_with_padding_on_either_side(positions: str) -> N
     assert model.generate(left.ids_BT, left.keep_BT, max_length=6) == alone
 
 
+@pytest.mark.parametrize("kind", ["seq2seq", "language_model"])
+def test_a_call_with_ids_and_a_mask_reads_real_tokens_wherever_the_padding_stands(kind: str) -> None:
+    model, rows = model_of(kind).eval(), [[1, 5, 6, 7], [1, 9], [1, 3, 8]]
+    left = left_padded(rows, 0, torch.device("cpu"))
+    more = {"target": torch.tensor([[1, 4]] * 3)} if kind == "seq2seq" else {}
+    found = model(left.ids_BT, keep=left.keep_BT, **more).logits_BTV[:, -1]
+    for row, ids in zip(found, rows, strict=True):
+        alone = model(torch.tensor([ids]), **{name: ids_BT[:1] for name, ids_BT in more.items()}).logits_BTV[0, -1]
+        torch.testing.assert_close(row, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "lstm"])
+def test_as_many_targets_as_sources_are_needed(kind: str) -> None:
+    model, source, targets = model_of(kind), torch.tensor([[5, 2]]), torch.tensor([[1, 8]] * 3)
+    for call in (
+        lambda: model.generate(source, target=targets),
+        lambda: model(source, targets),
+        lambda: (
+            model(o.Batch.from_lists([[8]] * 3, [[5]] * 3).rows(slice(0, 3)), None)
+            and model.generate(replace(o.Batch.from_lists([[8]] * 3), source=Tokens(source, source > 0)))
+        ),
+    ):
+        with pytest.raises(DataError, match="as many targets as sources, got 3 and 1"):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["language_model"])
+def test_sources_that_a_model_would_not_read_are_refused(kind: str) -> None:
+    model, pairs = model_of(kind), o.Batch.from_lists([[8, 9]], [[5]])
+    for call in (lambda: model(pairs), lambda: model.generate(pairs), lambda: model.loss(pairs)):
+        with pytest.raises(DataError, match="joins_pairs=True"):
+            call()
+    assert model(o.Batch.from_lists([[8, 9]], [[5]], joins_pairs=True)).logits_BTV.shape[0] == 1
+
+
+def test_no_rows_give_no_outputs() -> None:
+    assert model_of("language_model").generate(torch.zeros(0, 3, dtype=torch.long)) == []
+    assert model_of("seq2seq").generate(torch.zeros(0, 3, dtype=torch.long)) == []
+
+
 def test_what_cannot_be_generated_is_refused() -> None:
     model, ids = model_of("seq2seq"), torch.tensor([[5, 2]])
     for settings, message in (
@@ -94,6 +136,8 @@ def test_what_cannot_be_generated_is_refused() -> None:
         model.generate(ids.float())
     with pytest.raises(DataError, match="must have their shape"):
         model.generate(ids, torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(DataError, match="target_keep goes with a target"):
+        model.generate(ids, target_keep=torch.ones(1, 2, dtype=torch.bool))
     language = model_of("language_model")
     with pytest.raises(DataError, match="leave out the target"):
         language.generate(ids, target=ids)

@@ -19,7 +19,7 @@ from ostinato.nn.attention import Attention
 from ostinato.nn.bank import Banks
 from ostinato.nn.cross_attention import CrossAttention
 from ostinato.nn.experts import ExpertAttention, ExpertFeedForward, ExpertMaps
-from ostinato.nn.feedforward import FeedForwardSubLayer
+from ostinato.nn.feedforward import FeedForward, FeedForwardSubLayer
 from ostinato.nn.layers import build_norm
 from ostinato.nn.links import link_of
 from ostinato.nn.routing import Gate, HypersphereRouter, LinearRouter, MlpRouter, Router
@@ -201,6 +201,8 @@ CHANGES = [
     "hook",
     "router's hook",
     "map's hook",
+    "forward",
+    "wrapped map",
     "other gate",
     "other router",
     "training",
@@ -224,6 +226,27 @@ def test_norms_and_attention_of_ones_own_are_called() -> None:
     assert attention_link(own, nn.LayerNorm(8).eval(), is_before=True, makes_keys=True) is None
 
 
+@pytest.mark.parametrize("name", ["qkv", "out", "up", "down"])
+@pytest.mark.parametrize("what", ["nothing", "wrapped", "forward"])
+def test_maps_that_somebody_has_changed_are_called(name: str, what: str) -> None:
+    module: Any = (
+        Attention(8, 2, 4, bias=True, dropout=0.0)
+        if name in ("qkv", "out")
+        else FeedForward(8, 16, "relu", bias=True, dropout=0.0)
+    )
+    own = getattr(module, name)
+    if what == "wrapped":  # in what has no weight
+        setattr(module, name, nn.Sequential(own, nn.Dropout(0.1)))
+    elif what == "forward":
+        own.forward = lambda x: torch.zeros(*x.shape[:-1], own.out_features)
+    module.eval()
+    if name in ("qkv", "out"):
+        link: Any = attention_link(module, None, is_before=True, makes_keys=True)
+    else:
+        link = feed_forward_link(module, None, is_before=True)
+    assert (link is not None) == (what == "nothing")
+
+
 @pytest.mark.parametrize("what", CHANGES)
 def test_experts_that_somebody_has_changed_are_called(what: str) -> None:
     gate = (OtherGate if what == "other gate" else Gate)("softmax", 2, 3)
@@ -239,6 +262,12 @@ def test_experts_that_somebody_has_changed_are_called(what: str) -> None:
             looked_at = {"hook": module, "router's hook": router, "map's hook": own}[what]
             assert looked_at is not None
             looked_at.register_forward_hook(lambda *given: None)
+        elif what == "forward":  # of this instance alone, as patches are
+            module.forward = lambda *given: given[0]  # type: ignore[method-assign]
+        elif what == "wrapped map":
+            assert isinstance(router, MlpRouter)
+            router.hidden = nn.Sequential(nn.Linear(4, 4))  # type: ignore[assignment]
+            attention.kv = nn.Sequential(attention.kv).eval()  # type: ignore[assignment]
         elif what == "router's bias":
             assert isinstance(router, MlpRouter)
             router.scores = nn.Linear(4, 3).eval()

@@ -106,6 +106,8 @@ class TokenModel(Embeddings, ABC):
         round_loss = round_loss or RoundLossConfig()
         most = next(reversed(self.n_rounds().values()), None)
         problems = list(round_loss_problems(self, round_loss, most, "round_loss"))
+        if not 0 <= label_smoothing < 1:
+            problems.append(Problem("label_smoothing", label_smoothing, "must be a number from 0, below 1"))
         if label_smoothing and self.config.reads == "span":
             problems.append(Problem("label_smoothing", label_smoothing, NO_SMOOTHING_OF_SPANS))
         if problems:
@@ -147,7 +149,8 @@ class TokenModel(Embeddings, ABC):
     ) -> list[list[int]]:
         """Return the best output for every row, in order, as token ids without begin and end symbols.
 
-        The model runs in evaluation mode, without gradients. Outputs with their scores: `ostinato.decoding.search`.
+        The model runs in evaluation mode, without gradients; for several threads at once put it there before.
+        Outputs with their scores: `ostinato.decoding.search`.
 
         Args:
             ids: of sources, `[B, S]`, as the model was trained on them (`Batch.from_lists` puts the end symbol after
@@ -168,20 +171,22 @@ class TokenModel(Embeddings, ABC):
             reason = "one output of each row is returned, as token ids: use ostinato.decoding.search_n_best"
             raise ConfigError([Problem(key, decoding[key], reason)])
         given: Tokens | None = None
+        if target is None and target_keep is not None:
+            raise DataError("target_keep goes with a target")
         if isinstance(ids, Batch):
             batch = as_batch(ids, keep, target, target_keep)
             if not batch.has_sources:
                 raise DataError("a batch of texts has no sources to generate from: give the prompts' token ids")
         elif self.config.has_two_sides:
             batch = as_batch(ids, keep, ids if target is None else target, keep if target is None else target_keep)
-            source = source_of(batch)
-            batch = replace(batch, source=replace(source, positions_BT=positions_where_gaps(source.keep_BT)))
             given = None if target is None else batch.target
         elif target is not None or target_keep is not None:
             raise DataError("a language model's ids are themselves the beginning of its outputs: leave out the target")
         else:
             batch = as_batch(ids, keep)
             given = batch.target
+        if not batch.n_sentences:
+            return []
         if given is not None:
             given = left_padded(real_ids(given), self.special_ids.pad, given.ids_BT.device)
         with inference(self, packs_weights=config.pack_weights):
@@ -378,7 +383,8 @@ def as_batch(
         target, target_keep: ids of the target `[B, T]`, begin symbol first, and its real tokens.
 
     Raises:
-        DataError: ids that are no whole numbers `[B, T]`, a mask of another shape, or one beside a batch.
+        DataError: ids that are no whole numbers `[B, T]`, a mask of another shape, or one beside a batch; as many
+            targets as sources are not given.
     """
     if isinstance(given, Batch):
         if keep is not None or target is not None or target_keep is not None:
@@ -388,16 +394,19 @@ def as_batch(
     if target is None:
         return Batch(first, first.ids_BT, first.keep_BT)
     second = _tokens(target, target_keep, "target ids")
+    if len(first.ids_BT) != len(second.ids_BT):
+        raise DataError(f"there must be as many targets as sources, got {len(second.ids_BT)} and {len(first.ids_BT)}")
     return Batch(second, second.ids_BT, second.keep_BT, source=first)
 
 
 def _tokens(ids: Tensor, keep: Tensor | None, name: str) -> Tokens:
     if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
         raise DataError(f"{name} must be whole numbers [B, T], got {ids.dtype} of shape {tuple(ids.shape)}")
-    keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep.bool()
+    if keep is None:
+        return Tokens(ids.long(), torch.ones_like(ids, dtype=torch.bool))
     if keep.shape != ids.shape:
         raise DataError(f"the mask of {name} must have their shape {tuple(ids.shape)}, got {tuple(keep.shape)}")
-    return Tokens(ids.long(), keep)
+    return Tokens(ids.long(), keep.bool(), None if is_exporting() else positions_where_gaps(keep.bool()))
 
 
 def keep_or_none(tokens: Tokens) -> Tensor | None:
@@ -416,4 +425,20 @@ def source_of(batch: Batch) -> Tokens:
     """
     if batch.source is None:
         raise DataError("a seq2seq model needs a source and a target; this batch has no source (ids: give both)")
+    if len(batch.source.ids_BT) != len(batch.target.ids_BT):
+        n_sources, n_targets = len(batch.source.ids_BT), len(batch.target.ids_BT)
+        raise DataError(f"there must be as many targets as sources, got {n_targets} and {n_sources}")
     return batch.source
+
+
+def check_no_source(batch: Batch) -> None:
+    """Refuse sources beside the sequences of a model that reads one.
+
+    Raises:
+        DataError: the batch has sources of their own.
+    """
+    if batch.source is not None:
+        raise DataError(
+            "this model reads one sequence, and the batch has sources beside it, which would not be read: "
+            "Batch.from_lists(..., joins_pairs=True) makes one sequence of source and target"
+        )

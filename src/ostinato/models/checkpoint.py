@@ -24,6 +24,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
 from ostinato.data.disk import give_mode, read_json_object, sha256_of
 from ostinato.errors import CheckpointError, on_one_line
+from ostinato.models.base import TokenModel
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
 from ostinato.system_errors import naming
@@ -41,9 +42,11 @@ def save_model(model: Model, directory: str | Path) -> None:
     `load_model` reads them. What was there under the same names is replaced.
 
     Raises:
-        CheckpointError: the directory cannot be made.
+        CheckpointError: it is no model of this library, but what wraps one; the directory cannot be made.
     """
     directory = Path(directory)
+    if not isinstance(model, TokenModel):
+        raise CheckpointError(f"{type(model).__name__} is no model of this library: save what it wraps")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

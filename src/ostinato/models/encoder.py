@@ -10,7 +10,7 @@ from torch import nn
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import DataError
-from ostinato.models.base import as_batch, keep_or_none
+from ostinato.models.base import as_batch, check_no_source, keep_or_none
 from ostinato.models.embeddings import FactEmbedder
 from ostinato.models.output import ModelOutput
 from ostinato.models.transformer import Transformer
@@ -87,6 +87,7 @@ class Encoder(Transformer):
                 has none.
         """
         batch = as_batch(batch, keep)
+        check_no_source(batch)
         tokens = batch.target
         encoder = self.stacks["encoder"](
             self._states(tokens, token_types),

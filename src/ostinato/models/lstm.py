@@ -8,7 +8,7 @@ from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
 from ostinato.config.model import ModelConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Problem
-from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
+from ostinato.models.base import TokenModel, as_batch, check_no_source, keep_or_none, source_of
 from ostinato.models.output import ModelOutput
 from ostinato.nn.cache import Cache, RecurrentState
 from ostinato.nn.execution import Execution
@@ -130,10 +130,12 @@ class LstmLanguageModel(TokenModel):
         """Run a teacher-forced pass over `batch.target`.
 
         Raises:
-            ConfigError: `n_steps` or `request`, which ask of steps of depth.
+            ConfigError: `n_steps` or `request`, which ask of steps of depth. DataError: a batch with sources.
         """
         _refuse(self.config, n_steps, request)
-        target = as_batch(batch, keep).target
+        batch = as_batch(batch, keep)
+        check_no_source(batch)
+        target = batch.target
         draws = self.checked(execution).dropout_draws
         embedded_BTD = self.embed(target.ids_BT, self.target_embedding)
         states_BTD, _ = self.decoder(embedded_BTD, keep_or_none(target), draws=draws)
@@ -143,9 +145,10 @@ class LstmLanguageModel(TokenModel):
         """Return an empty cache; the prompt is the first `step`.
 
         Raises:
-            ConfigError: `n_steps`.
+            ConfigError: `n_steps`. DataError: a batch with sources.
         """
         _refuse(self.config, n_steps, ())
+        check_no_source(batch)
         return Cache(device=batch.target.ids_BT.device)
 
     def step(

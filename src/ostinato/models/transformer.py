@@ -12,7 +12,7 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig, StackModel
 from ostinato.config.stack import NormConfig, StackConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError, DataError, Problem
-from ostinato.models.base import TokenModel, as_batch, keep_or_none, source_of
+from ostinato.models.base import TokenModel, as_batch, check_no_source, keep_or_none, source_of
 from ostinato.models.output import ModelOutput
 from ostinato.models.parts import (
     build_deltas,
@@ -317,6 +317,7 @@ class LanguageModel(Transformer):
             DataError: a prefix language model, and a batch that does not say how long the prefixes are.
         """
         batch = as_batch(batch, keep)
+        check_no_source(batch)
         target = batch.target
         decoder = self.stacks["decoder"](
             self.embed(target.ids_BT, self.target_embedding),
@@ -332,7 +333,12 @@ class LanguageModel(Transformer):
         return ModelOutput(self.logits(decoder.states_BTD), {"decoder": decoder})
 
     def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
-        """Return an empty cache; the prompt is the first `step`, of a prefix language model with the whole prefix."""
+        """Return an empty cache; the prompt is the first `step`, of a prefix language model with the whole prefix.
+
+        Raises:
+            DataError: a batch with sources beside its sequences.
+        """
+        check_no_source(batch)
         return Cache(
             n_steps=n_steps,
             execution=self.checked(execution),

@@ -67,17 +67,21 @@ def _attention_link(
 ) -> AttentionLink | None:
     if type(module) is Attention and module.is_read_plainly and module.qk_bias is None and module.output_gate is None:
         dense: tuple[nn.Module, ...] = (module.qkv, module.out)
+        if is_changed(module, *dense):  # what stands there may have no weight
+            return None
         weight, bias, n = module.qkv.weight, module.qkv.bias, module.inner
         queries: _Map = weight[:n], None if bias is None else bias[:n]
         keys_values: _Map = weight[n:], None if bias is None else bias[n:]
         output: _Map = module.out.weight, module.out.bias
     elif type(module) is ExpertAttention and module.is_read_plainly and route is not None and module.sum_bias_D is None:
         dense = (module.kv,)
+        if is_changed(module, *dense):
+            return None
         queries, output = (module.query_EDI, module.query_bias_EI), (module.out_EID, module.out_bias_ED)
         keys_values = module.kv.weight, module.kv.bias
     else:
         return None
-    if is_changed(module, *dense) or not are_plain(*queries, *keys_values, *output):
+    if not are_plain(*queries, *keys_values, *output):
         return None
     if module.n_choices != (1 if route is None else route.top_k):
         return None
@@ -92,6 +96,8 @@ def _feed_forward_link(
     if type(module) is FeedForward:
         known = module
         dense: tuple[nn.Module, ...] = (module.up, module.down)
+        if is_changed(module, *dense):
+            return None
         up: _Map = module.up.weight, module.up.bias
         down: _Map = module.down.weight, module.down.bias
     elif type(module) is ExpertFeedForward and route is not None and module.sum_bias_D is None:
@@ -129,6 +135,8 @@ def _scores_of(router: Router) -> tuple[Tensor, _Map | None, bool, bool] | None:
     if type(router) is LinearRouter:
         scores_EC: Tensor = router.experts_ED
     elif type(router) is MlpRouter:
+        if is_changed(router, router.hidden, router.scores):
+            return None
         bias_E: Tensor | None = router.scores.bias
         if bias_E is not None:
             return None
@@ -139,8 +147,10 @@ def _scores_of(router: Router) -> tuple[Tensor, _Map | None, bool, bool] | None:
         maps = () if router.projection is None else (router.projection,)
     else:
         return None
+    if is_changed(router, *maps):
+        return None
     hidden = (maps[0].weight, maps[0].bias) if maps else None
-    if is_changed(router, *maps) or not are_plain(scores_EC, *(hidden or ())):
+    if not are_plain(scores_EC, *(hidden or ())):
         return None
     return scores_EC, hidden, has_tanh, is_normalised
 
@@ -155,7 +165,8 @@ def _has_hooks(module: nn.Module) -> bool:
     everywhere = torch.nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    # A function of an instance's own, as patches and accelerate's hooks are, is no less of a hook.
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def are_plain(*tensors: Tensor | None) -> bool:
