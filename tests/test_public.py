@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import ostinato
 import ostinato.nn
 from ostinato.data.batch import Batch, Tokens
-from ostinato.errors import ConfigError, DataError
+from ostinato.errors import CheckpointError, ConfigError, DataError
 
 SIZES = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
 
@@ -109,3 +110,15 @@ def test_a_parameter_set_that_is_replaced_in_its_bank_is_used() -> None:
             after = model(ids()).logits_BTV
             assert not torch.equal(after, before), (bank, name)
             before = after
+
+
+def test_what_wraps_a_model_is_refused_before_anything_is_replaced(tmp_path: Path) -> None:
+    stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    model = ostinato.build_model(
+        ostinato.LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": stack})
+    )
+    ostinato.save_model(model, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match="DataParallel is no model of this library: save what it wraps"):
+        ostinato.save_model(torch.nn.DataParallel(model), tmp_path)  # type: ignore[arg-type]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
