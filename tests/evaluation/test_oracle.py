@@ -295,6 +295,30 @@ def test_other_stacks_keep_their_rules() -> None:
     assert own["halting"]["encoder"] == found["halting"]["encoder"]
 
 
+@pytest.mark.parametrize("chosen", [{"halting_threshold": 0.3}, {"exit": "change", "halting_threshold": 0.5}])
+def test_what_was_chosen_for_other_stacks_too_is_refused(chosen: dict[str, Any]) -> None:
+    rules = {"encoder": ActConfig(initial_bias=-0.5), "decoder": StickBreakingConfig(threshold=0.8)}
+    model = _seq2seq(**rules)
+    with (
+        model.execution(**chosen),
+        pytest.raises(ConfigError, match="tokens of the encoder halt, too: evaluate by the"),
+    ):
+        oracle_of(model, "token")
+    only = _language_model(halting={"kind": "act"})
+    with only.execution(halting_threshold=0.3):  # which is the oracle's own stack
+        assert oracle_of(only, "token").stack == "decoder"
+
+
+def test_a_sentence_without_a_label_that_counts_is_that_of_all_rounds() -> None:
+    model = _language_model().eval()
+    batch = Batch.from_lists([[5, 6, 7], [4, 8]])
+    silent = replace(batch, loss_mask_BT=batch.loss_mask_BT & torch.tensor([[True], [False]]))
+    with torch.no_grad():
+        found = oracle_pass(model, Oracle("decoder", "sequence"), silent)
+        whole = model(silent)
+    torch.testing.assert_close(found.logits_BTV[1], whole.logits_BTV[1], rtol=1e-5, atol=1e-5)
+
+
 def test_another_process_is_given_the_oracle_and_gives_back_its_choice() -> None:
     model, work = _seq2seq(), pickle.loads(pickle.dumps(Passes(None, oracle=Oracle("decoder", "token"))))
     texts = [[4 + i % 6 for i in text] for text in TEXTS]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
+from ostinato.data.example import Example
 from ostinato.tasks.algorithmic import add_reversed, draw_addition
-from ostinato.tasks.overlap import measure_overlap
+from ostinato.tasks.overlap import _keys, measure_overlap
 from ostinato.tasks.registry import build_task, task_problems
 
 
@@ -120,3 +121,9 @@ def test_overlap_of_test_and_train_is_reported():
     assert found.n_seen_pairs == found.n_seen_sources
     assert measure_overlap(task, "long").n_seen_sources == 0
     assert found.fraction == found.n_seen_sources / 200
+
+
+def test_a_text_that_goes_on_is_the_same_whether_a_blank_ends_its_beginning_or_not():
+    whole = Example(None, "the key is")
+    for source in ("the key", "the key "):
+        assert _keys(Example(source, "is", continues=True))[0] == _keys(whole)[0]

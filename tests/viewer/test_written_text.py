@@ -8,12 +8,14 @@ import opened_runs  # noqa: F401, skips where the page's extra is not here
 import pytest
 from kept_tokenizers import keep_tokenizer
 
+from ostinato.data.example import Example
 from ostinato.evaluation.loading import load
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 from ostinato.viewer.calls import Call
 from ostinato.viewer.inspecting import inspect
 from ostinato.viewer.opened import open_runs
+from ostinato.viewer.reading import Given
 from ostinato.viewer.schema import Limits, Output, Sentence, Token
 from ostinato.viewer.writing import generate
 
@@ -47,3 +49,9 @@ def test_what_the_page_writes_is_what_generate_writes(kind: str, tmp_path: Path)
     again = inspect(opened, sentence.model_copy(update={"output_ids": found.output.ids}), Call(60))
     assert again.predictions == seen.predictions
     opened.close()
+
+
+def test_any_of_several_answers_is_right_where_an_example_has_them() -> None:
+    squad = Given(Example("who won", "Denver Broncos\tBroncos"), knows_answer=True, has_several=True)
+    assert [squad.is_right(text) for text in ("Denver  Broncos", "Broncos", "Denver")] == [True, True, False]
+    assert not Given(squad.example, knows_answer=True).is_right("Broncos")

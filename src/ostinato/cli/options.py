@@ -294,6 +294,8 @@ def run_settings(settings: list[str] | None, **search: Any) -> list[str]:
     if not settings:
         return []
     chosen = with_strategy({name: value for name, value in search.items() if value is not None})
+    if chosen.get("beam") == 1:  # which keeps no more than one output
+        chosen["n_best"] = 1
     return [*(f"decoding.{name}={value}" for name, value in chosen.items()), *settings]
 
 

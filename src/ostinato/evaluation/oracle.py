@@ -67,14 +67,25 @@ def oracle_of(model: Model, scope: ExitScope) -> Oracle:
     """Return the oracle of a model: as asked for, or of sentences where its tokens have no answer of their own.
 
     Raises:
-        ConfigError: the model has no rounds to choose from.
+        ConfigError: the model has no rounds to choose from, or other stacks of it halt by what was chosen.
     """
     if reason := why_no_oracle(model):
         raise ConfigError([Problem("oracle", scope, reason + see("halting"))])
     name, stack = list(model.stacks.items())[-1]
     config = model.config
     is_whole = isinstance(config, EncoderConfig) and config.head.kind in _OF_SENTENCES
-    return Oracle(name, "sequence" if is_whole or stack.plan.loop.phases else scope)
+    oracle = Oracle(name, "sequence" if is_whole or stack.plan.loop.phases else scope)
+    current, changes = model.current_execution, execution_of(model, oracle)
+    others = {*model.halting_thresholds(), *model.exits()} - {name}
+    if others and any(
+        getattr(current, key) not in (None, changes[key]) for key in ("exit", "halting_threshold") if key in changes
+    ):
+        reason = (
+            f"takes the place of the threshold or criterion that is chosen, by which tokens of the "
+            f"{' and '.join(sorted(others))} halt, too: evaluate by the trained ones (--halting-threshold trained)"
+        )
+        raise ConfigError([Problem("oracle", scope, reason + see("halting"))])
+    return oracle
 
 
 def execution_of(model: Model, oracle: Oracle) -> dict[str, Any]:
@@ -137,6 +148,7 @@ def _first_right(
         right_BL = (logits_BLV.argmax(-1) == labels_BL) | ~counts_BL
         if scope == "sequence":
             right_BL = right_BL.all(1, keepdim=True).expand_as(right_BL)
+        right_BL = right_BL & counts_BL.any(1, keepdim=True)  # what has no label runs all rounds
         open_BL = open_BL & ~right_BL
         if not bool(open_BL.any()):
             break

@@ -62,7 +62,8 @@ def overlap(examples: Iterable[Example], seen: Iterable[Example]) -> Overlap:
 def _keys(example: Example) -> tuple[bytes, bytes]:
     source = example.target if example.source is None else example.source
     if example.continues:
-        source = f"{example.source} {example.target}"
+        source = example.source or ""
+        source += f"{'' if source[-1:].isspace() else ' '}{example.target}"  # as such texts are read
     digest = hashlib.blake2b(source.encode(), digest_size=16)
     source_key = digest.digest()
     if example.source is not None and not example.continues:

@@ -23,10 +23,12 @@ class Given:
 
     Args:
         example: its target is the answer, or stands for one that is not known. knows_answer: it is.
+        has_several: answers, of which any is right, with tabs between them.
     """
 
     example: Example
     knows_answer: bool
+    has_several: bool = False
 
     @property
     def answer(self) -> str | None:
@@ -37,7 +39,8 @@ class Given:
         """Return whether an output has the words of the answer; None where that is not known, or texts go on behind."""
         if self.answer is None or self.example.continues:
             return None
-        return output.split() == self.answer.split()
+        answers = self.answer.split("\t") if self.has_several else [self.answer]
+        return any(output.split() == one.split() for one in answers)
 
 
 def given(opened: OpenRun, sentence: Sentence) -> Given:
@@ -49,7 +52,8 @@ def given(opened: OpenRun, sentence: Sentence) -> Given:
     if (sentence.text is None) == (sentence.example is None):
         raise ConfigError([Problem("text", sentence.text, "give either text or example")])
     if sentence.example is not None:
-        return Given(opened.example(sentence.example), knows_answer=True)
+        reads_spans = opened.run.model.config.reads == "span"
+        return Given(opened.example(sentence.example), knows_answer=True, has_several=reads_spans)
     text = sentence.text or ""
     if not text.strip():
         raise ConfigError([Problem("text", text, "there is nothing to read")])
