@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 
 import runs
 from runs import ids_of, padded
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, DynamicCache
 
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError, OstinatoError
@@ -386,3 +386,23 @@ def left_padded(rows: list[list[int]]) -> Tokens:
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     return Tokens(ids, torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows]))
+
+
+def test_a_cache_of_another_kind_is_refused(made: Any) -> None:
+    run, _ = made("language-model")
+    with pytest.raises(ConfigError, match="past_key_values is 'DynamicCache': is no cache of this model"):
+        wrapped(run)(torch.tensor([[1, 5]]), past_key_values=DynamicCache())
+
+
+@pytest.mark.parametrize("name", ["language-model", "pairs", "masked"])
+def test_what_a_configuration_asks_for_is_what_calls_show(made: Any, name: str) -> None:
+    model = wrapped(made(name)[0])
+    given = {"input_ids": torch.tensor([[1, 5, 2]])}
+    given |= {"decoder_input_ids": torch.tensor([[1, 6]])} if name == "pairs" else {}
+    model.config.output_hidden_states = True
+    found = model(**given)
+    states = found.decoder_hidden_states if name == "pairs" else found.hidden_states
+    assert len(states) > 1
+    assert model(**given, output_hidden_states=False).to_tuple() != found.to_tuple()[:0]
+    model.config.return_dict = False
+    assert isinstance(model(**given), tuple)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
+from kept_tokenizers import keep_tokenizer
 from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra hf")
@@ -26,6 +28,7 @@ from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.readout import read_out, text_of
 from ostinato.hf.export import export_run
+from ostinato.hf.fast_tokenizer import fast_tokenizer
 
 IGNORED = -100
 HALTING = "training.halting.weight=0.05"
@@ -142,6 +145,42 @@ def test_heads_say_the_same_and_have_the_same_losses(name: str, tokenizer: str, 
         loss = loss_of(replace(run, model=run.model.train()), batch)
         torch.testing.assert_close(model.train()(**given, **answers).loss, loss, rtol=0, atol=1e-6)
     assert float(loss - plain) > 1e-3  # the cost of depth is in it
+
+
+def test_another_number_of_labels_is_that_of_the_model_that_is_saved(tmp_path: Path) -> None:
+    export_run(runs.make_run("classification", tmp_path / "run"), tmp_path / "three")
+    kind = transformers.AutoModelForSequenceClassification
+    model = kind.from_pretrained(tmp_path / "three", num_labels=2, ignore_mismatched_sizes=True)
+    model.save_pretrained(tmp_path / "two")
+    again = kind.from_pretrained(tmp_path / "two")
+    ids = torch.tensor([[1, 5, 6, 2]])
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert again(ids).logits.shape == (1, 2)
+
+
+@pytest.mark.parametrize("pair", ["<s> $A </s> </s> $B </s>", None])
+def test_two_texts_are_written_as_the_run_reads_them(pair: str | None, tmp_path: Path) -> None:
+    words = sorted({word for one in runs.labelled("classification") for word in one.source.split()})
+    kept = keep_tokenizer(tmp_path / "kept", ["<unk>", "<pad>", "<s>", "</s>", "<mask>", *words], "<s> $A </s>")
+    content = tokenizers.Tokenizer.from_file(str(kept / "tokenizer.json"))
+    content.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if pair is not None:
+        named = [("<s>", 2), ("</s>", 3)]
+        content.post_processor = tokenizers.processors.TemplateProcessing("<s> $A </s>", pair, named)
+    content.save(str(kept / "tokenizer.json"))
+    run = runs.make_run("classification", tmp_path / "run", f"data.tokenizer={{kind: hf, path: {kept}}}")
+    fast = fast_tokenizer(run)
+    first, second = "one b", "two c"
+    ids = [run.tokenizers.source.encode(text) for text in (first, second)]
+    assert fast(first, second)["input_ids"] == [2, *ids[0], 3, *ids[1], 3]
+    assert fast(first)["input_ids"] == [2, *ids[0], 3]
+
+
+def test_a_mask_in_a_text_of_subwords_stands_for_a_piece_with_its_blank(tmp_path: Path) -> None:
+    run = runs.make_run("masked", tmp_path / "run", "data.tokenizer={kind: bpe, vocab_size: 300}")
+    encode, special = run.tokenizers.source.encode, run.model.special_ids
+    expected = [special.bos, *encode("the old"), run.model.mask_id, *encode("and the sea,"), special.eos]
+    assert fast_tokenizer(run)("the old <mask> and the sea,")["input_ids"] == expected
 
 
 @pytest.mark.slow

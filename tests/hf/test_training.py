@@ -112,6 +112,37 @@ def test_trainer_learns_and_what_it_saves_is_the_same_model(
     assert abs(trainer_of(again, tmp_path / "again", **settings).evaluate()["eval_loss"] - after) < 1e-5
 
 
+def test_label_smoothing_of_trainer_is_of_the_next_tokens(tmp_path: Path) -> None:
+    model = wrapped(runs.make_run("looped", tmp_path / "run"))
+    trainer = trainer_of(model, tmp_path / "out", max_steps=1, label_smoothing_factor=0.1)
+    given = collate(rows(False)[:4])
+    given["labels"] = given["input_ids"].clone()
+    with torch.no_grad():
+        found = trainer.compute_loss(model.train(), dict(given))
+        logits, labels = model(given["input_ids"]).logits[:, :-1], given["labels"][:, 1:]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_two_passes_may_come_before_their_gradients(tmp_path: Path) -> None:
+    router = (
+        "model.decoder.ffn={kind: experts, n_experts: 4, top_k: 2, d_ff: 8, router: {kind: hypersphere, d_router: 3}}"
+    )
+    model = wrapped(runs.make_run("looped", tmp_path / "run", router)).train()
+    ids = torch.tensor([[1, 5, 6, 7], [1, 7, 5, 4]])
+    (model(ids, labels=ids).loss + model(ids.flip(0), labels=ids.flip(0)).loss).backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    before = [one.router.experts_EC.clone() for module in model.model.routed() for one in module.named_routers()]
+    model(ids, labels=ids)
+    after = [one.router.experts_EC for module in model.model.routed() for one in module.named_routers()]
+    assert not all(torch.equal(x, y) for x, y in zip(before, after, strict=True))  # brought back once
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="start one process a GPU"):
+        wrapped(runs.make_run("looped", tmp_path / "run"))._replicate_for_data_parallel()
+
+
 WITH_COSTS = {
     "experts": "training.balance.switch=0.5",
     "halting": "training.halting.weight=0.5",

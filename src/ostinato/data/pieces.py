@@ -38,7 +38,7 @@ class SubwordTokenizer(Tokenizer):
     """
 
     def __init__(self, kind: str, content: str, leading_space: bool) -> None:
-        self.kind, self._leading_space = kind, leading_space
+        self.kind, self.leading_space = kind, leading_space
         # Its special symbols are none of ours: a text may have them.
         self._model = _PlainTextModel(content, hides_special=False)
         self._unknown, self._n_pieces = self._model.unknown, self._model.n_ids
@@ -73,7 +73,7 @@ class SubwordTokenizer(Tokenizer):
         for added in content["added_tokens"]:
             added["id"] += shift
         content["post_processor"] = None
-        if self._leading_space:
+        if self.leading_space:
             content["normalizer"] = {"type": "Prepend", "prepend": " "}
             strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
             content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], strip]}
@@ -88,13 +88,13 @@ class SubwordTokenizer(Tokenizer):
 
     def _tokenize(self, text: str) -> tokenizers.Encoding:
         try:
-            return self._model.encode(" " + text if self._leading_space else text, with_others=False)
+            return self._model.encode(" " + text if self.leading_space else text, with_others=False)
         # Half of a surrogate pair, or an unknown symbol where the model has no unknown token.
         except Exception as error:
             raise DataError(f"cannot tokenize {text!r}: {error}") from error
 
     def _characters(self, encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
-        shift = int(self._leading_space)
+        shift = int(self.leading_space)
         return [(max(start - shift, 0), end - shift) for start, end in encoding.offsets]
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -107,10 +107,10 @@ class SubwordTokenizer(Tokenizer):
                 pieces = [i - N_SPECIAL for i in group]
                 parts.append(UNKNOWN_TEXT if is_unknown else self._model.decode(pieces, with_special=True))
             text = "".join(parts)
-        return text.removeprefix(" ") if self._leading_space else text
+        return text.removeprefix(" ") if self.leading_space else text
 
     def _content(self) -> dict[str, Any]:
-        return {"leading_space": self._leading_space, "model": self._model.content()}
+        return {"leading_space": self.leading_space, "model": self._model.content()}
 
 
 class KeptTokenizer(Tokenizer):

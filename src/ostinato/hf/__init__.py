@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ostinato.hf.cache import DepthCache
 from ostinato.hf.configuration import OstinatoConfig
@@ -53,3 +54,5 @@ for _auto, _model in (
     (AutoModelForQuestionAnswering, OstinatoForQuestionAnswering),
 ):
     _auto.register(OstinatoConfig, _model, exist_ok=True)
+# By this list, which `register` leaves alone, Trainer knows for `label_smoothing_factor` whose labels must be shifted.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[OstinatoConfig.model_type] = OstinatoForCausalLM.__name__

@@ -36,6 +36,7 @@ class _EncoderOnly(OstinatoPreTrainedModel):
         assert isinstance(given, EncoderConfig)
         if given.head.kind == self.head["kind"]:
             n_labels = self.config.num_labels if self.has_labels else None
+            self.config.model = {**(self.config.model or {}), "n_labels": n_labels}  # as it is saved again
             return given.model_copy(update={"n_labels": n_labels})
         plain = given.model_dump(exclude={"head", "n_labels", "output", "tie_embeddings"})
         labels = {"n_labels": self.config.num_labels} if self.has_labels else {}
@@ -83,6 +84,8 @@ class _LabelsOfTokens(_EncoderOnly):
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
         """
         check_others(others, attention_mask)
+        asked = self._asked(output_hidden_states, output_attentions, return_dict)
+        output_hidden_states, output_attentions, return_dict = asked
         tokens = tokens_of(input_ids, attention_mask)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT)
         shown = self._shown(output_hidden_states, output_attentions)
@@ -171,6 +174,8 @@ class OstinatoForQuestionAnswering(_EncoderOnly):
             n_steps: rounds to run in place of the plan's own. halting_threshold: at which tokens halt.
         """
         check_others(others, attention_mask)
+        asked = self._asked(output_hidden_states, output_attentions, return_dict)
+        output_hidden_states, output_attentions, return_dict = asked
         tokens = tokens_of(input_ids, attention_mask)
         prefixes_B = _lengths_of_questions(tokens, self.model.special_ids.eos)
         batch = Batch(tokens, tokens.ids_BT, tokens.keep_BT, prefix_lengths_B=prefixes_B)

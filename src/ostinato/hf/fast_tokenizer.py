@@ -39,7 +39,8 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
         named = {f"{key}_token": texts[i] for key, i in tokenizer.special_ids if i is not None}
         content = tokenizers.Tokenizer.from_str(tokenizer.to_json())
         content.encode_special_tokens = False
-        _surround(content, tokenizer, _templates(run))
+        reads_two = run.model.config.reads in ("classification", "span")
+        _surround(content, tokenizer, _templates(run), reads_two=reads_two)
         return PreTrainedTokenizerFast(tokenizer_object=content, **named)
     reads_all = isinstance(run.model.config, EncoderConfig)
     content = _with_symbols(tokenizer, has_mask=reads_all)
@@ -54,8 +55,14 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=content, clean_up_tokenization_spaces=False, **names)
 
 
-def _surround(content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tuple[str, str]) -> None:
-    """Have a tokenizer put around a text what the model read of it, where its own post-processor does not."""
+def _surround(
+    content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tuple[str, str], *, reads_two: bool
+) -> None:
+    """Have a tokenizer put around a text what the model read of it, where its own post-processor does not.
+
+    Args:
+        templates: see `_templates`. reads_two: whether the model may read two texts in one.
+    """
     special, probe = kept.special_ids, _some_word(kept)
     ids = {"<bos>": [special.bos], "<eos>": [special.eos], "$A": kept.encode(probe)}
     read = [i for piece in templates[0].split() for i in ids[piece]]
@@ -65,9 +72,10 @@ def _surround(content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tup
     template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(symbols.values()))
     own = content.post_processor
     choices = [template] if own is None else [own, template, processors.Sequence([own, template])]
+    of_two = [i for piece in templates[1].replace("$B", "$A").split() for i in ids[piece]]
     for processor in choices:
         content.post_processor = processor
-        if content.encode(probe).ids == read:
+        if content.encode(probe).ids == read and (not reads_two or content.encode(probe, probe).ids == of_two):
             return
     raise CheckpointError("what the tokenizer's own post-processor puts around a text cannot be joined with ours")
 
@@ -116,7 +124,12 @@ def _with_symbols(tokenizer: Tokenizer, *, has_mask: bool) -> tokenizers.Tokeniz
             raise CheckpointError(f"the tokenizer cannot be written as a fast tokenizer: {error}") from error
     else:
         raise CheckpointError(f"a tokenizer of kind {tokenizer.kind} cannot be written as a fast tokenizer")
-    content.add_special_tokens([*first, *([_NAMES["mask"]] if has_mask else [])])
+    content.add_special_tokens([*first])
+    if has_mask:
+        # Blanks around it belong to the pieces that it stands for and that follow, which have their own.
+        left = isinstance(tokenizer, SubwordTokenizer)
+        right = isinstance(tokenizer, SubwordTokenizer) and tokenizer.leading_space
+        content.add_special_tokens([tokenizers.AddedToken(_NAMES["mask"], special=True, lstrip=left, rstrip=right)])
     return content
 
 

@@ -59,6 +59,8 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
         check_others(others, attention_mask, is_start=cache is None and past_key_values is None)
+        asked = self._asked(output_hidden_states, output_attentions, return_dict)
+        output_hidden_states, output_attentions, return_dict = asked
         self._project_routers()
         cache = past_key_values if cache is None else cache
         if cache is not None:

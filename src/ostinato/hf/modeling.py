@@ -55,6 +55,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["LanguageModel", "Seq2Seq", "Encoder"]
     kind: ClassVar[str]
     auto: ClassVar[str]
     """The Auto class that finds the class: its name behind AutoModel is the class's behind Ostinato."""
@@ -72,6 +73,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         # Weights are read into a model that is there: HF builds on a device without memory.
         with torch.device("cpu"):
             self.model: Any = build_model(self.adapted(given))
+        self._projected: list[int] = []
         self.post_init()
 
     def adapted(self, given: Exported) -> Exported:
@@ -112,6 +114,10 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         if problems:
             more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise CheckpointError(f"{folder}: its weights are not the model's: {'; '.join(problems[:3])}{more}")
+        places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
+        if len(places) > 1 or places == ["disk"]:
+            reason = f"must lie on one device, and device_map puts it on {', '.join(places)}: name one (device_map=0)"
+            raise CheckpointError(f"{folder}: the model {reason}")
         cls._check_type(folder, model)
         return (model, report) if wants_report else model
 
@@ -176,9 +182,34 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         return self.is_gradient_checkpointing
 
     def _project_routers(self) -> None:
-        """In training bring back what routers hold fixed before a pass, as every update of ours does after it."""
-        if self.training and torch.is_grad_enabled():
+        """Bring back what routers hold fixed before the first pass after an update, as our training does after it."""
+        if not (self.training and torch.is_grad_enabled()):
+            return
+        held = [x for module in self.model.routed() for one in module.named_routers() for x in one.router.parameters()]
+        # Torch counts how often a tensor is written to. Another pass may still need what it has read for its gradient.
+        if [x._version for x in held] != self._projected:
             self.model.project_routers()
+            self._projected = [x._version for x in held]
+
+    def _replicate_for_data_parallel(self) -> Any:
+        """Refuse it: Trainer in one process asks for it where there are several GPUs.
+
+        Raises:
+            ConfigError: always.
+        """
+        reason = "is not for these models: start one process a GPU (torchrun, accelerate launch)"
+        raise ConfigError([Problem("DataParallel", True, reason)])
+
+    def _asked(
+        self, states: States, weights: bool | None, return_dict: bool | None
+    ) -> tuple[States, bool | None, bool | None]:
+        """Return what a call is to show and how: what it says, else what the configuration does."""
+        config = self.config
+        return (
+            config.output_hidden_states if states is None else states,
+            config.output_attentions if weights is None else weights,
+            config.return_dict if return_dict is None else return_dict,
+        )
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -208,12 +239,15 @@ class OstinatoPreTrainedModel(PreTrainedModel):
             execution = self.model.checked(execution)
         return n_steps, execution
 
-    def _check_cache(self, cache: DepthCache, n_steps: int | None, halting_threshold: float | None) -> None:
+    def _check_cache(self, cache: object, n_steps: int | None, halting_threshold: float | None) -> None:
         """Refuse what a call asks for where a cache was made in another way, which goes on as it began.
 
         Raises:
             ConfigError: naming what differs.
         """
+        if not isinstance(cache, DepthCache):
+            reason = "is no cache of this model: give what an earlier call of it returned, or none"
+            raise ConfigError([Problem("past_key_values", type(cache).__name__, reason)])
         content = cache.content
         execution = content.execution or self.model.current_execution
         asked = {

@@ -108,6 +108,8 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
             cache, past_key_values: what an earlier call returned, by either name that the library has for it.
         """
         check_others(others, attention_mask, is_start=False)  # positions would be the target's
+        asked = self._asked(output_hidden_states, output_attentions, return_dict)
+        output_hidden_states, output_attentions, return_dict = asked
         if decoder_input_ids is None and labels is None:
             raise ValueError("a seq2seq model needs decoder_input_ids or labels")
         if labels is not None and (decoder_input_ids is None or decoder_attention_mask is None):
