@@ -55,7 +55,7 @@ def product(x: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
     rows_ND = x.reshape(-1, x.shape[-1])
     if not _is_ours(rows_ND, weight_FD.t(), bias_F):
         return F.linear(x, weight_FD, bias_F)
-    y_NF = _Product.apply(rows_ND, weight_FD, bias_F)  # type: ignore[no-untyped-call]
+    y_NF = _LargeProduct.apply(rows_ND, weight_FD, bias_F)  # type: ignore[no-untyped-call]
     return y_NF.view(*x.shape[:-1], y_NF.shape[1])  # type: ignore[no-any-return]
 
 
@@ -83,7 +83,7 @@ def has_slow_products() -> bool:
         return False
 
 
-class _Product(torch.autograd.Function):
+class _LargeProduct(torch.autograd.Function):
     """x W^T + b, with products of ours backwards, too."""
 
     @staticmethod

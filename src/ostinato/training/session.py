@@ -271,7 +271,7 @@ class Session:
             self._save()
 
     def _log(self, routing: dict[str, Any] | None = None, depth: dict[str, Any] | None = None) -> None:
-        """Record the means since the last record, and what routers and halting rules did in the last batch."""
+        """Record mean losses since the last record, and what the last update and its last batch did."""
         window, self.progress.window = self.progress.window, LossWindow()
         record = {
             "kind": "training",
