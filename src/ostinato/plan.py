@@ -331,8 +331,8 @@ class Plan:
             raise ConfigError([Problem("n_steps", n_rounds, "must be at least 1")])
         if not self.is_fully_shared:
             reason = (
-                f"the {self.stack} has {self.n_rounds} rounds with different parameter sets or norms; only a stack whose "
-                f"rounds all share their weights and norms can run for another number{see('looping')}"
+                f"the {self.stack} has {self.n_rounds} rounds with different parameter sets or norms; only a stack "
+                f"whose rounds all share their weights and norms can run for another number{see('looping')}"
             )
             raise ConfigError([Problem("n_steps", n_rounds, reason)])
         rounds = list(self.loop.rounds())

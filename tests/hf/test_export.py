@@ -434,7 +434,12 @@ def test_the_model_card_has_the_scores_of_the_weights_that_are_exported(tmp_path
     assert json.loads(card.split("```json\n")[1].split("```")[0]) == json.loads(
         (tmp_path / "run" / "results.json").read_text()
     )
-    # Scores of other weights are not those of these.
+    # Scores of other weights are not those of these, nor are those of all rounds where tokens stop before.
+    stopping = TunedThreshold(0.9, ostinato.load(tmp_path / "run").checkpoint.name, "dev", "loss", 0.1, "change")
+    write_tuned(tmp_path / "run", stopping)
+    tuned = ostinato.load(tmp_path / "run")
+    assert tuned.halting_threshold_from == "tuned"
+    assert "## Results" not in (export_run(tuned, tmp_path / "tuned") / "README.md").read_text()
     (tmp_path / "run" / "results.json").write_text(json.dumps({**results, "checkpoint": "update-000009"}))
     assert (
         "## Results" not in (export_run(ostinato.load(tmp_path / "run"), tmp_path / "other") / "README.md").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import opened_runs  # noqa: F401, skips where the page's extra is not here
@@ -48,6 +49,35 @@ def test_what_the_page_writes_is_what_generate_writes(kind: str, tmp_path: Path)
     seen = inspect(opened, sentence, Call(60))
     again = inspect(opened, sentence.model_copy(update={"output_ids": found.output.ids}), Call(60))
     assert again.predictions == seen.predictions
+    opened.close()
+
+
+def test_what_was_written_of_subwords_is_looked_at_as_the_search_wrote_it(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("source\ttarget\n" + "a b c\tc b a\n" * 8, encoding="utf-8")
+    stack = "n_steps: 1, self_attention: {n_heads: 2}, ffn: {d_ff: 8}"
+    settings = [
+        f"data.train={pairs}",
+        f"data.dev={pairs}",
+        "data.tokenizer={kind: bpe, vocab_size: 270}",
+        "training={n_updates: 0, n_threads: 1}",
+        f"model.encoder={{{stack}}}",
+        f"model.decoder={{{stack}, cross_attention: {{n_heads: 2}}}}",
+        "model.d_model=8",
+        "decoding={strategy: greedy, beam: 1, max_length_ratio: 0.0}",
+    ]
+    train(load_recipe("files/template", settings), tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    opened = open_runs({"run": run}, Limits(tokens=64))["run"]
+    (expected,) = run.generations(["a b c"], max_length=5)
+    seen = inspect(opened, Sentence(run="run", text="a b c", max_length=5), Call(60))
+    assert seen.output is not None
+    assert seen.output.text == expected.text
+    (decoder,) = (stack for stack in seen.stacks if stack.name == "decoder")
+    assert len(decoder.tokens) == 1 + len(seen.output.ids)  # the begin symbol, and no blank of an empty text
+    n = len(seen.output.ids)
+    found = sum(label.bits or 0.0 for label in seen.predictions.labels[: n + expected.finished])
+    assert found * math.log(2) == pytest.approx(-expected.log_prob, rel=1e-3)
     opened.close()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ostinato.config.load import recipe_text
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.evaluation.threshold import TRAINED
 from ostinato.training.rundir import RunDirectory
 
 _NO_SCORES = ("n", "seconds", "decoding_seconds", "n_steps", "n_generated", "n_unfinished")
@@ -32,9 +33,11 @@ def model_card(run: LoadedRun, auto: str, *, is_plain: bool = False) -> str:
 
 
 def _results(run: LoadedRun) -> str:
-    """Return what the run's results.json says of the weights that are exported; nothing where it is of others."""
+    """Return what the run's results.json says of what is exported; nothing where it is of other weights, or of another
+    threshold or criterion by which tokens halt."""
     results = RunDirectory(run.directory).results()
-    if results is None or results.get("checkpoint") != run.checkpoint.name:
+    is_as_trained = run.halting_threshold_from == TRAINED
+    if results is None or results.get("checkpoint") != run.checkpoint.name or not is_as_trained:
         return ""
     table = _table({name: _scores(found) for name, found in results.get("splits", {}).items()})
     return f"\n## Results\n\n{table}```json\n{json.dumps(results, indent=1)}\n```\n"

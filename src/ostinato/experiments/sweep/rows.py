@@ -307,6 +307,9 @@ def open_sweep(
         rows, missing = collect_rows(sweep, runs, access)
         there = {(row["arm"], row["seed"]) for row in rows}
         source = OpenedSweep(rows, missing, sweep, tuple(run for run in runs if (run.arm, run.seed) in there))
+    if not source.rows and (unmeasured := [line["why"] for line in source.missing if "measured" in line["why"]]):
+        command = f"ostinato sweep {path} --store {store}"
+        raise DataError(f"{path}: its runs in {store} have no rows ({unmeasured[0]}), which {command} adds")
     if not source.rows:
         raise DataError(f"{path}: no run of it is in {store}: ostinato sweep {path} --store {store}")
     return source
