@@ -86,9 +86,13 @@ def read_row(opened: OpenRun, sentence: Sentence, found: Given) -> AnyRow:
     if example.continues or example.source is None:  # a prompt, whose tokens are no labels
         prompt = Example(None, (example.source or "") if example.continues else example.target)
         (row,) = encode_examples([prompt], run.tokenizers, run.recipe.data, training=False, name="text")
-        return _shown(opened, row if prompt.target else replace(row, target_ids=[]))
-    # Of an empty text a tokenizer may make a blank or symbols, which no search begins with.
-    return replace(row_of(opened, Example(example.source, "", example.columns)), target_ids=[])
+        return _shown(opened, row if prompt.target else _emptied(row))
+    return _emptied(row_of(opened, Example(example.source, "", example.columns)))
+
+
+def _emptied(row: AnyRow) -> AnyRow:
+    """Return a row without a target: of an empty text a tokenizer may make a blank, with which no search begins."""
+    return replace(row, target_ids=[]) if isinstance(row, Row) else row
 
 
 def row_of(opened: OpenRun, example: Example) -> AnyRow:
