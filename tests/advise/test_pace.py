@@ -10,7 +10,7 @@ from ostinato.advise.halving import Halving
 from ostinato.advise.journal import FILE, Journal
 from ostinato.advise.pace import LEAST_CANDIDATES, LEAST_UPDATES, Pace
 from ostinato.advise.trials import Outcome, Trial
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, DataError
 
 COSTS = {f"c{number}": 1.0 + number % 3 for number in range(24)}
 RATES = (0.3, 1.0, 3.0)
@@ -29,8 +29,11 @@ def test_one_search_is_at_work_in_a_folder_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process is at work on a search in this folder"):
         Journal(tmp_path, {"question": "x"})
     first.close()
-    with pytest.raises(ConfigError, match="holds the search of another recipe"):  # before anything was decided, too
-        Journal(tmp_path, {"question": "y"})
+    Journal(tmp_path, {"question": "y"}).close()  # nothing was decided
+    (tmp_path / FILE).write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="is damaged"):
+        Journal(tmp_path, {"question": "x"})
+    (tmp_path / FILE).unlink()
     Journal(tmp_path, {"question": "x"}).close()
 
 

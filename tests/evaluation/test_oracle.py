@@ -304,6 +304,9 @@ def test_what_was_chosen_for_other_stacks_too_is_refused(chosen: dict[str, Any])
         pytest.raises(ConfigError, match="tokens of the encoder halt, too: evaluate by the"),
     ):
         oracle_of(model, "token")
+    half = _seq2seq(encoder=ActConfig(initial_bias=-0.5))
+    with half.execution(exit="certainty", halting_threshold=0.9):  # which stops nobody in the encoder
+        assert oracle_of(half, "token").stack == "decoder"
     only = _language_model(halting={"kind": "act"})
     with only.execution(halting_threshold=0.3):  # which is the oracle's own stack
         assert oracle_of(only, "token").stack == "decoder"

@@ -131,11 +131,13 @@ def test_two_passes_may_come_before_their_gradients(tmp_path: Path) -> None:
     model = wrapped(runs.make_run("looped", tmp_path / "run", router)).train()
     ids = torch.tensor([[1, 5, 6, 7], [1, 7, 5, 4]])
     (model(ids, labels=ids).loss + model(ids.flip(0), labels=ids.flip(0)).loss).backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    before = [one.router.experts_EC.clone() for module in model.model.routed() for one in module.named_routers()]
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()  # Trainer's: torch counts none of its writes
+    norms = [one.router.experts_EC.norm(dim=1) for module in model.model.routed() for one in module.named_routers()]
+    assert not all(torch.allclose(x, torch.tensor(0.1)) for x in norms)
     model(ids, labels=ids)
-    after = [one.router.experts_EC for module in model.model.routed() for one in module.named_routers()]
-    assert not all(torch.equal(x, y) for x, y in zip(before, after, strict=True))  # brought back once
+    for module in model.model.routed():
+        for one in module.named_routers():
+            torch.testing.assert_close(one.router.experts_EC.norm(dim=1), torch.full((4,), 0.1))
 
 
 def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:

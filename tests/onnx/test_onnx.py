@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from ostinato.cli import main
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Model
+from ostinato.onnx import export
 from ostinato.onnx.export import quantise, write_onnx
 from ostinato.onnx.graphs import Graph, Tensors, graphs_of
 from ostinato.onnx.session import Session, held_out_loss
@@ -221,6 +223,24 @@ def test_int8_is_smaller_and_its_loss_is_measured(tmp_path: Path, capsys: pytest
     given = filled(graphs_of(run.model)[0], **SIZES[0])
     found = [Session(file)(given)["logits"] for file in (small, of_large)]
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_files_have_the_permissions_of_the_umask_and_leftovers_of_killed_exports_go(tmp_path: Path, umask: int) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    file = tmp_path / "shared" / "x.pt2"
+    (left := tmp_path / "shared" / ".partial-x.pt2").mkdir()
+    (left / "x.pt2").write_bytes(b"half")
+    before = os.umask(umask)
+    try:
+        with export._new_files([file]) as (written,):
+            assert not written.exists()
+            written.write_bytes(b"whole")
+    finally:
+        os.umask(before)
+    assert [path.name for path in file.parent.iterdir()] == ["x.pt2"]
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 @pytest.mark.slow

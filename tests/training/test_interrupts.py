@@ -89,6 +89,27 @@ def test_an_interrupt_in_the_last_save_is_heard_before_the_last_evaluation(tmp_p
     assert "best_update" in train(tiny_recipe(tmp_path, n_updates=2, save_every=2), tmp_path / "run", resume=True)
 
 
+def test_half_a_record_that_a_full_disk_left_stops_no_run(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=_Notes(interrupted_at=4))
+    with (tmp_path / "run" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"kind": "training", "upd')
+    _assert_goes_on_like_undisturbed(tmp_path)
+
+
+def test_an_untrained_run_that_was_interrupted_in_its_evaluation_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path, n_updates=0), tmp_path / "run")
+    monkeypatch.undo()
+    assert train(tiny_recipe(tmp_path, n_updates=0, log_every=3), tmp_path / "run", resume=True)["n_updates"] == 0
+
+
 def test_an_untrained_run_that_was_killed_before_its_checkpoint_goes_on(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, n_updates=0)
     train(recipe, tmp_path / "run")

@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ostinato.data.disk import MADE_AGAIN, make_folder, read_json_object, write_json
-from ostinato.errors import ConfigError, DataError
+from ostinato.errors import ConfigError, DataError, OstinatoError
 
 FILE, _LOCK = "search.json", ".search.lock"
 
@@ -41,18 +41,18 @@ class Journal:
             raise ConfigError(f"{folder}: {reason}") from error
         key = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
         self._content: dict[str, Any] = {"question": key, "decided": {}}
-        if self.path.is_file():
-            found = read_json_object(self.path, DataError, MADE_AGAIN)
-            if found.get("question") != key:
+        try:
+            if self.path.is_file():
+                self._content = read_json_object(self.path, DataError, MADE_AGAIN)
+            if self._content.get("question") != key:
                 reason = (
                     "holds the search of another recipe, budget, space or metric, or of other data: name another "
                     "folder with --out"
                 )
-                self.close()
                 raise ConfigError(f"{folder}: {reason}")
-            self._content = found
-        else:
-            write_json(self.path, self._content)
+        except OstinatoError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let other processes search here."""

@@ -158,10 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if sys.stdin is None:  # closed by who started us: it is read as empty
         sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115
     for name in ("stdout", "stderr"):
-        if (stream := getattr(sys, name)) is None:
+        if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
-        elif hasattr(stream, "reconfigure") and stream.errors == "strict":  # signs that a locale lacks end no command
-            stream.reconfigure(errors="backslashreplace")
     try:
         with _terminated_like_interrupted():
             root_command()(words, prog_name="ostinato")

@@ -28,13 +28,16 @@ _AMOUNT = re.compile(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]iB|\d+ bytes)|allocat
 
 
 def describe_failure(error: BaseException, words: Sequence[str] = ()) -> str | None:
-    """Return the line for an error of the operating system or of memory, None for any other error.
+    """Return the line for an error of the operating system, of memory or of the output's encoding, else None.
 
     Args:
         words: the command line, from which the advice for memory is made.
     """
     if is_out_of_memory(error):
         return _memory_line(error, words)
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        sign = error.object[error.start]
+        return f"the output is in {error.encoding}, which has no {sign!a}: set PYTHONIOENCODING=utf-8"
     found = system_error(error)
     if found is None or (found.filename is None and found.errno not in _ADVICE):
         return None

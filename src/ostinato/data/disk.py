@@ -203,7 +203,9 @@ def remove_leftovers(directory: Path, *, but: str = "") -> None:
     deletes those of killed ones); and so do those of another name, which begins with `but`, that somebody else writes.
     """
     for path in directory.glob(f"{PARTIAL}*"):
-        if OF_A_USER.fullmatch(path.name) or (but and path.name.startswith(f"{PARTIAL}{but}")):
+        if OF_A_USER.fullmatch(path.name):
+            continue
+        if but and path.name.startswith((f"{PARTIAL}{but}", f"{PARTIAL}deleting-{but}")):
             continue
         if path.is_dir():
             shutil.rmtree(path)

@@ -76,7 +76,8 @@ def oracle_of(model: Model, scope: ExitScope) -> Oracle:
     is_whole = isinstance(config, EncoderConfig) and config.head.kind in _OF_SENTENCES
     oracle = Oracle(name, "sequence" if is_whole or stack.plan.loop.phases else scope)
     current, changes = model.current_execution, execution_of(model, oracle)
-    others = {*model.halting_thresholds(), *model.exits()} - {name}
+    # A criterion of predictions stops tokens of this stack only; a threshold by itself is that of all rules.
+    others = set(model.halting_thresholds() if current.exit is None else model.exits()) - {name}
     if others and any(
         getattr(current, key) not in (None, changes[key]) for key in ("exit", "halting_threshold") if key in changes
     ):

@@ -73,7 +73,6 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         # Weights are read into a model that is there: HF builds on a device without memory.
         with torch.device("cpu"):
             self.model: Any = build_model(self.adapted(given))
-        self._projected: list[int] = []
         self.post_init()
 
     def adapted(self, given: Exported) -> Exported:
@@ -182,14 +181,9 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         return self.is_gradient_checkpointing
 
     def _project_routers(self) -> None:
-        """Bring back what routers hold fixed before the first pass after an update, as our training does after it."""
-        if not (self.training and torch.is_grad_enabled()):
-            return
-        held = [x for module in self.model.routed() for one in module.named_routers() for x in one.router.parameters()]
-        # Torch counts how often a tensor is written to. Another pass may still need what it has read for its gradient.
-        if [x._version for x in held] != self._projected:
+        """In training bring back what routers hold fixed before a pass, as every update of ours does after it."""
+        if self.training and torch.is_grad_enabled():
             self.model.project_routers()
-            self._projected = [x._version for x in held]
 
     def _replicate_for_data_parallel(self) -> Any:
         """Refuse it: Trainer in one process asks for it where there are several GPUs.

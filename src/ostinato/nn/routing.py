@@ -156,10 +156,12 @@ class HypersphereRouter(Router):
 
         Without normalisation norms are free; what is frozen stays as it is.
         """
+        # By `data`, of whose changes autograd is not told: a pass before this one may still wait for its gradient, in
+        # which what is held already changes nothing.
         if self.is_normalised and self.experts_EC.requires_grad:
             self._hold_norm()
         if self.tau.requires_grad:
-            self.tau.clamp_(min=self.floor)
+            self.tau.data.clamp_(min=self.floor)
 
     def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor | None:
         """Return W h, on the unit sphere where scores are cosines."""
@@ -169,7 +171,7 @@ class HypersphereRouter(Router):
         return F.normalize(z_NC, dim=1, eps=_SMALLEST_NORM) if self.is_normalised else z_NC
 
     def _hold_norm(self) -> None:
-        self.experts_EC.mul_(self.norm / self.experts_EC.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM))
+        self.experts_EC.data.mul_(self.norm / self.experts_EC.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM))
 
     def _rows(self, h_ND: Tensor) -> Tensor:
         return h_ND if self.projection is None else self.projection(h_ND)

@@ -156,15 +156,18 @@ class Checkpoints:
         """Return the update of the last checkpoint, None where there is none yet."""
         return self._read_pointer("last")
 
-    def n_kept(self) -> tuple[int, int]:
-        """Return how many checkpoints there are, and how many are ranked as the best.
+    def progress(self) -> Progress:
+        """Return the progress at the last checkpoint; that of a run that has not begun where there is none.
 
         Raises:
-            CheckpointError: the last one is damaged.
+            CheckpointError: it is damaged.
         """
         last = self.last_update()
-        ranked = [] if last is None else _read_progress(self.directory(last)).ranking
-        return len(self._updates()), len(ranked)
+        return Progress() if last is None else _read_progress(self.directory(last))
+
+    def n_kept(self) -> int:
+        """Return how many checkpoints there are."""
+        return len(self._updates())
 
     def load(self, device: torch.device, execution: Execution | None = None, update: int | None = None) -> SavedState:
         """Read a checkpoint.

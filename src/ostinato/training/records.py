@@ -42,12 +42,12 @@ class Records:
             os.fsync(file.fileno())
         return self.metrics.stat().st_size, self._hash.hexdigest()
 
-    def last_evaluation(self) -> int:
-        """Return the update of the last evaluation in metrics.jsonl, 0 where there is none."""
+    def last_evaluation(self, n_bytes: int = -1) -> int:
+        """Return the update of the last evaluation in the first bytes of metrics.jsonl (-1: all), 0 without one."""
         if not self.metrics.exists():
             return 0
-        with self.metrics.open(encoding="utf-8") as file:
-            found = (json.loads(line) for line in file)
+        with self.metrics.open("rb") as file:
+            found = (json.loads(line) for line in file.read(n_bytes).splitlines())
             try:
                 return max((int(record["update"]) for record in found if record["kind"] == "evaluation"), default=0)
             except (KeyError, RecursionError, TypeError, ValueError) as error:

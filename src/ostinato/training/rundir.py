@@ -173,8 +173,11 @@ class RunDirectory:
             )
         # Earlier versions kept the folder of a data set as it was given.
         own = with_absolute_paths(load_recipe(self.path / _RECIPE))
-        n_checkpoints, n_ranked = Checkpoints(self.checkpoints, keep_last=1).n_kept()
-        done = Done(self.last_update(), Records(self.path).last_evaluation(), n_checkpoints, n_ranked)
+        checkpoints = Checkpoints(self.checkpoints, keep_last=1)
+        progress = checkpoints.progress()
+        # What was recorded after it is cut off, and done again.
+        evaluated = Records(self.path).last_evaluation(progress.metrics_bytes)
+        done = Done(progress.update, evaluated, checkpoints.n_kept(), len(progress.ranking))
         return changes_between(own, recipe, done, self.path)
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:

@@ -343,11 +343,14 @@ def test_a_store_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
 def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp_path: Path) -> None:
     sweep, store = tiny(seeds=[1]), tmp_path / "store"
     train(load_recipe("digits/transformer", [*SMALL, "name=mine", "training.n_threads=1"]), tmp_path / "mine")
+    (tmp_path / "mine" / "checkpoints").rename(tmp_path / "elsewhere")
+    (tmp_path / "mine" / "checkpoints").symlink_to(tmp_path / "elsewhere")  # as on a disk for large files
     for file in (tmp_path / "mine").rglob("*"):
         if file.is_file():
             file.chmod(0o444)  # as in an archive
     ((taken,), _) = import_runs([tmp_path / "mine"], plan_runs(sweep, store))
     assert all(file.stat().st_mode & 0o200 for file in taken.directory.rglob("*"))
+    assert list(taken.directory.glob("checkpoints/update-*/model.safetensors"))
     assert taken.name == "base, seed 1"
     assert (taken.directory / "recipe.yaml").read_bytes() == (tmp_path / "mine" / "recipe.yaml").read_bytes()
     rows, missing = sweep_rows(sweep, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import copyfile
@@ -40,10 +41,11 @@ def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun | None:
     with run_lock(target):
         if not mine[0].is_finished:
             with new_folder(target) as folder:
-                for file in sorted(path.rglob("*")):
-                    if file.is_file() and not file.name.startswith(".lock"):
-                        (there := folder / file.relative_to(path)).parent.mkdir(parents=True, exist_ok=True)
-                        copyfile(file, there)  # without its permissions: an archive may be for reading only
+                for place, _, names in os.walk(path, followlinks=True):
+                    (there := folder / Path(place).relative_to(path)).mkdir(exist_ok=True)
+                    for name in names:
+                        if not name.startswith(".lock"):  # without permissions: an archive may be for reading only
+                            copyfile(Path(place) / name, there / name)
     return mine[0]
 
 
