@@ -96,7 +96,10 @@ def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, in
         return rows, tokenizers.source.special_ids, "from the task's data"
     left, right = recipe.data.tokenizer, recipe.data.target_tokenizer or recipe.data.tokenizer
     if {left.kind, right.kind} <= {"bpe", "unigram"}:
-        return (left.n_trained, right.n_trained), None, "as data.tokenizer asks; the data is not here yet"
+        has_labels = recipe.model.reads in ("classification", "tagging")
+        labels = ", and as many labels (--target-vocab says how many there are)" if has_labels else ""
+        said = f"as data.tokenizer asks{labels}; the data is not here yet"
+        return (left.n_trained, right.n_trained), None, said
     fix = "name a file: data.train=..." if _needs_files(recipe) else f"`ostinato data fetch {recipe.task.kind}`"
     reason = f"is not known before the training data is here; {fix}, or give --source-vocab and --target-vocab"
     raise ConfigError([Problem("model.target_vocab_size", None, reason)])
