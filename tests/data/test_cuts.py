@@ -21,6 +21,7 @@ JOINT = Tokenizers(WORDS, WORDS)
 TEXTS = ["a b c d e", "a", "a b c", "a b c d"]
 CUT = DataConfig(max_source_length=4, max_target_length=4, over_length="truncate")
 NOTE = "train: 2 of 4 texts were cut to data.max_target_length = 4 tokens: 3 of 17 tokens are not used; data.block_leng"
+OF_MASKED = NOTE.replace("length = 4", "length = 5").replace("17", "21")
 
 
 def notes(
@@ -31,12 +32,16 @@ def notes(
     return cuts.notes("train")
 
 
-@pytest.mark.parametrize("config", [LanguageModelConfig(), EncoderConfig()])
 @pytest.mark.parametrize("training", [True, False])
-def test_what_is_cut_of_texts_is_said_with_what_loses_none(config: ModelConfig, training: bool) -> None:
+def test_what_is_cut_of_texts_is_said_with_what_loses_none(training: bool) -> None:
     examples = [Example(None, text) for text in TEXTS]
-    (note,) = notes(examples, JOINT, CUT, config, training=training)
+    (note,) = notes(examples, JOINT, CUT, LanguageModelConfig(), training=training)
     assert note.startswith(NOTE)
+    # A masked model reads the begin symbol beside its end symbol.
+    (note,) = notes(
+        examples, JOINT, CUT.model_copy(update={"max_target_length": 5}), EncoderConfig(), training=training
+    )
+    assert note.startswith(OF_MASKED)
 
 
 def test_nothing_is_said_where_nothing_is_cut() -> None:

@@ -53,11 +53,11 @@ class Records:
             except (KeyError, RecursionError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{self.metrics}: is damaged: {error!r}") from error
 
-    def cut(self, n_bytes: int, sha256: str | None = None) -> None:
-        """Cut metrics.jsonl back to a length.
+    def check(self, n_bytes: int, sha256: str | None = None) -> None:
+        """Check that metrics.jsonl begins with what was written to it.
 
         Args:
-            sha256: of what is left; None: not known, as in runs of earlier versions.
+            n_bytes: of which that is. sha256: of these; None: not known, as in runs of earlier versions.
 
         Raises:
             CheckpointError: the file is shorter than that, or not what was written: it was changed from outside.
@@ -76,7 +76,11 @@ class Records:
                 f"{self.metrics}: not the file that was written: the SHA-256 of its first {n_bytes} bytes differs. Put "
                 "it back as it was to go on with the run"
             )
-        if present > n_bytes:
+
+    def cut(self, n_bytes: int, sha256: str | None = None) -> None:
+        """Cut metrics.jsonl back to a length; see `check`."""
+        self.check(n_bytes, sha256)
+        if self.metrics.exists() and self.metrics.stat().st_size > n_bytes:
             os.truncate(self.metrics, n_bytes)
 
     def mend_timings(self) -> None:

@@ -175,8 +175,9 @@ class RunDirectory:
         own = with_absolute_paths(load_recipe(self.path / _RECIPE))
         checkpoints = Checkpoints(self.checkpoints, keep_last=1)
         progress = checkpoints.progress()
-        # What was recorded after it is cut off, and done again.
-        evaluated = Records(self.path).last_evaluation(progress.metrics_bytes)
+        records = Records(self.path)
+        records.check(progress.metrics_bytes, progress.metrics_sha256)
+        evaluated = records.last_evaluation(progress.metrics_bytes)  # what came after it is cut off, and done again
         done = Done(progress.update, evaluated, checkpoints.n_kept(), len(progress.ranking))
         return changes_between(own, recipe, done, self.path)
 
