@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import shlex
@@ -139,13 +140,18 @@ def test_a_closed_standard_input_is_read_as_empty(run, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_closed_outputs_end_no_command_and_signs_that_the_output_lacks_are_one_line() -> None:
+def test_closed_outputs_end_no_command_and_signs_that_the_output_lacks_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     command = f"{shlex.quote(sys.executable)} -m ostinato"
     closed = subprocess.run(["sh", "-c", f"{command} data pack --help >&- 2>&-"], timeout=60)
     assert closed.returncode == 0
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
     said = describe_failure(UnicodeEncodeError("latin-1", "a 日", 2, 3, "ordinal not in range(256)"))
     assert said == "the output is in latin-1, which has no '\\u65e5': set PYTHONIOENCODING=utf-8"
-    assert describe_failure(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")) is None
+    said = describe_failure(UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed"))
+    assert said == "'caf\\udce9' is no UTF-8, and cannot be written: rename it"
+    assert describe_failure(UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range(128)")) is None
 
 
 def test_long_values_and_lines_are_shortened_in_error_messages() -> None:

@@ -133,6 +133,15 @@ def test_a_mean_of_the_last_checkpoints_that_were_not_kept_is_refused_too(tmp_pa
     assert len(train(mean_of_three(18), tmp_path / "run", resume=True)["mean_of"]) == 3
 
 
+def test_a_finished_run_gives_its_results_whatever_became_of_its_records(tmp_path: Path) -> None:
+    results = train(tiny_recipe(tmp_path), tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert train(tiny_recipe(tmp_path), tmp_path / "run", resume=True) == results
+    with pytest.raises(CheckpointError, match="has 0 bytes, but the last checkpoint was saved at"):
+        train(tiny_recipe(tmp_path, n_updates=24), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "results.json").is_file()
+
+
 def test_a_run_that_is_shortened_to_where_it_stands_records_what_it_did_last(tmp_path: Path) -> None:
     class Stopping(Reporter):
         def on_save(self, update: int, directory: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from collections.abc import Sequence
 
 from ostinato.system_errors import is_out_of_memory, system_error
@@ -35,9 +36,14 @@ def describe_failure(error: BaseException, words: Sequence[str] = ()) -> str | N
     """
     if is_out_of_memory(error):
         return _memory_line(error, words)
-    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+    if isinstance(error, UnicodeEncodeError):
         sign = error.object[error.start]
-        return f"the output is in {error.encoding}, which has no {sign!a}: set PYTHONIOENCODING=utf-8"
+        if "\ud800" <= sign <= "\udfff":  # as Python reads names of files
+            around = error.object[max(error.start - 40, 0) : error.start + 40]
+            return f"{around!a} is no UTF-8, and cannot be written: rename it"
+        if error.encoding in (sys.stdout.encoding, sys.stderr.encoding):
+            return f"the output is in {error.encoding}, which has no {sign!a}: set PYTHONIOENCODING=utf-8"
+        return None
     found = system_error(error)
     if found is None or (found.filename is None and found.errno not in _ADVICE):
         return None

@@ -17,6 +17,7 @@ from ostinato.tasks.start import is_run, start_tokenizers
 
 FromData = dict[str, tuple[tuple[int, int], SpecialIds | None, str]]
 """By task, data and start of a recipe: rows of both vocabularies, their special ids, where they come from in words."""
+_AS_ASKED = "as data.tokenizer asks; the data is not here yet"
 _OF_START = {"init_from", "init_except", "init_shared", "extend_vocabulary"}
 
 
@@ -81,6 +82,8 @@ def size_model(
         # Where the tokenizer has a mask symbol of its own, no row is added for one.
         model = model if special is None else model.model_copy(update={"special_ids": special})
         sizes = {key: given[key] or size for key, size in model.vocabulary_sizes(*found).items()}
+        if origin == _AS_ASKED and "n_labels" in sizes and given["n_labels"] is None:
+            origin += "; as many labels: --target-vocab says how many there are"
     rows = sizes["target_vocab_size" if "target_vocab_size" in sizes else "vocab_size"]
     assert rows is not None  # just set
     if isinstance(model, Seq2SeqConfig) and model.source_separator is not None:
@@ -96,10 +99,7 @@ def _from_data(recipe: Recipe, access: DataAccess | None) -> tuple[tuple[int, in
         return rows, tokenizers.source.special_ids, "from the task's data"
     left, right = recipe.data.tokenizer, recipe.data.target_tokenizer or recipe.data.tokenizer
     if {left.kind, right.kind} <= {"bpe", "unigram"}:
-        has_labels = recipe.model.reads in ("classification", "tagging")
-        labels = ", and as many labels (--target-vocab says how many there are)" if has_labels else ""
-        said = f"as data.tokenizer asks{labels}; the data is not here yet"
-        return (left.n_trained, right.n_trained), None, said
+        return (left.n_trained, right.n_trained), None, _AS_ASKED
     fix = "name a file: data.train=..." if _needs_files(recipe) else f"`ostinato data fetch {recipe.task.kind}`"
     reason = f"is not known before the training data is here; {fix}, or give --source-vocab and --target-vocab"
     raise ConfigError([Problem("model.target_vocab_size", None, reason)])

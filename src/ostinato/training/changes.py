@@ -8,7 +8,7 @@ compiled, evaluated in batches and decoded. All others are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +68,11 @@ class Done:
     n_ranked: int = 0
 
 
-def changes_between(old: Recipe, new: Recipe, done: Done, where: object) -> Changes:
+def changes_between(old: Recipe, new: Recipe, done: Callable[[], Done], where: object) -> Changes:
     """Return the changes that have to be recorded where a run goes on with another recipe.
 
     Args:
-        where: its directory, for the error.
+        done: is asked where anything is changed. where: its directory, for the error.
 
     Raises:
         CheckpointError: with a line for every setting that may not change.
@@ -84,7 +84,7 @@ def changes_between(old: Recipe, new: Recipe, done: Done, where: object) -> Chan
         if not is_free(key) and (key in before, before.get(key)) != (key in now, now.get(key))
     }
     refused = {key: "" for key in changes if not key.startswith(_RECORDED)}
-    refused |= dict(_too_late(old, new, done, changes))
+    refused |= dict(_too_late(old, new, done(), changes)) if changes else {}
     if refused:
         lines = [
             f"{where}: --resume cannot change {key}: {_shown(before, key)} in the run, {_shown(now, key)} now{reason}"
@@ -100,7 +100,7 @@ def _too_late(old: Recipe, new: Recipe, done: Done, changes: Changes) -> Iterato
     if new.training.n_updates < update:
         yield _LENGTH, f"; {update} updates are done"
         return
-    if changes and (reason := _lost_checkpoints(new, done)):
+    if reason := _lost_checkpoints(new, done):
         yield "evaluation.checkpoint", reason
     schedule = [key for key in changes if key.startswith(_SCHEDULE)]
     if not (schedule or _LENGTH in changes) or _first_other_rate(old, new, update) is None:

@@ -173,13 +173,14 @@ class RunDirectory:
             )
         # Earlier versions kept the folder of a data set as it was given.
         own = with_absolute_paths(load_recipe(self.path / _RECIPE))
-        checkpoints = Checkpoints(self.checkpoints, keep_last=1)
+        return changes_between(own, recipe, self._done, self.path)
+
+    def _done(self) -> Done:
+        checkpoints, records = Checkpoints(self.checkpoints, keep_last=1), Records(self.path)
         progress = checkpoints.progress()
-        records = Records(self.path)
         records.check(progress.metrics_bytes, progress.metrics_sha256)
         evaluated = records.last_evaluation(progress.metrics_bytes)  # what came after it is cut off, and done again
-        done = Done(progress.update, evaluated, checkpoints.n_kept(), len(progress.ranking))
-        return changes_between(own, recipe, done, self.path)
+        return Done(progress.update, evaluated, checkpoints.n_kept(), len(progress.ranking))
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
         """Go on with a changed recipe: record what changes at the update of the last checkpoint.

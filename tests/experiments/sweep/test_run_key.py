@@ -345,6 +345,8 @@ def test_a_finished_run_is_taken_into_a_store_instead_of_being_trained_again(tmp
     train(load_recipe("digits/transformer", [*SMALL, "name=mine", "training.n_threads=1"]), tmp_path / "mine")
     (tmp_path / "mine" / "checkpoints").rename(tmp_path / "elsewhere")
     (tmp_path / "mine" / "checkpoints").symlink_to(tmp_path / "elsewhere")  # as on a disk for large files
+    (tmp_path / "mine" / "latest").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine" / "notes.txt").symlink_to(tmp_path / "gone.txt")
     for file in (tmp_path / "mine").rglob("*"):
         if file.is_file():
             file.chmod(0o444)  # as in an archive

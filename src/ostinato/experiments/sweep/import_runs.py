@@ -41,12 +41,20 @@ def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun | None:
     with run_lock(target):
         if not mine[0].is_finished:
             with new_folder(target) as folder:
-                for place, _, names in os.walk(path, followlinks=True):
-                    (there := folder / Path(place).relative_to(path)).mkdir(exist_ok=True)
-                    for name in names:
-                        if not name.startswith(".lock"):  # without permissions: an archive may be for reading only
-                            copyfile(Path(place) / name, there / name)
+                _copy_files(path, folder)
     return mine[0]
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """Copy a run's files, those behind links too, without their permissions: an archive may be for reading only."""
+    for place, inside, names in os.walk(source, followlinks=True):
+        here = Path(place)
+        # A link may lead back to where it is.
+        inside[:] = [one for one in inside if not here.resolve().is_relative_to((here / one).resolve())]
+        (there := target / here.relative_to(source)).mkdir(exist_ok=True)
+        for file in (here / name for name in names if not name.startswith(".lock")):
+            if file.is_file():
+                copyfile(file, there / file.name)
 
 
 def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
