@@ -66,16 +66,14 @@ def _attention_link(
     module: nn.Module, norm: NormOf | None, route: RouteOf | None, *, is_before: bool, makes_keys: bool
 ) -> AttentionLink | None:
     if type(module) is Attention and module.is_read_plainly and module.qk_bias is None and module.output_gate is None:
-        dense: tuple[nn.Module, ...] = (module.qkv, module.out)
-        if is_changed(module, *dense):  # what stands there may have no weight
+        if is_changed(module, module.qkv, module.out):  # what stands there may have no weight
             return None
         weight, bias, n = module.qkv.weight, module.qkv.bias, module.inner
         queries: _Map = weight[:n], None if bias is None else bias[:n]
         keys_values: _Map = weight[n:], None if bias is None else bias[n:]
         output: _Map = module.out.weight, module.out.bias
     elif type(module) is ExpertAttention and module.is_read_plainly and route is not None and module.sum_bias_D is None:
-        dense = (module.kv,)
-        if is_changed(module, *dense):
+        if is_changed(module, module.kv):
             return None
         queries, output = (module.query_EDI, module.query_bias_EI), (module.out_EID, module.out_bias_ED)
         keys_values = module.kv.weight, module.kv.bias
@@ -95,19 +93,18 @@ def _feed_forward_link(
     known: FeedForward | ExpertMaps
     if type(module) is FeedForward:
         known = module
-        dense: tuple[nn.Module, ...] = (module.up, module.down)
-        if is_changed(module, *dense):
+        if is_changed(module, module.up, module.down):
             return None
         up: _Map = module.up.weight, module.up.bias
         down: _Map = module.down.weight, module.down.bias
     elif type(module) is ExpertFeedForward and route is not None and module.sum_bias_D is None:
-        if type(module.experts) is not ExpertMaps:
+        if type(module.experts) is not ExpertMaps or is_changed(module.experts):
             return None
-        known, dense = module.experts, ()
+        known = module.experts
         up, down = (known.up_EDF, known.up_bias_EF), (known.down_EFD, known.down_bias_ED)
     else:
         return None
-    if is_changed(known, *dense) or not are_plain(*up, *down):
+    if not are_plain(*up, *down):
         return None
     return FeedForwardLink(norm, known.activation, is_before=is_before, up=up, down=down, route=route)
 
