@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,24 @@ def test_an_encoder_decoder_takes_both_sides(kind: type) -> None:
         model(source)
 
 
+def test_lists_and_arrays_in_place_of_tensors_are_named() -> None:
+    lm = ostinato.build_model(ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=SIZES))
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9}
+    pairs = ostinato.build_model(ostinato.Seq2SeqConfig(d_model=8, encoder=SIZES, decoder=SIZES, **sizes))
+    with pytest.raises(
+        DataError, match=r"^ids must be a tensor, got list: torch.tensor makes .* Batch.from_lists pads"
+    ):
+        lm.generate([[1, 5, 6]])
+    with pytest.raises(DataError, match=r"^source ids must be a tensor, got ndarray"):
+        pairs.generate(ids().numpy())
+    with pytest.raises(DataError, match=r"^target ids must be a tensor, got list"):
+        pairs(ids(), ids().tolist())
+    with pytest.raises(DataError, match=r"^the mask of ids must be a tensor, got list"):
+        lm(ids(), keep=mask().tolist())
+    with pytest.raises(DataError, match=r"^loss takes a batch with labels, got Tensor: Batch.from_lists makes one"):
+        lm.loss(ids())
+
+
 def test_what_is_no_ids_or_no_mask_of_them_is_named() -> None:
     model = ostinato.build_model(ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=SIZES))
     with pytest.raises(DataError, match=r"ids must be whole numbers \[B, T\], got torch.float32 of shape \(3, 5\)"):
@@ -86,6 +105,33 @@ def test_an_execution_is_given_to_a_call_or_set_for_a_block() -> None:
     assert model.halting_thresholds() == {"decoder": pytest.approx(0.99)}
 
 
+LOOP = {"n_steps": 4, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
+
+
+@pytest.mark.parametrize("kind", [ostinato.LanguageModelConfig, ostinato.Seq2SeqConfig])
+def test_an_execution_is_given_to_generate_and_leaves_the_model_as_it_is(kind: type) -> None:
+    torch.manual_seed(3)
+    of_one = kind is ostinato.LanguageModelConfig
+    sizes = {"vocab_size": 9} if of_one else {"source_vocab_size": 9, "target_vocab_size": 9, "encoder": LOOP}
+    decoder = LOOP if of_one else LOOP | {"cross_attention": LOOP["self_attention"]}
+    model = ostinato.build_model(kind(d_model=8, decoder=decoder, **sizes)).eval()
+    sampled = {"strategy": "sample", "seed": 1, "max_length": 12}
+    rounds = dict.fromkeys(model.stacks, 1)
+    shallow, whole = (model.generate(ids(), **sampled, n_steps=n) for n in (1, None))
+    assert shallow != whole
+    assert model.generate(ids(), **sampled, execution=ostinato.Execution(rounds=rounds)) == shallow
+    with model.execution(rounds=rounds):
+        assert model.generate(ids(), **sampled) == shallow
+        assert model.generate(ids(), **sampled, execution=ostinato.Execution()) == whole
+    seen: list[ostinato.Execution] = []
+    model.register_forward_pre_hook(lambda *given: seen.append(model.current_execution))
+    batch = ostinato.Batch.from_lists(ids().tolist(), None if of_one else ids().tolist())
+    model.loss(batch, halting=ostinato.DepthCostConfig(off_updates=9), update=1)
+    assert seen == [model.current_execution]
+    with pytest.raises(ConfigError, match="no token of this model can halt"):
+        model.generate(ids(), execution=ostinato.Execution(halting_threshold=0.5))
+
+
 def test_an_execution_that_makes_no_sense_is_named_at_once() -> None:
     with pytest.raises(ConfigError, match="must lie in"):
         ostinato.Execution(halting_threshold=2.0)
@@ -110,6 +156,60 @@ def test_a_parameter_set_that_is_replaced_in_its_bank_is_used() -> None:
             after = model(ids()).logits_BTV
             assert not torch.equal(after, before), (bank, name)
             before = after
+
+
+@pytest.mark.parametrize("kind", ["act", "stick_breaking", "exit", "select", "token_choice"])
+def test_a_gate_and_a_table_of_positions_that_are_replaced_in_their_banks_are_used(kind: str) -> None:
+    torch.manual_seed(0)
+    stack = LOOP | {"positions": {"kind": "learned", "max_length": 5}, "halting": {"kind": kind}}
+    stack["halting"] |= {"threshold": 0.5} if kind == "exit" else {}
+    config = ostinato.LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": stack})
+    model = ostinato.build_model(config).eval()
+    batch = ostinato.Batch.from_lists(ids(length=4).tolist())
+    for bank in (model.banks.halting, model.banks.positions):
+        new = copy.deepcopy(bank["decoder"])
+        for parameter in new.parameters():
+            parameter.data += torch.randn_like(parameter)
+        before = model(batch).logits_BTV
+        bank["decoder"] = new
+        other = ostinato.build_model(config).eval()
+        other.load_state_dict(model.state_dict())
+        assert torch.equal(model(batch).logits_BTV, other(batch).logits_BTV)
+        assert not torch.equal(model(batch).logits_BTV, before)
+        assert model.generate(ids(length=2), max_length=3) == other.generate(ids(length=2), max_length=3)
+
+
+@pytest.mark.parametrize("n", [np.int64(2), torch.tensor(2)])
+def test_numbers_of_rounds_may_be_those_of_numpy_and_torch(n: object) -> None:
+    model = ostinato.build_model(ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=LOOP)).eval()
+    expected, found = (model(ids(), n_steps=given, request=["rounds"]).stacks["decoder"] for given in (2, n))
+    assert torch.equal(found.states_BTD, expected.states_BTD)
+    assert len(found.rounds) == 2
+    execution = ostinato.Execution(rounds={"decoder": n})
+    assert execution == ostinato.Execution(rounds={"decoder": 2})
+    assert torch.equal(model(ids(), execution=execution).logits_BTV, model(ids(), n_steps=2).logits_BTV)
+    with model.execution(execution):
+        assert model.n_rounds() == {"decoder": 2}
+    for wrong in (2.0, torch.tensor(2.0), "2", None):
+        with pytest.raises(ConfigError, match=r"rounds\.decoder is .*: must be a whole number"):
+            ostinato.Execution(rounds={"decoder": wrong})
+
+
+def test_as_many_rounds_as_a_tensor_says_have_norms_deltas_and_gradients_of_their_own() -> None:
+    torch.manual_seed(0)
+    loop = {"n_steps": 1, "repeats": 4, "norms": "by_round", "delta_rank": 2}
+    stack = {"n_steps": 1, "segments": [loop], "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    config = {"d_model": 8, "vocab_size": 9, "decoder": stack}
+    model = ostinato.build_model(ostinato.LanguageModelConfig.model_validate(config)).eval()
+    for parameter in model.parameters():  # deltas begin at 0
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    found = []
+    for n in (3, torch.tensor(3)):
+        output = model(ids(), n_steps=n, execution=ostinato.Execution(gradient_rounds=1))
+        output.logits_BTV.square().sum().backward()
+        found.append([output.logits_BTV, *(p.grad for p in model.parameters() if p.grad is not None)])
+        model.zero_grad(set_to_none=True)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_what_wraps_a_model_is_refused_before_anything_is_replaced(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import torch
 from tiny_models import DATA, WORDS, trained_language_model, trained_seq2seq, word_tokenizers
 
 from ostinato.config.decoding import DecodingConfig
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.stack import StackConfig
 from ostinato.data.collate import Row, collate
 from ostinato.data.inputs import Input
 from ostinato.data.tokenizer import BOS_ID
@@ -16,7 +18,7 @@ from ostinato.decoding import inference, search
 from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.search import left_padded
 from ostinato.errors import DataError
-from ostinato.models import Seq2Seq
+from ostinato.models import LanguageModel, Seq2Seq
 
 GREEDY = DecodingConfig(max_length=8)
 SAMPLE = DecodingConfig(strategy="sample", max_length=8, seed=3)
@@ -119,6 +121,40 @@ def test_a_language_model_continues_prompts_of_any_length(tokenizers: Tokenizers
         generate(model, ["do re"], tokenizers, data, GREEDY, as_prompts=True)
     with pytest.raises(DataError, match="is itself the beginning of its output"):
         generate(model, [Input("do", "re")], tokenizers, DATA, GREEDY, as_prompts=True)
+
+
+def test_a_prompt_is_never_cut(tokenizers: Tokenizers) -> None:
+    model = trained_language_model(tokenizers.target.vocab_size)
+    for over_length in ("error", "truncate", "drop"):
+        data = DATA.model_copy(update={"max_target_length": 3, "over_length": over_length})
+        with pytest.raises(DataError, match=r"line 1: 4 tokens, but data\.max_target_length is 3: .*_length=4$"):
+            generate(model, ["do re mi"], tokenizers, data, GREEDY, as_prompts=True)
+        blocks = data.model_copy(update={"block_length": 4})
+        whole = generate(model, ["do re mi"], tokenizers, DATA, GREEDY, as_prompts=True)
+        assert generate(model, ["do re mi"], tokenizers, blocks, GREEDY, as_prompts=True) == whole
+        with pytest.raises(DataError, match=r"line 1: 5 tokens, .*_length is 3 and data\.block_length 4: "):
+            generate(model, ["do re mi fa"], tokenizers, blocks, GREEDY, as_prompts=True)
+    decoder = StackConfig.model_validate(
+        {"self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}, "positions": {"kind": "learned", "max_length": 3}}
+    )
+    short = LanguageModel(LanguageModelConfig(d_model=8, vocab_size=tokenizers.target.vocab_size, decoder=decoder))
+    assert len(generate(short, ["do re"], tokenizers, DATA, GREEDY, as_prompts=True)) == 1
+    with pytest.raises(DataError, match="line 1: 4 tokens, but the model has 3 positions: shorten the prompt"):
+        generate(short, ["do re mi"], tokenizers, DATA, GREEDY, as_prompts=True)
+
+
+def test_a_prompt_and_what_follows_it_are_the_text(tokenizers: Tokenizers) -> None:
+    model = trained_language_model(tokenizers.target.vocab_size)
+    config = BEAM.model_copy(update={"n_best": 3, "token_scores": True})
+    prompts = ["do re", "", "mi"]
+    for prompt, best in zip(prompts, generate(model, prompts, tokenizers, DATA, config, as_prompts=True), strict=True):
+        assert len(best.others) == 2
+        for one in (best, *best.others):
+            ids = tokenizers.target.encode(prompt + one.text)
+            assert len(ids) == len(prompt.split()) + one.n_tokens - one.finished
+            assert tokenizers.target.decode(ids) == prompt + one.text
+            assert one.tokens is not None
+            assert "".join(one.tokens) == one.text + "<eos>" * one.finished
 
 
 @pytest.mark.parametrize("config", [GREEDY, SAMPLE, BEAM])

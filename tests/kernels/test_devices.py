@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ostinato.kernels import autocast_dtype, is_exporting
-from ostinato.kernels.devices import moved
+from ostinato.kernels.choose import numbers
+from ostinato.kernels.devices import moved, on_device
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu", "meta"])
@@ -19,6 +20,14 @@ def test_devices_without_autocast_are_those_that_torch_knows(kind: str) -> None:
     else:
         with pytest.raises(RuntimeError):
             torch.is_autocast_enabled(kind)
+
+
+def test_numbers_of_the_host_are_made_there_whatever_the_default_device_is() -> None:
+    cpu = torch.device("cpu")
+    expected = numbers((2, 3), cpu, torch.float32)
+    with torch.device("meta"):
+        assert torch.equal(numbers((2, 3), cpu, torch.float32), expected)
+        assert on_device([3, 4], cpu).tolist() == [3, 4]
 
 
 def test_what_is_compiled_pins_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from haltings import never_halting
 from loops import LOOPS, looped
 from ostinato.budget import count_bytes
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
+from ostinato.config.training import RoundLossConfig
 from ostinato.data.batch import Batch
 from ostinato.kernels import Dispatch
 from ostinato.kernels.native import library
 from ostinato.models import build_model
-from ostinato.models.losses import label_smoothed_loss
+from ostinato.models.losses import loss_of_rounds, requested
 from ostinato.nn.cache import Cache, ColumnWindow, KeyValues
 from ostinato.nn.experts import Decision, Routed
 from running import run_as
@@ -36,8 +37,17 @@ def _batch(config: Config, n_sentences: int, source_length: int, target_length: 
     return right_padded([Sentence(source, [BOS] + [3] * (target_length - 1), n_prefix) for _ in range(n_sentences)])
 
 
+LAST = RoundLossConfig()
+
+
 def kept_by_autograd(
-    config: ModelConfig, batch: Batch, precision: str = "float32", *, recompute: bool = False, smoothing: float = 0.1
+    config: ModelConfig,
+    batch: Batch,
+    precision: str = "float32",
+    *,
+    recompute: bool = False,
+    smoothing: float = 0.1,
+    round_loss: RoundLossConfig = LAST,
 ) -> int:
     """Return the bytes of all storages that a training pass saves for its backward pass, parameters aside."""
     if precision == "float32" and library() is None:
@@ -66,8 +76,9 @@ def kept_by_autograd(
         model(batch)  # kernels are tried once, at their first call
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), patch.object(Routed, "decide", decide):
         with autocast:
-            logits_BTV = model(batch).logits_BTV
-        loss = label_smoothed_loss(logits_BTV, batch.labels_BT, batch.loss_mask_BT, smoothing).loss
+            output = model(batch, request=requested(round_loss))
+        loss = loss_of_rounds(model.read, output, batch, round_loss, smoothing).loss
+        del output
     assert loss.requires_grad
     for to in [] if recompute else held:
         for tensor in (to.slots_M, to.rows_M, to.experts_M, to.ends_E):
@@ -220,6 +231,32 @@ def test_loops_keep_as_much_beside_their_steps_where_they_are_recomputed(name: s
     parts = count_bytes(config, 40, 30, batch_size=4, checkpoint_activations=True).by_part["activations"]
     seen = kept_by_autograd(config, _batch(config, 4, 40, 30), recompute=True)
     assert sum(parts.values()) - parts["recomputed"] - _held_by_the_pass(config) == pytest.approx(seen, rel=0.005)
+
+
+LOSSES = {
+    "none": (RoundLossConfig(kind="window"), RoundLossConfig(kind="weights", weights=[0.25, 0.75])),
+    "exit": (RoundLossConfig(kind="exit"),),
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_prediction_that_has_a_gradient_is_counted_and_what_follows_the_loop_for_each(
+    name: str, recompute: bool
+) -> None:
+    config = looped(name)
+    for round_loss in LOSSES.get(config.decoder.halting.kind, ()):
+        n_predictions = round_loss.n_predictions(config.plans())
+        assert n_predictions > 1
+        found = count_bytes(
+            config, 40, 30, batch_size=4, checkpoint_activations=recompute, n_predictions=n_predictions
+        ).by_part["activations"]
+        counted = sum(found.values()) - found.pop("recomputed", 0) - (_held_by_the_pass(config) if recompute else 0)
+        kept = kept_by_autograd(config, _batch(config, 4, 40, 30), recompute=recompute, round_loss=round_loss)
+        # What leaves a round may be what the next one saves, too: it is counted for both.
+        shared = (n_predictions - 1) * 4 * 4 * 30 * config.d_model
+        assert (1 - 0.005) * kept <= counted <= (1 + 0.005) * kept + shared
 
 
 def _turns(config: Seq2SeqConfig, name: str, length: int) -> int:

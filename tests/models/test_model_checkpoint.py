@@ -57,6 +57,17 @@ def test_shared_parameter_sets_are_stored_once_and_come_back_shared(tmp_path: Pa
     assert loaded.source_embedding is loaded.target_embedding  # type: ignore[union-attr]
 
 
+def test_a_model_in_float64_comes_back_as_it_was_and_others_in_float32(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_model(CONFIG).double().eval()
+    save_model(model, tmp_path)
+    loaded = load_model(tmp_path)
+    assert all(torch.equal(x, loaded.state_dict()[name]) for name, x in model.state_dict().items())
+    assert {p.dtype for p in loaded.parameters()} == {torch.float64}
+    save_model(model.bfloat16(), tmp_path)
+    assert {p.dtype for p in load_model(tmp_path).parameters()} == {torch.float32}
+
+
 def test_wrong_names_shapes_versions_and_damage_are_named(tmp_path: Path) -> None:
     save_model(build_model(CONFIG), tmp_path)
     weights, description = tmp_path / "model.safetensors", tmp_path / "model.json"

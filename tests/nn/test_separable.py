@@ -192,7 +192,7 @@ def test_neighbours_see_a_halted_token_as_it_last_stood(placement: str, is_causa
         banks.eval(),
         has_final_norm=placement == "pre",
         dropout=0.0,
-        signal=PositionSignal(D),
+        signal=PositionSignal(),
         is_causal=is_causal,
         halting=_FreezeAfterOneRound(),
     )

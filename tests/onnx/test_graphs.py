@@ -129,7 +129,7 @@ def test_graphs_predict_by_the_steps_behind_the_loop_as_cached_steps_do() -> Non
         graphs, cache = graphs_of(model), Cache(execution=model.current_execution)
         assert graphs[0].rounds == 3
         parts = zip(target.ids_BT.split(pieces, 1), target.keep_BT.split(pieces, 1), strict=True)
-        expected = torch.cat([model.logits(model.extend(ids, cache, keep)) for ids, keep in parts], dim=1)
+        expected = torch.cat([model.logits(model.extended(ids, cache, keep).states_BTD) for ids, keep in parts], dim=1)
         found = decoder_logits(graphs, [graph.module for graph in graphs], of_sentences(SENTENCES), pieces)
     keep = target.keep_BT
     assert_equal(found[keep], expected[keep], "cached steps")

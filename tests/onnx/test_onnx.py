@@ -281,6 +281,8 @@ def test_what_cannot_be_exported_is_one_line(
     assert "must end in .onnx" in line_of("onnx", run, str(tmp_path / "x.bin"))
     assert "must end in .pt2" in line_of("torch", run, str(tmp_path / "x.onnx"))
     assert "data.dev names no file" in line_of("onnx", run, str(tmp_path / "x.onnx"), "--int8")  # no text to measure on
+    assert code_of("export", "onnx", run, str(tmp_path / "x.onnx"), "--split", "test") == 2
+    assert "losses are measured with --int8" in capsys.readouterr().err
     runs.make_run("looped", tmp_path / "kept", "decoding.cached_rounds=1")
     for kind, name in (("onnx", "x.onnx"), ("torch", "x.pt2")):
         assert "decoding keeps 1 of the loop's rounds" in line_of(kind, str(tmp_path / "kept"), str(tmp_path / name))

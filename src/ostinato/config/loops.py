@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Number, Positive
-from ostinato.errors import Inert, Problem
+from ostinato.config.base import Config, Count, Number, Positive, inert
+from ostinato.errors import Problem
 from ostinato.plan import Keys, Kind, PhasePlan, SegmentPlan
 
 
@@ -220,13 +220,8 @@ class SegmentConfig(Config):
         if self.states:
             yield from self._state_problems(path)
         elif self.repeats is None:
-            for name, none in (("state", "input"), ("inject", "none"), ("modulation", "none")):
-                if (kind := getattr(self, name).kind) != none:
-                    yield Inert(f"{path}{name}.kind", kind, f"has no effect without {path}repeats: remove it")
-            unset = (("keys", "own"), ("norms", "shared"), ("vectors", False), ("delta_rank", 0), ("fixed", False))
-            for name, plain in unset:
-                if (value := getattr(self, name)) != plain:
-                    yield Inert(f"{path}{name}", value, f"has no effect without {path}repeats: remove it")
+            always = {"n_steps", "repeats", "states", "round_norm", "end_map", "end_norm"}
+            yield from inert(self, path, f"has no effect without {path}repeats: remove it", but=always)
             if self.round_norm:
                 reason = f"the segment runs once ({path}repeats is not set): {path}end_norm=own says the same"
                 yield Problem(f"{path}round_norm", True, reason)

@@ -99,19 +99,26 @@ class Outputs:
             for score, log_prob, place in zip(scores[i], log_probs[i], places[i], strict=True):
                 if found and score == -torch.inf:
                     continue
-                length, slot = divmod(place, n_beams)
-                ids: list[int] = []
-                totals = [log_prob] if finished else []
-                for step in range(length - 1, -1, -1):
-                    if sums is not None:
-                        totals.append(sums[step][i][slot])
-                    ids.append(tokens[step][i][slot])
-                    slot = parents[step][i][slot]
-                token_log_probs = [after - before for before, after in pairwise([0.0, *totals[::-1]])]
-                found.append(
-                    Hypothesis(ids[::-1], score, log_prob, finished, token_log_probs if sums is not None else None)
-                )
+                slots = _slots(parents, i, *divmod(place, n_beams))
+                ids, token_log_probs = [tokens[step][i][slot] for step, slot in enumerate(slots)], None
+                if sums is not None:
+                    totals = [0.0, *(sums[step][i][slot] for step, slot in enumerate(slots)), *[log_prob] * finished]
+                    token_log_probs = [after - before for before, after in pairwise(totals)]
+                found.append(Hypothesis(ids, score, log_prob, finished, token_log_probs))
             yield row, found
+
+
+def _slots(parents_LSK: list[list[list[int]]], sentence: int, length: int, slot: int) -> list[int]:
+    """Return the slot that a hypothesis had at every step, the first one first.
+
+    Args:
+        slot: that it had at the last one.
+    """
+    found = []
+    for step in range(length - 1, -1, -1):
+        found.append(slot)
+        slot = parents_LSK[step][sentence][slot]
+    return found[::-1]
 
 
 class Beams:
@@ -200,14 +207,10 @@ class Beams:
     def leading(self) -> dict[int, list[int]]:
         """Return the ids of every sentence's best live hypothesis, by the sentence's row in the first batch."""
         tokens, parents = self._steps_2LSK().tolist()
-        found = {}
-        for i, sentence in enumerate(self._rows):
-            ids, slot = [], 0
-            for step in range(len(tokens) - 1, -1, -1):
-                ids.append(tokens[step][i][slot])
-                slot = parents[step][i][slot]
-            found[sentence] = ids[::-1]
-        return found
+        return {
+            sentence: [tokens[step][i][slot] for step, slot in enumerate(_slots(parents, i, len(parents), 0))]
+            for i, sentence in enumerate(self._rows)
+        }
 
     def _steps_2LSK(self) -> Tensor:
         return torch.stack([torch.stack(self._ids_LSK), torch.stack(self._parents_LSK)])

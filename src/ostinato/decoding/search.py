@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from math import floor
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -98,9 +98,11 @@ def search(
     prefix: Tokens | None = None,
     n_steps: int | None = None,
     on_step: OnStep | None = None,
+    *,
+    execution: Execution | None = None,
 ) -> list[Hypothesis]:
     """Search the best output for every sentence of a batch, in the batch's order; see `search_n_best`."""
-    return [found[0] for found in search_n_best(model, batch, config, prefix, n_steps, on_step)]
+    return [found[0] for found in search_n_best(model, batch, config, prefix, n_steps, on_step, execution=execution)]
 
 
 @runtime_checkable
@@ -143,6 +145,8 @@ def search_n_best(
     n_steps: int | None = None,
     on_step: OnStep | None = None,
     at_most: int | None = None,
+    *,
+    execution: Execution | None = None,
 ) -> list[list[Hypothesis]]:
     """Search the `config.n_best` best outputs for every sentence of a batch, best first, in the batch's order.
 
@@ -157,6 +161,7 @@ def search_n_best(
         n_steps: rounds to run instead of the plans' own (fully shared plans only).
         on_step: see `OnStep`; an error that it raises ends the search.
         at_most: tokens of an output, where the settings allow more.
+        execution: how the model runs, where its `encode` takes one; None: as it does.
 
     Sampling draws from one stream a sentence, seeded with `config.seed` and its row number `batch.indices` (its place
     in the batch where there is none).
@@ -170,16 +175,18 @@ def search_n_best(
         return []
     special_ids = model.special_ids
     prompt = make_prompt(batch, prefix, special_ids)
-    is_static = config.static_cache or (isinstance(model, HasExecution) and model.current_execution.static_cache)
+    given: dict[str, Any] = {} if execution is None else {"execution": execution}
+    if execution is None and isinstance(model, HasExecution):
+        execution = model.current_execution
+    is_static = config.static_cache or (execution is not None and execution.static_cache)
     lengths = _lengths(batch, prompt, config, getattr(model, "longest_target", None), at_most, is_static=is_static)
     if batch.prefix_lengths_B is None:  # texts: what a prefix language model is given, is its prefix
         batch = replace(batch, prefix_lengths_B=prompt.keep_BT.sum(1))
     device = prompt.ids_BT.device
     indices = batch.indices or range(n_sentences)
     propose = make_proposer(config, indices, [most for _, most in lengths], device)
-    cache = model.encode(batch, n_steps=n_steps)
-    if (config.cached_rounds is not None or is_static) and isinstance(model, HasExecution):
-        execution = model.current_execution
+    cache = model.encode(batch, n_steps=n_steps, **given)
+    if (config.cached_rounds is not None or is_static) and execution is not None and isinstance(model, HasExecution):
         n_kept = execution.cached_rounds or config.cached_rounds  # what a call says comes first
         cache.execution = model.checked(replace(execution, cached_rounds=n_kept, static_cache=is_static))
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)

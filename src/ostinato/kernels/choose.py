@@ -100,7 +100,8 @@ def small_dispatch(device: torch.device) -> Dispatch:
 
 def numbers(shape: Sequence[int], device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Return fixed normal numbers that want a gradient; torch's own generator is not touched."""
-    values = scale * torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+    draws = torch.Generator().manual_seed(len(shape))
+    values = scale * torch.randn(*shape, generator=draws, device="cpu")  # where its generator is
     return values.to(device, dtype).requires_grad_()
 
 

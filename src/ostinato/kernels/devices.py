@@ -76,7 +76,7 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
     """Return numbers of the host on a device, without waiting until they have arrived."""
-    return moved(torch.tensor(numbers), device)
+    return moved(torch.tensor(numbers, device="cpu"), device)
 
 
 def places_where(mask_N: Tensor, n: int) -> Tensor:

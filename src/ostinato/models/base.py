@@ -95,13 +95,17 @@ class TokenModel(Embeddings, ABC):
             batch: with labels, see `Batch.from_lists`.
             label_smoothing, balance, halting, round_loss: as `training` has them in a recipe; None: no such loss, and
                 that of the last round. A round that is drawn is drawn from torch's global generator.
-            update: 1, 2, ..., which decides whether tokens halt and what depth costs (`DepthCostConfig`); None: after
-                all of that.
+            update: 1, 2, ..., which decides whether tokens halt, what depth costs, and of the execution's `left_out`
+                how much (`DepthCostConfig`); None: after all of that.
 
         Raises:
-            DataError: no label counts.
+            DataError: no batch, or one of which no label counts.
             ConfigError: a loss of rounds that the model has not, or smoothing of labels that are places of a span.
         """
+        if not isinstance(batch, Batch):
+            raise DataError(
+                f"loss takes a batch with labels, got {type(batch).__name__}: Batch.from_lists makes one of token ids"
+            )
         n_labels, halting = batch.n_labels, halting or DepthCostConfig()
         round_loss = round_loss or RoundLossConfig()
         most = next(reversed(self.n_rounds().values()), None)
@@ -115,11 +119,12 @@ class TokenModel(Embeddings, ABC):
         if not n_labels:
             raise DataError("no label of this batch counts: its loss would be a mean over nothing")
         update = halting.settled + 1 if update is None else update
-        halts = self.current_execution.halting and update > halting.off_updates
-        with self.execution(halting=halts, left_out=halting.left_out_at(update)):
-            output: ModelOutput = self(batch, request=requested(round_loss))
-            draw = float(torch.rand(())) if round_loss.kind == "drawn" else 0.0
-            sums = loss_of_rounds(self.read, output, batch, round_loss, label_smoothing, draw)
+        execution = self.current_execution
+        halts, left_out = execution.halting and update > halting.off_updates, halting.left_out_at(update)
+        execution = replace(execution, halting=halts, left_out=execution.left_out * left_out)
+        output: ModelOutput = self(batch, request=requested(round_loss), execution=execution)
+        draw = float(torch.rand((), device="cpu")) if round_loss.kind == "drawn" else 0.0
+        sums = loss_of_rounds(self.read, output, batch, round_loss, label_smoothing, draw)
         spread = balance_loss(output.by_router(), balance or BalanceConfig(), self.balance_temperatures())
         return add_auxiliary(sums.loss / n_labels, spread, depth_cost(output), halting.weight_at(update))
 
@@ -128,8 +133,8 @@ class TokenModel(Embeddings, ABC):
         return self.logits(states_BTD)
 
     @abstractmethod
-    def encode(self, batch: Batch, *, n_steps: int | None = None) -> Cache:
-        """Return the cache that decoding starts from, one row a sentence."""
+    def encode(self, batch: Batch, *, n_steps: int | None = None, execution: Execution | None = None) -> Cache:
+        """Return the cache that decoding starts from, one row a sentence; `execution` as of a call."""
 
     @abstractmethod
     def step(
@@ -145,11 +150,13 @@ class TokenModel(Embeddings, ABC):
         target: Tensor | None = None,
         target_keep: Tensor | None = None,
         n_steps: int | None = None,
+        execution: Execution | None = None,
         **decoding: Any,
     ) -> list[list[int]]:
         """Return the best output for every row, in order, as token ids without begin and end symbols.
 
-        The model runs in evaluation mode, without gradients; for several threads at once put it there before.
+        The model runs in evaluation mode, without gradients; for several threads at once put it there before, and say
+        by `execution` how it runs in each.
         Outputs with their scores: `ostinato.decoding.search`.
 
         Args:
@@ -159,11 +166,12 @@ class TokenModel(Embeddings, ABC):
             keep: real tokens; None: all are. Padding may stand on either side.
             target, target_keep: beginnings of the outputs, begin symbol first, which are not repeated either.
             n_steps: rounds to run instead of the plans' own (fully shared plans only).
+            execution: how to run; None: as the model does.
             decoding: settings of `DecodingConfig`, for example `beam=4, max_length=100`.
 
         Raises:
-            ConfigError: an unknown or impossible setting. DataError: ids or masks that do not fit each other; a model
-                that writes nothing; a batch of texts.
+            ConfigError: an unknown or impossible setting; an execution that the model cannot follow.
+            DataError: ids or masks that do not fit each other; a model that writes nothing; a batch of texts.
         """
         config = check_settings(with_strategy(decoding), DecodingConfig)
         if config.n_best > 1 or config.token_scores:
@@ -190,7 +198,8 @@ class TokenModel(Embeddings, ABC):
         if given is not None:
             given = left_padded(real_ids(given), self.special_ids.pad, given.ids_BT.device)
         with inference(self, packs_weights=config.pack_weights):
-            return [found.ids for found in search(self, batch, config, given, n_steps)]
+            found = search(self, batch, config, given, n_steps, execution=self.checked(execution))
+            return [one.ids for one in found]
 
     @property
     def current_execution(self) -> Execution:
@@ -200,6 +209,8 @@ class TokenModel(Embeddings, ABC):
     @contextmanager
     def execution(self, execution: Execution | None = None, **changes: Any) -> Iterator[None]:
         """Run the model in another way inside; it runs as before afterwards.
+
+        The model is changed for all threads: several of them give `execution` to their calls.
 
         Args:
             execution: None: as it runs now. changes: fields of it by name, for example `halting=False`.
@@ -383,8 +394,8 @@ def as_batch(
         target, target_keep: ids of the target `[B, T]`, begin symbol first, and its real tokens.
 
     Raises:
-        DataError: ids that are no whole numbers `[B, T]`, a mask of another shape, or one beside a batch; as many
-            targets as sources are not given.
+        DataError: ids that are no tensor of whole numbers `[B, T]`, a mask that is none of their shape, or one beside
+            a batch; as many targets as sources are not given.
     """
     if isinstance(given, Batch):
         if keep is not None or target is not None or target_keep is not None:
@@ -400,6 +411,13 @@ def as_batch(
 
 
 def _tokens(ids: Tensor, keep: Tensor | None, name: str) -> Tokens:
+    given = {name: ids} if keep is None else {name: ids, f"the mask of {name}": keep}
+    for what, one in given.items():
+        if not isinstance(one, Tensor):
+            raise DataError(
+                f"{what} must be a tensor, got {type(one).__name__}: torch.tensor makes one of rows of one length, "
+                "Batch.from_lists pads others"
+            )
     if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
         raise DataError(f"{name} must be whole numbers [B, T], got {ids.dtype} of shape {tuple(ids.shape)}")
     if keep is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ def load_model(
 ) -> Model:
     """Return the model that `save_model` wrote, in evaluation mode; a checkpoint of a run is such a directory.
 
+    Its numbers are float32, or float64 where all that are stored are; half precision is widened.
+
     Args:
         execution: how it runs where a call does not say otherwise, see `ostinato.nn.execution`.
         verify: compare the SHA-256 of the weights with the one that was written beside them, and refuse numbers that
@@ -90,6 +92,8 @@ def load_model(
     path = directory / WEIGHTS
     weights = _read_weights(path, device, description if verify else {})
     model = build_model(config, execution).to(device)
+    if all(x.dtype == torch.float64 for x in weights.values() if x.is_floating_point()):
+        model = model.double()
     _check_names(path, weights, model.state_dict())
     if verify and (broken := [name for name, x in weights.items() if not bool(x.isfinite().all())]):
         raise CheckpointError(f"{path}: {', '.join(broken[:3])} hold numbers that are not finite")
@@ -109,6 +113,15 @@ def checkpoint_folders(root: Path) -> dict[int, Path]:
         else:
             _log.warning("%s is no checkpoint of the run: it is ignored", path)
     return dict(sorted(found.items()))
+
+
+def counted_updates(updates: Iterable[int], save_every: int, last: int) -> list[int]:
+    """Return, in order, those of a run's checkpoints that count among its newest: multiples of save_every, and `last`.
+
+    What was saved at other updates, for an interrupt, at an earlier end, or as one of the best, does not: the newest N
+    are the same wherever the run was interrupted, and however many of the best it keeps.
+    """
+    return [update for update in sorted(updates) if update % save_every == 0 or update == last]
 
 
 def save_average(members: Sequence[Path], directory: Path) -> None:

@@ -38,21 +38,21 @@ class Embeddings(nn.Module):
         self._factor, self._output_factor = config.embedding_factor, config.output.scale_at(config.d_model)
         self._packed_output = PackedMatrix()
 
-    def make_embeddings(self, vocabulary: str, source_vocabulary: str | None = None) -> None:
-        """Make the matrices, by the names of the settings that hold their sizes.
+    def make_embeddings(self) -> None:
+        """Make the matrices.
 
         Raises:
             ConfigError: a size that is not set.
         """
-        tie = self.config.tie_embeddings
-        n_target = self.vocabulary_size(vocabulary)
+        config, tie = self.config, self.config.tie_embeddings
+        n_target = self.vocabulary_size(config.vocabulary_key("target"))
         self.target_weight = self._matrix(n_target)
-        if source_vocabulary is not None:
-            n_source = self.vocabulary_size(source_vocabulary)
+        if config.has_two_sides:
+            n_source = self.vocabulary_size(config.vocabulary_key("source"))
             self.source_weight = None if tie in ("input", "all") else self._matrix(n_source)
         self.output_weight = self._matrix(n_target) if tie in ("none", "input") else None
         self.output_bias, self.output_transform = None, None
-        if self.config.has_vocabulary_output:
+        if config.has_vocabulary_output:
             self._make_output(n_target)
 
     def vocabulary_size(self, setting: str) -> int:

@@ -43,7 +43,7 @@ class Encoder(Transformer):
 
     def __init__(self, config: EncoderConfig, execution: Execution | None = None) -> None:
         super().__init__(config, execution)
-        self.make_embeddings("vocab_size")
+        self.make_embeddings()
         self.type_weight: nn.Parameter | None = None
         if config.n_token_types:
             self.type_weight = nn.Parameter(torch.empty(config.n_token_types, config.embedding_width))

@@ -1,6 +1,6 @@
 """The training objective: label-smoothed cross entropy, balance losses of the routers, and the cost of depth.
 
-Label-smoothed cross entropy over the labels that count, summed in float32:
+Label-smoothed cross entropy over the labels that count, summed in float32 (float64 of a model in float64):
 
     loss = sum over counted labels of  (1 - eps) * (-log p(label)) + eps * mean over the V ids of -log p(id)
 
@@ -39,6 +39,7 @@ from ostinato.nn import balance
 from ostinato.nn.balance import JoinedRoutings, Sum, no_reduction
 from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
+from ostinato.nn.layers import at_least_float32
 from ostinato.nn.types import Routing
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def label_smoothed_loss(logits_BTV: Tensor, labels_BT: Tensor, counts_BT: Tensor
         smoothing: eps in [0, 1).
     """
     labels_BT = labels_BT.masked_fill(~counts_BT, IGNORED)
-    logits_NV = logits_BTV.float().flatten(0, 1)
+    logits_NV = at_least_float32(logits_BTV).flatten(0, 1)
     return LossSums(*cross_entropy_sums(logits_NV, labels_BT.flatten(), smoothing))
 
 
@@ -132,7 +133,7 @@ def loss_of_rounds(
         return last
 
     def losses_BT(one: Callable[[], Tensor], smoothing: float) -> Tensor:
-        logits_NV = read(one(), batch).float().flatten(0, 1)
+        logits_NV = at_least_float32(read(one(), batch)).flatten(0, 1)
         loss_N = F.cross_entropy(logits_NV, batch.labels_BT.flatten(), reduction="none", label_smoothing=smoothing)
         return loss_N.view_as(batch.labels_BT)
 

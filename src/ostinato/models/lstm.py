@@ -39,7 +39,7 @@ class LstmSeq2Seq(TokenModel):
         if config.attention != "none":
             self.attention = GlobalAttention(config.d_model, config.attention)
             init_global_attention(self.attention, config.init)
-        self.make_embeddings("target_vocab_size", "source_vocab_size")
+        self.make_embeddings()
 
     def forward(
         self,
@@ -116,7 +116,7 @@ class LstmLanguageModel(TokenModel):
     def __init__(self, config: LstmLanguageModelConfig, execution: Execution | None = None) -> None:
         super().__init__(config, execution)
         self.decoder = _lstm(config, "decoder")
-        self.make_embeddings("vocab_size")
+        self.make_embeddings()
 
     def forward(
         self,

@@ -233,13 +233,13 @@ def build_signal(
             table = nn.Embedding(c.n_rows, embedding_width)
             init_embedding(table.weight, init)
             banks.positions[stack] = table
-            return Learned(table, c.offset, stack)
-    return PositionSignal(d_model)
+            return Learned(banks.positions, c.offset, stack)
+    return PositionSignal()
 
 
-def build_embedding_map(embedding_width: int, d_model: int, *, bias: bool, init: Init) -> Linear:
-    """Return the map from embeddings to states."""
-    linear = Linear(embedding_width, d_model, bias=bias)
+def build_map(n_in: int, n_out: int, *, bias: bool, init: Init) -> Linear:
+    """Return a map that belongs to no sub-layer."""
+    linear = Linear(n_in, n_out, bias=bias)
     init_projection(linear, init)
     return linear
 

@@ -16,9 +16,9 @@ from ostinato.models.base import TokenModel, as_batch, check_no_source, keep_or_
 from ostinato.models.output import ModelOutput
 from ostinato.models.parts import (
     build_deltas,
-    build_embedding_map,
     build_halting,
     build_injection,
+    build_map,
     build_modulation,
     build_norm_of,
     build_relation,
@@ -33,8 +33,6 @@ from ostinato.nn.cache import Cache
 from ostinato.nn.compiled import compiled_step
 from ostinato.nn.execution import Execution
 from ostinato.nn.experts import Routed
-from ostinato.nn.init import init_projection
-from ostinato.nn.layers import Linear
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
@@ -48,18 +46,11 @@ class Transformer(TokenModel):
     Args:
         config: the model's configuration, vocabulary sizes set.
         execution: see `TokenModel`.
-        prefixed: names of causal stacks that may begin with tokens which see each other in both directions.
     """
 
     config: StackModelConfig
 
-    def __init__(
-        self,
-        config: StackModelConfig,
-        execution: Execution | None = None,
-        *,
-        prefixed: Collection[str] = (),
-    ) -> None:
+    def __init__(self, config: StackModelConfig, execution: Execution | None = None) -> None:
         super().__init__(config, execution)
         widths = config.d_model, config.embedding_width
         for name, stack in config.stacks().items():
@@ -77,7 +68,7 @@ class Transformer(TokenModel):
                 dropout=config.dropout,
                 signal=build_signal(stack.positions, name, self.banks, *widths, config.init),
                 is_causal=name in config.causal_stacks,
-                has_prefix=name in prefixed,
+                has_prefix=config.sees_prefix,
                 halting=halting,
             )
 
@@ -90,13 +81,7 @@ class Transformer(TokenModel):
             ids_BT: ids, one row a hypothesis. keep_BT: real tokens among them; None where all are.
             cache: as `encode` returned it, which also fixed how the search runs (`Execution`).
         """
-        return self.logits(self.extend(ids_BT, cache, keep_BT)[:, -1])
-
-    def extend(
-        self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B T D"]:
-        """Add T target columns to the cache and return their states, of which `logits` makes logits; see `step`."""
-        return self.extended(ids_BT, cache, keep_BT).states_BTD
+        return self.logits(self.extended(ids_BT, cache, keep_BT).states_BTD[:, -1])
 
     def extended(
         self,
@@ -105,7 +90,11 @@ class Transformer(TokenModel):
         keep_BT: Bool[Tensor, "B T"] | None = None,
         request: Collection[str] = (),
     ) -> StackOutput:
-        """Do the same, and return all that the decoder gives; `request`: captures, see `ostinato.nn.Stack`."""
+        """Add T target columns to the cache and return all that the decoder gives of them; see `step`.
+
+        Args:
+            request: captures, see `ostinato.nn.Stack`.
+        """
         _extend_keep(cache, ids_BT, keep_BT)
         if cache.execution is None:
             cache.execution = self.current_execution
@@ -141,7 +130,7 @@ class Transformer(TokenModel):
         if stack.norm.embedding:
             self.banks.norm[f"embedding_{plan.stack}"] = build_norm_of(stack.norm, config.embedding_width)
         if config.d_embedding is not None:
-            made = build_embedding_map(config.d_embedding, config.d_model, bias=config.embedding_bias, init=config.init)
+            made = build_map(config.d_embedding, config.d_model, bias=config.embedding_bias, init=config.init)
             self.banks.embedding[plan.stack] = made
 
     def _fill_segment(self, segment: Segment, settings: SegmentConfig, norm: NormConfig) -> None:
@@ -152,8 +141,7 @@ class Transformer(TokenModel):
         if segment.inject is not None:
             banks.injection[segment.inject] = build_injection(settings, d_model, init)
         if segment.end_map is not None:
-            banks.end_map[segment.end_map] = end_map = Linear(d_model, d_model, bias=False)
-            init_projection(end_map, init)
+            banks.end_map[segment.end_map] = build_map(d_model, d_model, bias=False, init=init)
         for name in segment.norms:
             banks.norm[name] = build_norm_of(norm, d_model)
 
@@ -185,7 +173,7 @@ class Seq2Seq(Transformer):
 
     def __init__(self, config: Seq2SeqConfig, execution: Execution | None = None) -> None:
         super().__init__(config, execution)
-        self.make_embeddings("target_vocab_size", "source_vocab_size")
+        self.make_embeddings()
         self.stacks["decoder"].readout = self.logits
 
     def forward(
@@ -290,9 +278,8 @@ class LanguageModel(Transformer):
     config: LanguageModelConfig
 
     def __init__(self, config: LanguageModelConfig, execution: Execution | None = None) -> None:
-        prefixed = {"decoder"} if config.sees_prefix else set()
-        super().__init__(config, execution, prefixed=prefixed)
-        self.make_embeddings("vocab_size")
+        super().__init__(config, execution)
+        self.make_embeddings()
         self.stacks["decoder"].readout = self.logits
 
     def forward(

@@ -43,7 +43,7 @@ def switch(routings: Sequence[Routing] | JoinedRoutings) -> Tensor:
 def hypersphere(routings: Sequence[Routing] | JoinedRoutings, temperature: float) -> Tensor:
     """Return E sum_e F1_e mean_x softmax_e(s_x / tau_0), tau_0 a constant (X-MoE, section 2.4)."""
     rows = JoinedRoutings.of(routings)
-    probs_NE = rows.by_head(torch.softmax(rows.of_heads(rows.logits_NE) / temperature, 2)) / rows.n_heads
+    probs_NE = torch.softmax(rows.of_heads(rows.logits_NE) / temperature, 2).flatten(1) / rows.n_heads
     first_NH = rows.of_heads(rows.experts_NK)[:, :, 0]
     return rows.n_experts * (rows.mean(probs_NE) * rows.fraction(first_NH)).sum()
 
@@ -188,10 +188,6 @@ class JoinedRoutings:
     def of_heads(self, values_NE: Tensor) -> Tensor:
         """Return what experts or choices have by head, `[N, H, ...]`."""
         return values_NE.view(len(values_NE), self.n_heads, values_NE.shape[1] // self.n_heads)
-
-    def by_head(self, values_NHE: Tensor) -> Tensor:
-        """Return what heads have side by side, `[N, E]`."""
-        return values_NHE.flatten(1)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the weighted mean over the rows of values `[N]` or `[N, E]`; 0 where no row has any weight."""

@@ -54,7 +54,7 @@ class Chooser(HaltingRule):
     chooses_tokens = True
 
     def __init__(self, routers: Routers, z: float) -> None:
-        self.routers, self.z = routers, z
+        self.unit, self.z = routers, z
 
     def whole(self) -> HaltingRule:
         """Return the rule that leaves nobody out: what rounds add is still weighed by the routers."""

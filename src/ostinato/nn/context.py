@@ -161,10 +161,9 @@ class Round:
         """Return a round of a pass, given the rows that are left in it, and the columns that are seen in it."""
         if weight_N is None and rows.index_N is None and run.keep_BT is not None:
             weight_N = run.keep_BT.flatten()
-        columns_BA = None if rows.index_N is None else rows.columns()
+        positions_BA = run.positions
         visibility = run.visibility if seen_BS is None else replace(run.visibility, keep_BS=seen_BS)
-        if columns_BA is None:
-            return cls(index, rows, weight_N, visible, run.positions, visibility, halted, time_D)
-        positions_BA = rows.of_sentences(run.positions.expand(rows.n_sentences, -1)).gather(1, columns_BA)
-        visibility = replace(visibility, columns_BA=columns_BA)
+        if (columns_BA := rows.columns()) is not None:
+            positions_BA = rows.of_sentences(positions_BA.expand(rows.n_sentences, -1)).gather(1, columns_BA)
+            visibility = replace(visibility, columns_BA=columns_BA)
         return cls(index, rows, weight_N, visible, positions_BA, visibility, halted, time_D)

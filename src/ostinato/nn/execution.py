@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Literal, get_args
 
 from ostinato.errors import ConfigError, Problem
@@ -129,6 +130,13 @@ class Execution:
             for name, valid in named.items()
             if getattr(self, name) not in valid
         ]
+        rounds: dict[str, int | RoundsByLength | RoundsBySentence] = {}
+        for name, n in self.rounds.items():
+            try:  # numbers of NumPy and of torch are whole ones, too
+                rounds[name] = n if isinstance(n, RoundsByLength | RoundsBySentence) else index(n)
+            except TypeError:
+                problems.append(Problem(f"rounds.{name}", n, "must be a whole number, or by length or by sentence"))
+        object.__setattr__(self, "rounds", rounds)
         if self.exit is not None and self.exit not in CRITERIA_AT_TEST:
             problems.append(Problem("exit", self.exit, f"must be one of {', '.join(CRITERIA_AT_TEST)}"))
         if self.exit is not None and self.halting_threshold is None:

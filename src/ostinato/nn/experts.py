@@ -103,6 +103,9 @@ class Routed(nn.Module):
     added: Mapping[str, LowRank] | None = None
     """What a round adds to maps of all experts, by the names of `blocks`."""
 
+    n_router_heads = 1
+    """Heads that choose among experts of their own."""
+
     def __init__(self, router: Router | None, gate: Gate, n_experts: int) -> None:
         super().__init__()
         self.router, self.gate, self.n_experts = router, gate, n_experts
@@ -126,14 +129,14 @@ class Routed(nn.Module):
             weight_N: what is left of every token, 0 (or False) for padding and halted ones; None: 1 for all.
             backend: of the products that follow. draws: of a router's dropout, see `ostinato.kernels.dropout`.
         """
-        return self.decide(self.router, x_ND, weight_N, backend=backend, draws=draws)
+        return self.decide(self.router, x_ND, weight_N, self.n_router_heads, backend=backend, draws=draws)
 
     def decide(
         self,
         router: Router | None,
         x_ND: Float[Tensor, "N D"],
         weight_N: Tensor | None,
-        n_heads: int = 1,
+        n_heads: int,
         *,
         backend: BackendChoice,
         draws: Draws,

@@ -12,8 +12,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import torch
+from torch import nn
 
 from ostinato.kernels import mean_where, places_where, runs_ahead
 from ostinato.nn.context import Pass
@@ -34,8 +36,10 @@ class HaltingRule(ABC):
         freezes: a halted token stays as it was; only then is there nothing left to compute for it.
         chooses_tokens: routers choose the tokens of every round, which see each other only, and weigh what it adds:
             another rule would be another model.
+        unit: the parameter set that is asked, a gate or routers, where there is one.
     """
 
+    unit: Any = None
     threshold: float = math.inf
     freezes: bool = True
     chooses_tokens: bool = False
@@ -46,6 +50,14 @@ class HaltingRule(ABC):
             return self
         found = copy(self)
         found.threshold = threshold
+        return found
+
+    def asking(self, unit: nn.Module) -> HaltingRule:
+        """Return the same rule with another unit; itself where that is its own."""
+        if unit is self.unit:
+            return self
+        found = copy(self)
+        found.unit = unit
         return found
 
     @abstractmethod

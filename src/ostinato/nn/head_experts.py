@@ -50,6 +50,7 @@ class HeadExpertAttention(MultiHead, Routed):
         qk_norm: QkNorm | None = None,
     ) -> None:
         super().__init__(router, gate, n_heads * gate.n_experts)
+        self.n_router_heads = n_heads
         self.value_router = value_router
         self.set_sizes(n_heads, d_head, dropout, n_kv_heads=n_kv_heads, scale=scale, qk_norm=qk_norm)
         self.qk = Linear(d_model, self.inner + self.kv_inner, bias=False)
@@ -61,17 +62,6 @@ class HeadExpertAttention(MultiHead, Routed):
         for name, router, n_heads in (("", self.router, self.n_heads), ("values", self.value_router, self.n_kv_heads)):
             assert router is not None  # it is given
             yield NamedRouter(name, router, n_heads * self.gate.n_experts, n_heads * self.gate.top_k, n_heads)
-
-    def route(
-        self,
-        x_ND: Float[Tensor, "N D"],
-        weight_N: Tensor | None = None,
-        *,
-        backend: BackendChoice = "auto",
-        draws: Draws = "auto",
-    ) -> Decision:
-        """Choose experts of outputs. Args: see `Routed`."""
-        return self.decide(self.router, x_ND, weight_N, self.n_heads, backend=backend, draws=draws)
 
     def route_values(
         self,

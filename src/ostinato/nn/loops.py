@@ -35,6 +35,7 @@ from torch import nn
 from ostinato.kernels import is_exporting
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.layers import Linear, at_least_float32
+from ostinato.nn.positions import highest_position
 from ostinato.nn.shapes import Float, Int, Tensor
 from ostinato.nn.sub_layer import Runnable, run_steps
 from ostinato.plan import Segment
@@ -187,10 +188,7 @@ class NoiseState(nn.Module):
         if self.training:
             return self.std * _cut_normal(entry_BTD)
         # Tables of so many positions each: a longer sentence adds tables, and changes none.
-        if is_exporting():
-            highest = POSITIONS_OF_A_GRAPH - 1
-        else:
-            highest = int(positions.max()) if positions.numel() else 0
+        highest = POSITIONS_OF_A_GRAPH - 1 if is_exporting() else highest_position(positions)
         tables = [
             _noise(self.seed + first, self.d_model, positions.device)
             for first in range(0, highest + 1, _POSITIONS_A_TABLE)

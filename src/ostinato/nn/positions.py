@@ -15,6 +15,7 @@ Left padding: positions are those of the real tokens, so padding before a senten
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +37,11 @@ def sinusoids(
     if torch.compiler.is_compiling():  # the size of a table would be part of the graph, and every length had its own
         return _sinusoids(values, d_model, in_halves)
     if highest is None:
-        highest = 0 if values.numel() == 0 else int(values.max())
+        highest = highest_position(values)
     return F.embedding(values, _table(_room(highest + 1), d_model, values.device, in_halves))
 
 
-def highest_position(positions: Int[Tensor, "#B T"], n_columns: int | None) -> int:
+def highest_position(positions: Int[Tensor, "*N"], n_columns: int | None = None) -> int:
     """Return a number that no position is above: the last column's, or where that is not known the highest."""
     if n_columns is not None:
         return n_columns - 1
@@ -93,19 +94,13 @@ def _sinusoids(values: Tensor, d_model: int, in_halves: bool) -> Tensor:
 
 
 class PositionSignal:
-    """What a stack adds to its states; this base adds nothing.
-
-    Args:
-        random_offset: in training every sentence's positions start at a number drawn from 0 .. random_offset, the
-            same in all rounds of one pass.
-    """
+    """What a stack adds to its states; this base adds nothing."""
 
     acts_on_rounds = False
-    """Whether something is added before every round."""
-
-    def __init__(self, d_model: int, random_offset: int = 0) -> None:
-        self.d_model = d_model
-        self.random_offset = random_offset
+    """Whether something is added before every round, in place of once before the first."""
+    random_offset = 0
+    """In training every sentence's positions start at a number drawn from 0 .. random_offset, the same in all rounds of
+    one pass."""
 
     def prepare(
         self,
@@ -132,7 +127,7 @@ class PositionSignal:
 
     def at_start(self, prepared: Tensor | None) -> Tensor | None:
         """Return what is added once, before the first round."""
-        return None
+        return None if self.acts_on_rounds else prepared
 
     def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return what is added before the 0-based round `index`."""
@@ -154,8 +149,7 @@ class Sinusoidal(PositionSignal):
     first_position = 0
 
     def __init__(self, d_model: int, random_offset: int = 0, *, in_halves: bool = False) -> None:
-        super().__init__(d_model, random_offset)
-        self.in_halves = in_halves
+        self.d_model, self.random_offset, self.in_halves = d_model, random_offset, in_halves
 
     def prepare(
         self,
@@ -177,21 +171,17 @@ class Sinusoidal(PositionSignal):
             positions = positions + offset_B[:, None]
         return sinusoids(positions, self.d_model, in_halves=self.in_halves, highest=highest)
 
-    def at_start(self, prepared: Tensor | None) -> Tensor | None:
-        """Return P[i]."""
-        return prepared
-
 
 class Learned(PositionSignal):
     """A learned vector of the position, once.
 
     Args:
-        table: W, `[offset + max_length, D]`, of some bank. offset: rows before that of position 0. stack: whose it is.
+        tables: a bank, in which the stack's W, `[offset + max_length, D]`, is looked up once a pass.
+        offset: rows before that of position 0. stack: whose it is.
     """
 
-    def __init__(self, table: nn.Embedding, offset: int, stack: str) -> None:
-        super().__init__(table.embedding_dim)
-        self._table, self._offset, self._stack = table, offset, stack
+    def __init__(self, tables: nn.ModuleDict, offset: int, stack: str) -> None:
+        self._tables, self._offset, self._stack = tables, offset, stack
 
     def prepare(
         self,
@@ -206,23 +196,20 @@ class Learned(PositionSignal):
         Raises:
             DataError: a position that has no vector.
         """
-        n_positions = self._table.num_embeddings - self._offset
+        table: Any = self._tables[self._stack]
+        n_positions = table.num_embeddings - self._offset
         if is_exporting():  # whoever runs the graph finds a row that is not there
             length = 0
         else:
             length = highest_position(positions, n_columns) + 1
         if length > n_positions:  # padding may stand on the left
-            length = highest_position(positions, None) + 1
+            length = highest_position(positions) + 1
         if length > n_positions:
             raise DataError(
                 f"a sequence of {length} tokens in the {self._stack}, which has learned positions for {n_positions} "
                 f"(model.{self._stack}.positions.max_length): give it shorter ones, or more positions before training"
             )
-        return self._table(positions + self._offset if self._offset else positions)  # type: ignore[no-any-return]
-
-    def at_start(self, prepared: Tensor | None) -> Tensor | None:
-        """Return W[i + offset]."""
-        return prepared
+        return table(positions + self._offset if self._offset else positions)  # type: ignore[no-any-return]
 
 
 class Coordinates(Sinusoidal):
@@ -230,10 +217,6 @@ class Coordinates(Sinusoidal):
 
     first_position = 1
     acts_on_rounds = True
-
-    def at_start(self, prepared: Tensor | None) -> Tensor | None:
-        """Return nothing: rounds have it."""
-        return None
 
     def at_round(self, prepared: Tensor | None, index: int | Tensor) -> Tensor | None:
         """Return P[i] + P[t]."""

@@ -99,7 +99,7 @@ class SelectPass(ChooserPass):
         self._candidates_N = self._keep_N
         self._gate_N: Tensor | None = None
         self._cost_BT = rows.grid(self._zeros_N)
-        self._learns = rule.routers.training
+        self._learns = rule.unit.training
         self.comes_back = not rule.freezes
 
     @property
@@ -118,7 +118,7 @@ class SelectPass(ChooserPass):
             self._record(self._probs, self._runs_N().to(self._zeros_N.dtype))
             return self.active_N
         number = sum(one is not None for one in self._capacities[:index])
-        scores_N = rule.routers(number, states_ND)
+        scores_N = rule.unit(number, states_ND)
         prob_N = torch.sigmoid(scores_N)
         self._record(self._probs, prob_N)
         self._gate_N = rule.scale * (prob_N if rule.gate == "sigmoid" else scores_N)

@@ -17,6 +17,7 @@ What a sub-layer is, which weights it has, and whether there is one at all, is t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,7 +29,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, Problem
-from ostinato.kernels import drop, summing
+from ostinato.kernels import drop, is_exporting, summing
 from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
@@ -479,16 +480,20 @@ class Stack:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
 
         Args:
-            n_rounds: None: what the execution says, else the plan's.
+            n_rounds: None: what the execution says, else the plan's. A tensor is a number but in a graph.
 
         Raises:
             ConfigError: another number than the plan's, of rounds that differ.
         """
-        repeats = n_rounds if isinstance(n_rounds, Tensor) else None
-        if isinstance(n_rounds, Tensor):
-            n_rounds = 2
+        repeats: Tensor | None = None
+        if isinstance(n_rounds, Tensor) and (execution.as_graph or is_exporting()):
+            repeats, n_rounds = n_rounds, 2
+        elif isinstance(n_rounds, Tensor):
+            n_rounds = operator.index(n_rounds)
         asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
-        rule = self.halting
+        rule, units = self.halting, self.banks.halting
+        if self.plan.stack in units:  # it may have been replaced
+            rule = rule.asking(units[self.plan.stack])
         if isinstance(asked, RoundsByLength):
             rule, asked = ByLength(asked.per_token, asked.extra), asked.most
         sentences = asked if isinstance(asked, RoundsBySentence) else None

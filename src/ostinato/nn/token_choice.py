@@ -53,7 +53,7 @@ class TokenChoicePass(ChooserPass):
 
     def __init__(self, rule: TokenChoice, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int) -> None:
         super().__init__(rule, states_ND, rows, run, n_rounds)
-        scores_NR = rule.routers.of_all(states_ND)[:, :n_rounds]
+        scores_NR = rule.unit.of_all(states_ND)[:, :n_rounds]
         probs_NR = torch.softmax(scores_NR, dim=-1)
         deepest = torch.full_like(rows.places(states_ND.device), scores_NR.shape[1] - 1)
         last_N = probs_NR.detach().argmax(dim=-1) if rule.leaves_out else deepest
