@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from documents import README, ROOT, blocks, commands, links
 
 from ostinato.cli import main
+from ostinato.metrics import make_metric
 
 DOCUMENT = ROOT / "docs" / "extending.md"
 TINY = [
@@ -98,6 +100,48 @@ def test_a_metric_that_fails_on_an_output_is_one_line(folder: Path, capsys: pyte
     assert (code, err.count("\n")) == (2, 1)
     assert "the metric mine:Broken failed on the output" in err
     assert "ZeroDivisionError: division by zero" in err
+
+
+def test_a_metric_that_fails_on_totals_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "mine.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nclass OfNone(SameLength):\n    def score(self, totals):\n        return 1 / 0\n")
+    small = [
+        *TINY[:-1],
+        "task.kind=mine:Sorting",
+        "training.selection={metric: mine:OfNone, mode: max}",
+        "evaluation.splits=[test]",
+    ]
+    assert call("train", "digits/transformer", *small, "--run-dir", "runs/none") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "the metric mine:OfNone failed on the totals [" in err
+    assert (folder / "runs" / "none" / "checkpoints" / "update-000002").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [("self, k): self.k = k", "TypeError: "), ("self): self.k = {}['k']", "KeyError: 'k'")],
+)
+def test_a_metric_that_cannot_be_made_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], body: str, reason: str
+) -> None:
+    with (folder / "mine.py").open("a", encoding="utf-8") as file:
+        file.write(f"\n\nclass Lacking(SameLength):\n    def __init__({body}\n")
+    assert call("train", "digits/transformer", "evaluation.metrics=[mine:Lacking]", "--run-dir", "runs/none") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"metric is 'mine:Lacking': cannot be made by a call without arguments ({reason}" in err
+    assert not (folder / "runs").exists()
+
+
+def test_a_metric_need_not_call_the_init_of_its_base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "mine.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nclass Own(SameLength):\n    def __init__(self):\n        self.k = 1\n")
+    metric = make_metric("mine:Own")
+    assert math.isnan(float(metric.compute()["mine:Own"]))
+    for output in ("a", "a b"):
+        metric.update(output, "c")
+    assert metric.compute() == {"mine:Own": 0.5}
 
 
 def test_the_readme_leads_there() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -201,3 +202,22 @@ def test_a_metric_that_fails_on_an_output_is_named() -> None:
     references = sentences(10)
     with pytest.raises(DataError, match=r"the metric mine:Broken failed on the output 'x'.*ZeroDivisionError"):
         paired_bootstrap(Broken(), [references, ["x"] * 10], references)
+
+
+def test_a_metric_without_a_score_for_a_drawn_set_is_named() -> None:
+    class OfLongTexts(ExactMatch):
+        name = "mine:OfLongTexts"
+
+        def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
+            return [prediction == reference, reference == long]
+
+        def score(self, totals: Sequence[float]) -> float:
+            return totals[0] / totals[1]
+
+    references = sentences(10)
+    long = references[0]
+    with pytest.raises(DataError, match=r"mine:OfLongTexts failed on the totals \[\d+, 0\] \(ZeroDivisionError"):
+        paired_bootstrap(OfLongTexts(), [references], references)
+    metric = OfLongTexts()
+    metric.update(references[0], references[0])
+    assert metric.compute() == {"mine:OfLongTexts": 1.0}

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ostinato.config.own_code import is_own, own_class
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, OstinatoError, Problem
 from ostinato.metrics.base import Metric
 from ostinato.metrics.comet import Comet
 from ostinato.metrics.labels import Accuracy, AnswerEm, AnswerF1, MacroF1, SpanF1, TagAccuracy
@@ -104,6 +104,13 @@ def make_metric(name: str) -> Metric:
         close = get_close_matches(name, METRICS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError([Problem("evaluation.metrics", name, f"must be one of {', '.join(METRICS)}{hint}")])
-    metric = METRICS[name]()
+    kind = METRICS[name]
+    try:
+        metric = kind()
+    except OstinatoError:
+        raise
+    except Exception as error:  # whatever the user's code raises: --debug shows where
+        reason = f"cannot be made by a call without arguments ({type(error).__name__}: {error})"
+        raise ConfigError([Problem("metric", name, reason)]) from error
     metric.name = name
     return metric

@@ -29,9 +29,12 @@ class Metric(ABC):
     perfect: ClassVar[float] = 1.0
     """The score of outputs that are their references; 0 or less where scores are, as minus a distance is."""
 
+    # Here for classes of the user's own whose `__init__` does not call this one.
+    _n = 0
+    _totals: Sequence[float] = ()
+
     def __init__(self) -> None:
-        self._n = 0
-        self._totals: list[float] = [0] * len(self.checked_counts("", "", ""))
+        self._totals = [0] * len(self.checked_counts("", "", ""))
 
     @abstractmethod
     def counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
@@ -69,13 +72,32 @@ class Metric(ABC):
         except OstinatoError:
             raise
         except Exception as error:  # whatever the user's code raises: --debug shows where
-            name, reason = getattr(self, "name", type(self).__qualname__), f"{type(error).__name__}: {error}"
-            raise DataError(f"the metric {name} failed on the output {prediction!r} ({reason})") from error
+            raise self._failed(f"the output {prediction!r}", error) from error
+
+    def checked_score(self, totals: Sequence[float]) -> float:
+        """Return `score`, whose faults are named, as a number that JSON knows, which one of NumPy is not.
+
+        Raises:
+            DataError: the metric has no score for these totals, as one of the user's own that divides by a count of 0.
+        """
+        try:
+            return float(self.score(totals))
+        except OstinatoError:
+            raise
+        except Exception as error:  # as above
+            raise self._failed(f"the totals {list(totals)}", error) from error
+
+    def _failed(self, given: str, error: Exception) -> DataError:
+        name = getattr(self, "name", type(self).__qualname__)
+        return DataError(f"the metric {name} failed on {given} ({type(error).__name__}: {error})")
 
     def compute(self) -> dict[str, float | str]:
-        """Return the score by name, and where it has one its signature; not a number before the first update."""
-        # A metric of the user's own may return a number of NumPy, which JSON does not know.
-        result: dict[str, float | str] = {self.name: float(self.score(self._totals)) if self._n else math.nan}
+        """Return the score by name, and where it has one its signature; not a number before the first update.
+
+        Raises:
+            As `checked_score`.
+        """
+        result: dict[str, float | str] = {self.name: self.checked_score(self._totals) if self._n else math.nan}
         if (signature := self.signature()) is not None:
             result[f"{self.name}_signature"] = signature
         return result

@@ -86,7 +86,7 @@ def paired_bootstrap(
         ConfigError: too few samples, a negative seed, or a level outside (0, 1).
         DataError: a system with another number of outputs than there are references; so few sentences that no
             difference could be told from chance: if all N favour one system, that has a probability of 2^(1 - N); the
-            metric cannot count an output.
+            metric cannot count an output, or has no score for a drawn set.
     """
     groups = [[outputs] for outputs in systems]
     return paired_means(metric, groups, references, sources, n_samples=n_samples, seed=seed, level=level)
@@ -116,7 +116,7 @@ def paired_means(
             raise DataError(f"system {number} has {len(outputs)} outputs for {n} references")
     given = sources or [""] * n
     counts = [[list(map(metric.checked_counts, outputs, references, given)) for outputs in group] for group in groups]
-    return paired_counts(metric.score, counts, n_samples=n_samples, seed=seed, level=level)
+    return paired_counts(metric.checked_score, counts, n_samples=n_samples, seed=seed, level=level)
 
 
 def paired_counts(

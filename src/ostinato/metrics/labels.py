@@ -43,6 +43,7 @@ class MacroF1(Metric):
     """F1 of every class, in [0, 1], each class counting once."""
 
     name = "macro_f1"
+    _totals: list[float]
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
