@@ -89,7 +89,7 @@ def rows_on_paper() -> list[list[str]]:
             "GiB of activations, a text and a batch",
             f"{_gib(rank.activations):.1f}, {_gib(texts * rank.activations):.0f}",
         ],
-        [f"GiB of log probabilities of a batch, {plan.n_rounds} rounds", f"{_gib(log_probs):.0f}"],
+        [f"GiB of log probabilities among them, of a batch, {plan.n_rounds} rounds", f"{_gib(log_probs):.0f}"],
         ["GiB of parts and what is gathered, kept", f"{_gib(held):.0f}"],
         [f"multiply-accumulates a token, in texts of {length:,}", f"{macs / 1e9:.2f} G"],
         ["FLOP an update and GPU", f"{flop / 1e15:.2f} P"],

@@ -94,6 +94,7 @@ def test_a_budget_holds_all_counts_and_what_was_assumed() -> None:
         "precision": "float32",
         "checkpoint_activations": False,
         "cached_rounds": None,
+        "n_predictions": 1,
     }
     assert found["macs"]["total"] == sum(found["macs"]["by_part"].values())
 

@@ -36,7 +36,7 @@ def _drawn(config: ModelConfig, budget: Budget) -> str:
     sizes = [size for name in config.vocabulary_sizes(1, 1) if (size := getattr(config, name)) is not None]
     sized = SizedModel(config, sizes[0] if len(sizes) > 1 else None, sizes[-1] if sizes else 0, "given")
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        draw_recipe(PlannedRecipe("drawn", sized, TrainingConfig(), budget))
+        draw_recipe(PlannedRecipe("drawn", sized, TrainingConfig(), budget, (32, 32)))
     return text.getvalue()
 
 

@@ -61,6 +61,21 @@ def test_decoding_is_not_timed_where_a_recipe_writes_no_text(run) -> None:
     assert "is for decoding, and masked/small writes no text" in " ".join(refused.err.split())
 
 
+def test_texts_are_timed_without_a_source_up_to_their_learned_positions(run) -> None:
+    sizes = ["--target-vocab", "400", "--target-length", "32"]
+    outcome = run("plan", "dense/gpt2-toy", *sizes, "--measure", "--rounds", "1", "--threads", "1", "--json")
+    assert outcome.code == 0, outcome.err
+    (planned,) = json.loads(outcome.out)
+    assert {row["workload"]["source_length"] for row in planned["measured"]["workloads"]} == {0}
+
+
+def test_a_vocabulary_by_one_option_is_that_of_masked_models_too(run) -> None:
+    outcome = run("plan", "masked/small", "lm/transformer", "--target-vocab", "4000", "--json")
+    masked, language_model = json.loads(outcome.out)
+    assert masked["vocabulary"]["target"] == 4001  # a row more, for the mask
+    assert language_model["vocabulary"]["target"] == 4000
+
+
 def test_lists_that_are_none_are_refused(run) -> None:
     outcome = run("plan", "digits/transformer", "--measure", "--batch-sizes", "1,x")
     assert outcome.code == 2

@@ -8,6 +8,9 @@ What every use of a sub-layer saves is in `ostinato.budget.sub_layer_activations
     output          the states the projection reads N D, log-probabilities N V *, labels 8 N
     copies          under autocast a bfloat16 copy of every weight
 
+The output and what follows the loop are counted for every prediction that has a gradient (`training.round_loss`), with
+the states that leave the round, which the next round may save, too.
+
 Halting, with R rounds, per stack. The pass counted is one in which every token runs every round:
 
     stick_breaking  per gate, R - 1 of them: the hidden layer before and after gelu 2 N D *, with dropout N D * more;
@@ -87,11 +90,15 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
     for (stack, step), n_readers in side_by_side.items():
         # Their norms save the same states, once.
         steps[stack, step][f"{stack}.norms"] -= (n_readers - 1) * FLOAT * run.tokens(stack) * config.d_model
-    for (stack, _), saved in steps.items():
+    (*_, last) = config.readers()
+    behind = {one.step for one in uses if one.stack == last and one.is_after_loop}
+    for (stack, step), saved in steps.items():
+        # What follows the loop runs once for every prediction.
+        n = run.n_predictions if stack == last and step in behind else 1
         if run.is_recomputed:
-            parts[f"{stack}.steps"] += FLOAT * run.tokens(stack) * config.d_model
+            parts[f"{stack}.steps"] += n * FLOAT * run.tokens(stack) * config.d_model
         else:
-            parts.update(saved)
+            parts.update({part: n * n_bytes for part, n_bytes in saved.items()})
     if run.is_recomputed:
         parts["recomputed"] = max((saved.total() for saved in steps.values()), default=0)
     loops = {own.stack: own for own in planned_segments(config, n_steps) if own.segment.is_loop}
@@ -100,11 +107,18 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
         looped = loops.get(name)
         parts[f"{name}.halting"] += _halting(run, name, [first.get(r) for r in range(plan.n_rounds)], looped)
     for own in planned_segments(config, n_steps):
-        parts[own.part] += own.saved_of_injection(run.tokens(own.stack), config.d_model, FLOAT, run.width)
+        tokens = run.tokens(own.stack)
+        n_after = run.n_predictions if own.stack == last else 1
+        n = n_after if own.is_after_loop else 1
+        parts[own.part] += n * own.saved_of_injection(tokens, config.d_model, FLOAT, run.width)
         if own.segment.time is not None:
-            parts[f"{own.stack}.modulation"] += time_bytes(config.d_model, own.n_rounds)
+            parts[f"{own.stack}.modulation"] += n * time_bytes(config.d_model, own.n_rounds)
         for name in own.norms:
-            parts[f"{own.stack}.norms"] += norm_bytes(own.norm_of(name), run.tokens(own.stack), config.d_model)
+            parts[f"{own.stack}.norms"] += n * norm_bytes(own.norm_of(name), tokens, config.d_model)
+        if own.is_loop and n_after > 1:  # its end is that of every prediction
+            parts[own.part] += (n_after - 1) * own.saved_at_end(tokens, config.d_model, run.width)
+            if (end := own.segment.end_norm) is not None:
+                parts[f"{own.stack}.norms"] += (n_after - 1) * norm_bytes(own.norm_of(end), tokens, config.d_model)
         parts["copies"] += run.copy_of(sum(w.products for w in (own.of_input, own.of_rounds, own.end_map)))
     parts.update(_shared(run, uses))
     parts.update(recurrent_bytes(run))
@@ -116,35 +130,36 @@ def _ends(run: TrainingPass, n_rows: int) -> Counter[str]:
     """Return what embeddings, final norms, output projection or head, and loss save."""
     config, found = run.config, Counter[str]()
     width = config.embedding_width
+    (*_, last), outputs = config.readers(), n_outputs(config)
     for name, stack in config.stacks().items():
         words = run.tokens(name) * (config.max_words or 1)
         found["embeddings"] += ID * words
         # The words that masks multiply, and which of them are padding: every fact is taken to be the longest.
         found["facts"] += 0 if config.max_words is None else words * (FLOAT * width + 1)
         found[f"{name}.dropout"] += run.tokens(name) * width if config.dropout else 0
-        found[f"{name}.norms"] += (
-            norm_bytes(stack.norm.of_final, run.tokens(name), config.d_model) if stack.norm.has_final else 0
-        )
+        if stack.norm.has_final:
+            n_ends = run.n_predictions if name == last else 1
+            found[f"{name}.norms"] += n_ends * norm_bytes(stack.norm.of_final, run.tokens(name), config.d_model)
         found[f"{name}.norms"] += norm_bytes(stack.norm, run.tokens(name), width) if stack.norm.embedding else 0
         # All sentences have the same positions.
         found["embeddings"] += ID * run.lengths[name] if stack.positions.kind == "learned" else 0
         if mapped := embedding_map_weights(config).products:
             found["embeddings"] += run.width * run.tokens(name) * width
             found["copies"] += run.copy_of(mapped)
-    (*_, last), outputs = config.readers(), n_outputs(config)
     tokens = run.tokens(last)
     if outputs is None:
-        found["output"] = run.width * tokens * width + FLOAT * tokens * n_rows + ID * tokens
-        found["output"] += _transform_bytes(run, tokens)
+        of_one = run.width * tokens * width + FLOAT * tokens * n_rows + ID * tokens
+        of_one += _transform_bytes(run, tokens)
         # The cap keeps tanh.
-        found["output"] += 0 if config.output.soft_cap is None else FLOAT * tokens * n_rows
+        of_one += 0 if config.output.soft_cap is None else FLOAT * tokens * n_rows
+        found["output"] = run.n_predictions * of_one
         found["copies"] += run.copy_of(n_rows * width + transform_weights(config).products)
         return found
     n_read = run.batch if config.reads == "classification" else tokens
     n_labels = 2 * run.batch if config.reads == "span" else n_read
     # A head reads states after dropout of its own, which is torch's and saves numbers.
     read = (run.width + (FLOAT if config.dropout else 0)) * n_read * config.d_model
-    found["head"] = read + FLOAT * n_read * outputs + ID * n_labels
+    found["head"] = run.n_predictions * (read + FLOAT * n_read * outputs + ID * n_labels)
     found["copies"] += run.copy_of(outputs * config.d_model)
     return found
 

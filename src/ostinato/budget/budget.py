@@ -14,7 +14,7 @@ from ostinato.budget.sizes import TopK, chosen_experts
 from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
 
-_OF_BYTES = ("batch_size", "beam", "precision", "checkpoint_activations", "cached_rounds")
+_OF_BYTES = ("batch_size", "beam", "precision", "checkpoint_activations", "cached_rounds", "n_predictions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Assumptions:
 
     Args:
         source_length, target_length: tokens of every sentence; a generated token sees `target_length` of them.
-        batch_size, beam, precision, checkpoint_activations, cached_rounds: of the bytes; see `count_bytes`. MACs are
-            those of one sentence.
+        batch_size, beam, precision, checkpoint_activations, cached_rounds, n_predictions: of the bytes; see
+            `count_bytes`. MACs are those of one sentence.
         expected_depth: rounds per token by stack, of the MACs; a stack that is not named runs all of them.
         n_steps: rounds at call time; None: the plans' own.
     """
@@ -36,6 +36,7 @@ class Assumptions:
     precision: Precision = "float32"
     checkpoint_activations: bool = False
     cached_rounds: int | None = None
+    n_predictions: int = 1
     expected_depth: Mapping[str, float] | None = None
     n_steps: int | None = None
 

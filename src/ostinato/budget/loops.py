@@ -82,6 +82,10 @@ class PlannedSegment:
         """Rounds that have a vector of their own."""
         return self.settings.repeats or 1
 
+    def saved_at_end(self, tokens: int, d_model: int, width: int) -> int:
+        """Return the bytes that the end map saves."""
+        return width * tokens * d_model if self.settings.end_map else 0
+
     def saved_of_injection(self, tokens: int, d_model: int, number: int, width: int) -> int:
         """Return the bytes that injection and end map save.
 
@@ -89,7 +93,7 @@ class PlannedSegment:
             number, width: bytes of a float32 and of what a product reads.
         """
         states, read = number * tokens * d_model, width * tokens * d_model
-        found = read if self.settings.end_map else 0
+        found = self.saved_at_end(tokens, d_model, width)
         if self.settings.inject.kind == "linear":
             is_twice = self.settings.state.kind == "input" and width == number
             return found + read * (self.n_rounds + (0 if is_twice else 1))

@@ -20,10 +20,10 @@ self-attention and activations are as many as without it.
 
 Not counted: the copies of weights that decoding on a CPU makes (`ostinato.kernels.packed`; as many bytes as those
 weights), gradients (as many bytes as weights) and optimiser (Adam: twice as many), the logits themselves, buffers of
-matrix products, tensors that live within one operation, padding and its masks, allocator and process. Activations are
-those of a CPU with compiled kernels (`ostinato doctor` tells; without, and with more threads than a batch has heads,
-attention that drops weights keeps them in float32, too); GPU kernels keep other masks of dropout and drop attention
-weights without keeping them, and are not tested here.
+matrix products, tensors that live within one operation, masks of padding and of texts that are kept apart, allocator
+and process. Activations are those of a CPU with compiled kernels (`ostinato doctor` tells; without, and with more
+threads than a batch has heads, attention that drops weights keeps them in float32, too); GPU kernels keep other masks
+of dropout and drop attention weights without keeping them, and are not tested here.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def count_bytes(
     vocab_size: int | None = None,
     checkpoint_activations: bool = False,
     cached_rounds: int | None = None,
+    n_predictions: int = 1,
 ) -> ByteCount:
     """Return the bytes of weights, activations and cache.
 
@@ -88,6 +89,7 @@ def count_bytes(
         vocab_size: rows of every vocabulary that the configuration leaves open.
         checkpoint_activations: as `training.checkpoint_activations`.
         cached_rounds: rounds of a loop whose keys and values decoding keeps (`ostinato.nn.Execution`); None: all.
+        n_predictions: rounds whose predictions have a gradient, as `training.round_loss` says.
 
     Raises:
         ConfigError: a length, batch size or beam below 1, a vocabulary size that is neither set nor passed, or
@@ -100,7 +102,7 @@ def count_bytes(
         raise ConfigError(problems)
     of_side = {"source": source_length, "target": target_length}
     lengths = {reader: of_side[config.side_of(reader)] for reader in config.readers()}
-    run = TrainingPass(config, lengths, batch_size, precision == "bfloat16", checkpoint_activations)
+    run = TrainingPass(config, lengths, batch_size, precision == "bfloat16", checkpoint_activations, n_predictions)
     stored = count_parameters(config, n_steps=n_steps, vocab_size=vocab_size).by_part
     by_part = {
         "weights": {part: FLOAT * n for part, n in stored.items()},

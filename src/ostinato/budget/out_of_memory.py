@@ -21,6 +21,7 @@ def noting_plan(
     beam: int = 1,
     precision: Precision = "float32",
     checkpoint_activations: bool = False,
+    n_predictions: int = 1,
 ) -> Iterator[None]:
     """Add to an error of memory a note of the bytes that the plan counts for the pass that is run meanwhile.
 
@@ -31,7 +32,7 @@ def noting_plan(
         config: with its vocabulary sizes. shape: sentences, source tokens and target tokens of its batch.
         state_bytes: of training, gives the bytes of gradients, the optimiser's state and what else is kept of every
             trained weight; None: nothing is trained.
-        beam, precision, checkpoint_activations: as of `count_bytes`.
+        beam, precision, checkpoint_activations, n_predictions: as of `count_bytes`.
     """
     try:
         yield
@@ -47,6 +48,7 @@ def noting_plan(
             beam=beam,
             precision=precision,
             checkpoint_activations=checkpoint_activations,
+            n_predictions=n_predictions,
         )
         tokens = f"{target_length:,} tokens"
         if config.has_two_sides:

@@ -21,6 +21,7 @@ class TrainingPass:
     Args:
         lengths: tokens of a sentence by stack. batch: sentences.
         is_mixed: bfloat16 autocast. is_recomputed: only the states between steps are saved.
+        n_predictions: rounds of the last stack's loop whose predictions have a gradient.
     """
 
     config: ModelConfig
@@ -28,6 +29,7 @@ class TrainingPass:
     batch: int
     is_mixed: bool
     is_recomputed: bool
+    n_predictions: int = 1
 
     @property
     def width(self) -> int:

@@ -143,11 +143,10 @@ def plan(
     if measure:
         from ostinato.experiments.timing.latency import Timer, workloads
 
-        lengths = source_length, target_length
+        lengths = max(one.timed_lengths for one in planned)  # all recipes take turns at the same work
         if silent := [one.name for one in planned if not one.model.generates]:
             if named := options_given(context, ["beams"]):
                 raise typer.BadParameter(f"is for decoding, and {silent[0]} writes no text", param_hint=named)
-            # All recipes take turns at the same work.
             write = "writes" if len(silent) == 1 else "write"
             print_stderr(f"decoding is not timed: {', '.join(silent)} {write} no text")
             widths = []

@@ -60,7 +60,10 @@ def size_model(
     model = recipe.model
     given: dict[str, int | None]
     if isinstance(model, EncoderConfig):  # whose embedding has a row more, for the mask symbol
-        given = {"vocab_size": (source and source + 1) or model.vocab_size, "n_labels": target or model.n_labels}
+        sides = model.vocabulary_sizes(1, 1)
+        rows = source if "n_labels" in sides else source or target
+        given = {"vocab_size": (rows and model.vocabulary_sizes(rows, 1)["vocab_size"]) or model.vocab_size}
+        given["n_labels"] = target or model.n_labels
     elif isinstance(model, SequenceModelConfig):
         given = {"vocab_size": target or source or model.vocab_size}
     else:

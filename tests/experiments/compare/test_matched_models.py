@@ -50,7 +50,7 @@ def test_a_search_is_timed_with_the_rounds_that_its_cache_keeps(monkeypatch: pyt
     monkeypatch.setattr(Timer, "seconds_of", lambda timer, workload: seen.append(workload))
     decoding = RECIPE.decoding.model_copy(update={"cached_rounds": 2})
     Wanted(match="latency", device="cpu").cost(RECIPE.model_copy(update={"decoding": decoding}))
-    assert seen == [Workload("decoding", 1, 32, 32, 1, cached_rounds=2)]
+    assert seen == [Workload("decoding", 1, 0, 32, 1, cached_rounds=2)]  # texts have no source
 
 
 def test_a_timed_search_keeps_the_rounds_that_it_is_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,20 @@ def test_languages_are_averaged_before_seeds(tmp_path: Path) -> None:
     assert transfer([first], "test", "accuracy", "lang")["sd"] is None
 
 
+def test_the_accuracy_of_a_ranking_is_averaged_like_other_scores(tmp_path: Path) -> None:
+    runs = [_run(tmp_path / str(seed), seed, {"0": 0.5, "1": 0.5}) for seed in (1, 2)]
+    for run, right in zip(runs, (0.75, 0.25), strict=True):
+        results = json.loads((run / "results.json").read_text())
+        by = {"lang": {"0": {"n": 4, "accuracy": 1.0}, "1": {"n": 4, "accuracy": right}}}
+        results["splits"]["test"]["ranking"] = {"n": 8, "accuracy": (1 + right) / 2, "by": by}
+        (run / "results.json").write_text(json.dumps(results))
+    found = transfer(runs, "test", "ranking", "lang")
+    assert found["by"] == {"0": 1.0, "1": 0.5}
+    assert found["mean"] == 0.75
+    with pytest.raises(DataError, match="no 'ranking' among its scores"):
+        transfer([_run(tmp_path / "3", 3, {"0": 0.5})], "test", "ranking", "lang")
+
+
 @pytest.mark.slow
 def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     first = _run(tmp_path / "1", 1, {"de": 0.5})

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_candidates import language_model, seq2seq
 from torch import Tensor
 
+from ostinato.config.model import LanguageModelConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizer import BOS_ID, EOS_ID
 from ostinato.decoding.beams import Hypothesis
@@ -96,6 +99,26 @@ def test_an_update_is_trainings_own() -> None:
         optimizer.zero_grad()
     for mine, theirs in zip(bench.model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_timed_updates_run_the_rounds_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: dict[str, Any] = {"kind": "uniform", "most": 9, "gradient_rounds": 1}
+    training = TrainingConfig.model_validate({"rounds": rounds})
+    shared = {"n_steps": 3, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
+    config = {"d_model": 8, "vocab_size": 9, "dropout": 0.0, "decoder": shared}
+    bench = Bench(TimedModel("drawn", LanguageModelConfig.model_validate(config), training), CPU)
+    seen: list[tuple[object, object]] = []
+    run = type(bench.model).__call__
+
+    def noted(model: Any, *args: Any, **named: Any) -> Any:
+        seen.append((model.n_rounds(), model.current_execution.gradient_rounds))
+        return run(model, *args, **named)
+
+    monkeypatch.setattr(type(bench.model), "__call__", noted)
+    call = bench.call(Workload("update", 2, 0, 5))
+    call()
+    call()
+    assert seen == [({"decoder": 3}, 1)] * 2
 
 
 def test_a_pass_changes_nothing_and_leaves_the_model_in_its_mode() -> None:

@@ -11,7 +11,7 @@ from ostinato.budget.solver import Rounding, Solution, counts, solve, solve_meas
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, Problem
-from ostinato.experiments.results import assumptions_of
+from ostinato.experiments.results import assumptions_of, timed_lengths
 
 Match = Literal["parameters", "active", "macs", "macs_per_generated_token", "bytes", "cache", "latency"]
 MATCHES: tuple[Match, ...] = get_args(Match)
@@ -57,7 +57,7 @@ class Wanted:
         from ostinato.experiments.timing.latency import Timer
         from ostinato.experiments.timing.workloads import Workload
 
-        lengths = self.source_length, self.target_length
+        lengths = timed_lengths(recipe, (self.source_length, self.target_length))
         kept = recipe.decoding.cached_rounds
         search = Workload("decoding", self.batch_size, *lengths, self.beam, cached_rounds=kept)
         return Timer(self.device, self.threads).seconds_of(search)

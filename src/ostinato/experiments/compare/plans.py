@@ -25,7 +25,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.training import FsdpConfig, TrainingConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError
-from ostinato.experiments.results import assumptions_of
+from ostinato.experiments.results import assumptions_of, timed_lengths
 from ostinato.plan import Kind
 from ostinato.tasks.checks import split_problems
 from ostinato.tasks.recipes import load_recipe
@@ -39,12 +39,14 @@ class PlannedRecipe:
 
     Args:
         name: as it was asked for; a recipe that was asked for twice is numbered.
+        timed_lengths: source and target tokens that it is timed with.
     """
 
     name: str
     sized: SizedModel
     training: TrainingConfig
     budget: Budget
+    timed_lengths: tuple[int, int]
 
     @property
     def model(self) -> ModelConfig:
@@ -101,7 +103,10 @@ def plan_recipes(
         budget = count_budget(sized.model, replace(assumed, expected_depth=depths or None))
         seen[name] += 1
         unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
-        found.append(PlannedRecipe(unique, sized, recipe.training, budget))
+        lengths = given.source_length, given.target_length
+        if not sized.model.sees_prefix:  # which is timed with one
+            lengths = timed_lengths(recipe, lengths)
+        found.append(PlannedRecipe(unique, sized, recipe.training, budget, lengths))
     return found
 
 
@@ -123,6 +128,7 @@ def rank_bytes(planned: PlannedRecipe, n_ranks: int) -> RankBytes:
         precision=a.precision,
         n_steps=a.n_steps,
         checkpoint_activations=a.checkpoint_activations,
+        n_predictions=a.n_predictions,
     )
     return count_rank_bytes(
         names,

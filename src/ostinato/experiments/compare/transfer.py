@@ -29,7 +29,7 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
     """Return a score by language and in all, over finished runs that differ in their seeds only.
 
     Args:
-        column: of languages, by which the runs were scored.
+        metric: "ranking": its accuracy. column: of languages, by which the runs were scored.
 
     Returns:
         split, metric, n_runs, seeds; by: language -> mean over runs; mean; sd (None for one run); runs: directory ->
@@ -44,8 +44,10 @@ def transfer(runs: Sequence[Path], split: str, metric: str, column: str) -> dict
     scores: dict[str, dict[str, float]] = {}
     for run, results in found.items():
         try:
-            by = results["splits"][split]["by"][column]
-            scores[run] = {language: values[metric] for language, values in sorted(by.items())}
+            of_split = results["splits"][split]
+            # Targets are ranked apart from all other scores.
+            by, name = (of_split["ranking"]["by"], "accuracy") if metric == "ranking" else (of_split["by"], metric)
+            scores[run] = {language: values[name] for language, values in sorted(by[column].items())}
         except KeyError as error:
             reason = f"no {error} among its scores ({split}, by {column}, {metric})"
             raise DataError(f"{run}: {reason}: was it scored so? (task.language_field, evaluation.splits)") from error

@@ -22,7 +22,7 @@ from ostinato.config.common import SequenceModelConfig
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
 from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.special_ids import SpecialIds
-from ostinato.config.training import TrainingConfig
+from ostinato.config.training import PlannedRoundsConfig, TrainingConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.tokenizer import BOS_ID
 from ostinato.decoding.search import Decodable, inference, search
@@ -111,13 +111,16 @@ class Bench:
     def call(self, workload: Workload) -> Callable[[], object]:
         """Return a function that does the work once, on the same ids every time.
 
-        Updates go on from one call to the next, with the optimiser's state that belongs to the returned function.
+        Updates go on from one call to the next, with the optimiser's state that belongs to the returned function. They
+        run the rounds of the plan, as all counts do, also where `training.rounds` draws others.
         """
         batch = random_batch(self.candidate.model, workload, self.seed).to(self.device)
         model = self.model
         match workload.kind:
             case "update":
                 training, numbers = self.candidate.training, count(1)
+                of_gradient = training.rounds.model_dump(include={"gradient_rounds", "gradient_repeats"})
+                training = training.model_copy(update={"rounds": PlannedRoundsConfig(**of_gradient)})
                 updater = Updater(model, build_optimizer(model, training.optimizer), training)
                 return lambda: updater.apply(updater.accumulate([batch]), next(numbers))
             case "forward":
