@@ -11,9 +11,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from halting_runs import plain_run
+from ostinato import train
 from ostinato.analysis import analyze as logic
 from ostinato.analysis.drawing import columns_of, name_axes, panels
+from ostinato.analysis.report import write_report
 from ostinato.analysis.studies import STUDIES, Finding, Subject
+from ostinato.config.load import check_recipe
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 
@@ -102,6 +105,27 @@ def test_results_show_what_the_task_is_scored_by_first_and_the_rest_when_unfolde
     assert set(names[2:]) <= {"loss", "n"}
     assert "token_accuracy</td>" in rest
     assert "loss</td>" not in rest
+
+
+def test_results_of_texts_begin_with_what_is_compared_without_decoding(tmp_path: Path) -> None:
+    (file := tmp_path / "texts.txt").write_text("a b\nb a\n", encoding="utf-8")
+    step = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    settings = {
+        "model": {"kind": "language_model", "d_model": 8, "decoder": step},
+        "training": {"n_updates": 1, "device": "cpu"},
+    }
+    agreement = {"kind": "agreement", "n_train": 300, "n_eval": 2, "max_attractors": 1}
+    files = {split: str(file) for split in ("train", "dev", "test")}
+    texts = {"task": {"kind": "files", "model_kind": "language_model"}, "data": files}
+    for name, own, scores in (
+        ("verbs", {"task": agreement}, ["ranking"]),
+        ("texts", texts, ["perplexity", "word_perplexity", "bits_per_byte"]),
+    ):
+        train(check_recipe(settings | own), tmp_path / name)
+        given = logic.subjects([load(tmp_path / name, device="cpu")], None, 2)
+        html = write_report(tmp_path / f"{name}.html", given, [], {}).read_text(encoding="utf-8")
+        results = html[html.index("<h3>Results</h3>") : html.index("<details>")]
+        assert re.findall(r"<tr><td>([^<]*)</td>", results) == [*scores, "loss", "n"]
 
 
 def test_the_report_can_be_printed(written: logic.Analysed) -> None:

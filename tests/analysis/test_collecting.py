@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from architectures import BOS, Sentence, random_model, right_padded
 from ostinato.analysis import analyze as logic
 from ostinato.analysis import linear_cka, representation_collapse
 from ostinato.analysis.capture import CapturedBatch, stream
@@ -23,6 +25,7 @@ from ostinato.analysis.collectors import (
 )
 from ostinato.analysis.studies import Subject
 from ostinato.analysis.studies.similarity import pairs_of_stack
+from ostinato.config.model import LanguageModelConfig
 from ostinato.evaluation.loading import load
 
 
@@ -78,6 +81,32 @@ def test_a_sentence_is_the_mean_of_its_tokens_and_halted_ones_stand_still(subjec
                     expected = (total / n_tokens).numpy()
                     np.testing.assert_allclose(vectors.after[module][captured.batch.indices[b]], expected, atol=1e-5)
     assert n_frozen > 0
+
+
+ROUTED = [
+    {"kind": "select", "among": "all", "capacities": [None, 0.5], "mix": "interpolate", "gate": "score", "scale": 0.3},
+    {"kind": "select", "capacities": [1.0, 0.5]},
+    {"kind": "token_choice"},
+]
+
+
+@pytest.mark.parametrize("rule", ROUTED)
+def test_where_routers_weigh_rounds_the_state_behind_the_last_sub_layer_is_that_which_leaves(
+    rule: dict[str, object],
+) -> None:
+    stack = {"n_steps": 4, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 24, "share": "all"}}
+    settings = {"d_model": 16, "vocab_size": 11, "dropout": 0.0, "decoder": stack | {"halting": rule}}
+    model = random_model(LanguageModelConfig.model_validate(settings)).eval()
+    batch = right_padded([Sentence(None, [BOS, 3, 4, 5, 6, 7], 1), Sentence(None, [BOS, 8, 9], 1)])
+    batch = replace(batch, indices=(0, 1))
+    vectors = SentenceVectors(2)
+    with torch.no_grad():
+        output = model(batch, request=vectors.request)
+    vectors.add(CapturedBatch(model, batch, output))
+    after = list(vectors.after.values())[-1]
+    for row, n_tokens in enumerate((6, 3)):
+        states_TD = output.stacks["decoder"].states_BTD[row, :n_tokens]
+        np.testing.assert_allclose(after[row], states_TD.mean(0).numpy(), atol=1e-5)
 
 
 def test_collapse_of_a_stream_is_that_of_all_its_states(subject: Subject) -> None:

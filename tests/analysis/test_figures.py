@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,18 @@ from matplotlib.text import Text
 from ostinato.analysis import analyze as logic
 from ostinato.analysis.collectors import OneExample, StackExample, SubLayerKey
 from ostinato.analysis.curves import LearningCurves
-from ostinato.analysis.drawing import FONT, NARROW, WIDE, columns_of, common_legend, finish, line, panels, ticks
+from ostinato.analysis.drawing import (
+    FONT,
+    NARROW,
+    WIDE,
+    columns_of,
+    common_legend,
+    finish,
+    line,
+    panels,
+    save_figure,
+    ticks,
+)
 from ostinato.analysis.studies import Subject
 from ostinato.analysis.studies.attention import ATTENTION_EXAMPLE
 from ostinato.analysis.studies.depth import HALTING_MAP
@@ -133,9 +145,21 @@ def test_a_legend_of_all_panels_names_every_line_once_and_is_as_wide_as_the_figu
     assert box.x1 <= figure.bbox.x1
 
 
-def one_example(subject: Subject) -> Subject:
+def test_dollars_in_names_are_dollars(tmp_path: Path) -> None:
+    figure, axes = panels(1, True)
+    line(axes[0], 0, [0, 1], [0, 1], "$5-$10")
+    ticks(axes[0], x=["$$", "a$b", "$\\foo$"])
+    finish(axes[0], "$x$", "y", "$$")
+    common_legend(figure, axes)
+    save_figure(figure, tmp_path / "figure")
+    svg = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "<!-- $$ -->" in svg
+    assert "<!-- $5-$10 -->" in svg
+
+
+def one_example(subject: Subject, executed: Sequence[Sequence[int]] = ((1, 1, 0), (1, 0, 0))) -> Subject:
     """Return a subject of whose example no token runs the third round, and one token the second."""
-    executed_TR = np.array([[1.0, 1, 0], [1, 0, 0]])
+    executed_TR = np.array(executed, dtype=np.float64)
     module = SubLayerKey("encoder", 1, "self_attention")
     stack = StackExample([4, 5], np.array([[1.0, 0.5, 0], [1, 0, 0]]), executed_TR, {module: np.full((1, 2, 2), 0.5)})
     collector = OneExample(0)
@@ -150,6 +174,10 @@ def test_rounds_that_no_token_ran_are_not_drawn(subject: Subject) -> None:
     assert image.get_array().shape == (2, 2)
     assert found.arrays["encoder_map_TR"].shape == (2, 3)
     assert "round 3 ran for no token" in found.note
+    (found,) = HALTING_MAP.find([one_example(subject, [[1, 0, 1], [1, 0, 0]])], None)
+    assert "ran for no token" not in found.note  # the second round left out both, and the third did not
+    (image,) = [axes.images[0] for axes in panels_of(found.draw(False)) if axes.images]
+    assert image.get_array().shape == (3, 2)
 
 
 def test_queries_that_had_halted_are_blank_and_not_dark(subject: Subject) -> None:

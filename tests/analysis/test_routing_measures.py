@@ -15,9 +15,8 @@ from ostinato.analysis import (
     top_tokens,
 )
 from ostinato.errors import DataError
-from ostinato.evaluation.routing import RoutingTotals
-from ostinato.models.output import ModelOutput
-from ostinato.nn.types import Routing, StackOutput
+from ostinato.evaluation.routing import RoutingTotals, routing_sums
+from ostinato.nn.types import Routing
 
 
 def test_three_tokens_counted_by_hand() -> None:
@@ -55,8 +54,7 @@ def test_what_evaluation_adds_up_in_passes_is_the_same() -> None:
         p_NE, e_NK = torch.from_numpy(probs[part]), torch.from_numpy(experts[part].copy())
         w_N = torch.from_numpy(weights[part])
         rows = Routing("r", "encoder", 0, p_NE, p_NE, e_NK, p_NE[:, :2], w_N, torch.arange(len(w_N)))
-        states = torch.zeros(1, len(w_N), 4)
-        totals.add(ModelOutput(torch.zeros(1, 1, 1), {"encoder": StackOutput(states, routings=(rows,))}))
+        totals.add(routing_sums({"r": [rows]}))
     [added] = totals.compute().values()
     found = expert_use(experts, probs, weights)
     np.testing.assert_allclose(found.load_E, added["load"])

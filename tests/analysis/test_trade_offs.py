@@ -16,9 +16,12 @@ from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.latency import part_latencies, parts_of
 from ostinato.analysis.studies import Finding, Subject
 from ostinato.analysis.studies.base import MARKS, natural_order, no_halting, no_threshold
+from ostinato.analysis.studies.costs import _parts
 from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
 from ostinato.budget import count_macs, count_parameters
 from ostinato.config.data import DataConfig
+from ostinato.config.halting import NoHaltingConfig
+from ostinato.config.model import Seq2SeqConfig
 from ostinato.data.example import Example
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation.loading import load
@@ -127,6 +130,18 @@ def test_parts_add_up_to_the_counts_of_the_model(subject: Subject, surveyed: log
     assert all(part["realised"] <= part["full"] for part in parts.values())
     assert list(parts)[-1] == "everything else"
     assert {"encoder.self_attention", "encoder.ffn", "decoder.cross_attention"} < parts.keys()
+
+
+def test_rounds_by_length_are_counted_at_full_depth_and_as_many_as_ran() -> None:
+    steps = {"n_steps": 8, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 24, "share": "all"}}
+    by_length = steps | {"halting": {"kind": "length", "per_token": 0.5}}
+    rows = {"d_model": 16, "source_vocab_size": 11, "target_vocab_size": 11}
+    config = Seq2SeqConfig.model_validate(rows | {"encoder": by_length, "decoder": {"n_steps": 1}})
+    model: Any = SimpleNamespace(model=build_model(config))
+    part = _parts(model, (6, 6), {"encoder": 2.5})["encoder.ffn"]
+    encoder = config.encoder.model_copy(update={"halting": NoHaltingConfig()})
+    assert part.full == count_macs(config.model_copy(update={"encoder": encoder}), 6, 6).by_part["encoder.ffn"]
+    assert part.realised == part.full * 2.5 / 8
 
 
 def test_the_time_of_a_pass_is_spent_in_its_parts_or_elsewhere(subject: Subject) -> None:

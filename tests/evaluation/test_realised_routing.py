@@ -16,11 +16,10 @@ from ostinato.config.experts import ExpertFeedForwardConfig
 from ostinato.data.collate import collate
 from ostinato.data.rows import encode_examples
 from ostinato.evaluation import evaluate
-from ostinato.evaluation.routing import RoutingTotals
+from ostinato.evaluation.routing import RoutingTotals, routing_sums
 from ostinato.experiments.results import table
 from ostinato.models import Seq2Seq
-from ostinato.models.output import ModelOutput
-from ostinato.nn.types import Routing, StackOutput
+from ostinato.nn.types import Routing
 
 GREEDY = DecodingConfig(max_length=8)
 EXPERTS = {"encoder": (5, 2), "decoder": (3, 1)}
@@ -86,7 +85,7 @@ def test_rows_count_by_their_weight_and_halted_ones_get_no_expert() -> None:
     rows = Routing("r", "encoder", 0, probs_NE, probs_NE, experts_NK, probs_NE[:, :1], weight_N, torch.arange(3))
     totals = RoutingTotals()
     for _ in range(2):
-        totals.add(ModelOutput(torch.zeros(1, 1, 1), {"encoder": StackOutput(torch.zeros(1, 3, 4), routings=(rows,))}))
+        totals.add(routing_sums({"r": [rows]}))
     [found] = totals.compute().values()
     assert found["load"] == pytest.approx([0.8, 0.2])
     assert found["row_entropy"] == pytest.approx(0.2 * math.log(2))

@@ -292,6 +292,20 @@ def test_a_run_whose_data_is_elsewhere_reads_ones_own_text(run_folders: list[Pat
     opened["run"].close()
 
 
+def test_examples_are_shown_without_the_training_file(run_folders: list[Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(next(path for path in run_folders if path.name == "language-model"), tmp_path / "run"))
+    recipe = copy / "recipe.yaml"
+    lines = recipe.read_text(encoding="utf-8").splitlines(keepends=True)
+    elsewhere = ["  train: /nowhere/train.txt\n" if line.startswith("  train:") else line for line in lines]
+    assert elsewhere != lines
+    recipe.write_text("".join(elsewhere), encoding="utf-8")
+    opened = open_runs({"run": load(copy, device="cpu")}, Limits())["run"]
+    assert "dev" in opened.splits
+    assert "train" not in opened.splits
+    assert opened.examples("dev")
+    opened.close()
+
+
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("inspect", {"run": "nobody", "text": "1"}, "run is 'nobody': must be one of act-convolution"),
     ("inspect", {"run": "dense"}, "give either text or example"),

@@ -10,6 +10,7 @@ import pytest
 from kept_tokenizers import keep_tokenizer
 
 from ostinato.data.example import Example
+from ostinato.errors import DataError
 from ostinato.evaluation.loading import load
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -49,6 +50,11 @@ def test_what_the_page_writes_is_what_generate_writes(kind: str, tmp_path: Path)
     seen = inspect(opened, sentence, Call(60))
     again = inspect(opened, sentence.model_copy(update={"output_ids": found.output.ids}), Call(60))
     assert again.predictions == seen.predictions
+    opened.close()
+    short = load(tmp_path / "run", device="cpu", overrides=["data.max_target_length=2"])
+    opened = open_runs({"run": short}, Limits(tokens=64))["run"]
+    with pytest.raises(DataError, match=r"^text: \d tokens, but data\.max_target_length is 2: a prompt is not cut"):
+        generate(opened, sentence, Call(60), lines.append)
     opened.close()
 
 

@@ -18,11 +18,11 @@ from ostinato.analysis.routing_measures import NOT_ROUTED
 from ostinato.budget import MacCounter
 from ostinato.evaluation.depth import DepthTotals, sentence_depths
 from ostinato.evaluation.passes import sentence_macs
-from ostinato.evaluation.routing import RoutingTotals
+from ostinato.evaluation.routing import RoutingTotals, routing_sums
 from ostinato.evaluation.scores import score_sentences
 from ostinato.models.build import Model
-from ostinato.models.output import ModelOutput
-from ostinato.nn.types import Routing, StackOutput
+from ostinato.nn.loops import state_that_leaves
+from ostinato.nn.types import Routing
 
 SHORT = {"self_attention": "sa", "cross_attention": "ca", "ffn": "ffn"}
 
@@ -50,13 +50,14 @@ class SentenceVectors(Collector):
     """Mean over a sentence's real tokens of every sub-layer's output, before and after the residual; `[n, D]` each.
 
     A token that has halted is frozen: after the residual it counts with the state it halted in, before it with zero,
-    which is what the sub-layer adds to it.
+    which is what the sub-layer adds to it. Where a router weighs what a round makes, what its last sub-layer leaves is
+    the state that leaves the round.
 
     Args:
         n: sentences. Memory: 8 n D bytes a sub-layer, whatever their lengths.
     """
 
-    request = frozenset({"output", "residual"})
+    request = frozenset({"output", "residual", "rounds"})
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -67,6 +68,13 @@ class SentenceVectors(Collector):
         """Take in one batch."""
         last: dict[str, Tensor] = {}
         places = np.asarray(captured.batch.indices)
+        ends = {
+            SubLayerKey(name, step.index, step.uses[-1].kind)
+            for name, stack in captured.model.stacks.items()
+            if stack.halting.chooses_tokens
+            for *_, step in stack.plan.loop.rounds()
+            if step.uses
+        }
         for module, round_ in sub_layers(captured.model):
             ran_BT1 = captured.ran(module.stack, round_)[..., None]
             captures = captured.output.stacks[module.stack].captures
@@ -77,6 +85,8 @@ class SentenceVectors(Collector):
                 before_BTD = last.get(module.stack, residual)
                 states_BTD = torch.where(ran_BT1, residual, before_BTD)
                 added_BTD = torch.where(ran_BT1, output, 0.0)
+            if module in ends and round_ < len(left := captured.output.stacks[module.stack].left):
+                states_BTD = state_that_leaves(captured.model.stacks[module.stack].plan.loop, left[round_])
             last[module.stack] = states_BTD
             keep_BT = captured.keep(module.stack)
             for kept, values_BTD in ((self.before, added_BTD), (self.after, states_BTD)):
@@ -317,8 +327,7 @@ class ExpertTotals(Collector):
     def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
         for at, routing, counted_N in _routings(captured):
-            stack = StackOutput(captured.output.stacks[at.stack].states_BTD, routings=(routing,))
-            self.totals.setdefault(at, RoutingTotals()).add(ModelOutput(captured.output.logits_BTV, {at.stack: stack}))
+            self.totals.setdefault(at, RoutingTotals()).add(routing_sums({at.router: [routing]}))
             E, V = routing.probs_NE.shape[1], self._vocabulary[at.stack]
             counts_VE = self.tokens.setdefault((at.router, at.stack), np.zeros((V, E)))
             ids_BT = captured.ids(at.stack)

@@ -126,6 +126,11 @@ def scale(axes: Sequence[Axes], label: str) -> None:
     bar.ax.tick_params(labelsize=FONT)
 
 
+def without_math(text: str) -> str:
+    """Return a text as matplotlib draws it as it is: between two dollars it reads TeX."""
+    return text.replace("$", r"\$")
+
+
 def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = None) -> None:
     """Name the rows and columns of a matrix; names that would not fit are left out evenly."""
     figure: Any = axes.figure
@@ -137,7 +142,8 @@ def ticks(axes: Axes, x: Sequence[str] | None = None, y: Sequence[str] | None = 
         if names is not None:
             # Scales and names beside the panel take a fifth of it or more; a name is as high as its letters are large.
             every = max(math.ceil(len(names) * 1.3 * FONT / 72 / (0.8 * inches)), 1)
-            set_ticks(range(0, len(names), every), list(names)[::every], fontsize=FONT, rotation=rotation)
+            shown = [without_math(name) for name in names[::every]]
+            set_ticks(range(0, len(names), every), shown, fontsize=FONT, rotation=rotation)
 
 
 def line(axes: Axes, i: int, x: ArrayLike, y: ArrayLike, label: str | None) -> None:
@@ -176,9 +182,9 @@ def in_units(axis: Axis) -> None:
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Label the axes of a panel, and give it a title."""
-    axes.set_xlabel(x, fontsize=8)
-    axes.set_ylabel(y, fontsize=8)
-    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(without_math(x), fontsize=8)
+    axes.set_ylabel(without_math(y), fontsize=8)
+    axes.set_title(without_math(title), fontsize=9)
     axes.tick_params(which="both", labelsize=FONT)
 
 
@@ -196,6 +202,5 @@ def common_legend(figure: Figure, axes: Sequence[Axes]) -> None:
     # A letter of this size is about 4 points wide, and a sample of the line takes 40.
     room = 72 * figure.get_figwidth() / (40 + 4 * max(map(len, found)))
     columns = max(1, min(int(room), len(found)))
-    figure.legend(
-        list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=FONT, frameon=False
-    )
+    labels = [without_math(label) for label in found]
+    figure.legend(list(found.values()), labels, loc="outside lower center", ncols=columns, fontsize=FONT, frameon=False)

@@ -20,7 +20,10 @@ from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
 
 _MOST_ROWS = 200
-_SCORES = ("n", "loss", "perplexity", "bits_per_byte", "token_accuracy", "sequence_accuracy_forced")
+_SCORES = (
+    *("n", "loss", "perplexity", "word_perplexity", "bits_per_byte"),
+    *("token_accuracy", "sequence_accuracy_forced"),
+)
 _STYLE = """
 :root { color-scheme: light; --ink: #1b1b1b; --faint: #5c5c5c; --line: #d8d8d8; --accent: #0b5fa5; }
 * { box-sizing: border-box; }
@@ -189,6 +192,8 @@ def _table_scores(result: Mapping[str, Any]) -> dict[str, object]:
     """Return the scores of one split that fit a table."""
     found = {name: result[name] for name in _SCORES if isinstance(result.get(name), int | float)}
     found |= decoded_scores(result)
+    if "ranking" in result:
+        found["ranking"] = result["ranking"]["accuracy"]
     depth = {f"{stack}: mean rounds": numbers["mean"] for stack, numbers in (result.get("halting") or {}).items()}
     return found | depth
 

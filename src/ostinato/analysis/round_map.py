@@ -86,7 +86,7 @@ def spectral_radius(
 
         n = at.numel()
         draws = torch.Generator().manual_seed(seed)
-        start_N = torch.randn(n, generator=draws, dtype=torch.float64).numpy()
+        start_N = torch.randn(n, generator=draws, dtype=torch.float64, device="cpu").numpy()
         basis = [start_N / np.linalg.norm(start_N)]
         projected = np.zeros((n_products + 1, n_products))
         for k in range(min(n_products, n)):

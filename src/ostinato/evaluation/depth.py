@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ostinato.data.batch import Batch
 from ostinato.models.output import ModelOutput
-from ostinato.nn.shapes import Bool, Float
+from ostinato.nn.shapes import Bool, Float, Int
 from ostinato.nn.types import HaltingTrace
 
 PERCENTILES = (50, 90, 99)
@@ -32,6 +32,15 @@ def real_tokens(stack: str, batch: Batch) -> Bool[Tensor, "B T"]:
     """Return the keep mask of a stack's tokens."""
     tokens = batch.source if stack == "encoder" and batch.source is not None else batch.target
     return tokens.keep_BT
+
+
+def token_depths(trace: HaltingTrace) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Return the rounds that every token executed, and its expected depth."""
+    executed_BT, weights_BTR = trace.executed_BTR.sum(-1), trace.weights_BTR.detach().float()
+    rounds_R = torch.arange(1, weights_BTR.shape[-1] + 1, device=weights_BTR.device)
+    total_BT = weights_BTR.sum(-1)
+    depth_BT = (weights_BTR * rounds_R).sum(-1) / torch.where(total_BT > 0, total_BT, 1.0)
+    return executed_BT, torch.where(total_BT > 0, depth_BT, executed_BT)  # no weight anywhere: the rounds that it ran
 
 
 def depth_sums(trace: HaltingTrace | None, keep_BT: Bool[Tensor, "B T"], n_rounds: int) -> Float[Tensor, "B V"]:
@@ -47,13 +56,9 @@ def depth_sums(trace: HaltingTrace | None, keep_BT: Bool[Tensor, "B T"], n_round
         sums_BV[:, -2] = keep_BT.sum(1)
         sums_BV[:, -1] = sums_BV[:, -2] * n_rounds
         return sums_BV
+    executed_BT, depth_BT = token_depths(trace)
     rounds_R = torch.arange(1, n_rounds + 1, device=keep_BT.device)
-    executed_BT = torch.where(keep_BT, trace.executed_BTR.sum(-1), 0)
-    counts_BR = (executed_BT[..., None] == rounds_R).sum(1).float()
-    weights_BTR = trace.weights_BTR.detach().float()
-    total_BT = weights_BTR.sum(-1)
-    depth_BT = (weights_BTR * rounds_R[: weights_BTR.shape[-1]]).sum(-1) / torch.where(total_BT > 0, total_BT, 1.0)
-    depth_BT = torch.where(total_BT > 0, depth_BT, executed_BT)  # no weight anywhere: the rounds that it ran
+    counts_BR = (torch.where(keep_BT, executed_BT, 0)[..., None] == rounds_R).sum(1).float()
     return torch.cat([counts_BR, torch.where(keep_BT, depth_BT, 0.0).sum(1, keepdim=True)], 1)
 
 

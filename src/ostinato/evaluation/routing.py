@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ostinato.models.output import ModelOutput
 from ostinato.nn import balance
 from ostinato.nn.types import Routing
 
@@ -22,11 +21,7 @@ class RoutingTotals:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
-    def add(self, output: ModelOutput) -> None:
-        """Count one pass, without its padding."""
-        self.add_sums(routing_sums(output))
-
-    def add_sums(self, sums: Mapping[str, Tensor]) -> None:
+    def add(self, sums: Mapping[str, Tensor]) -> None:
         """Count the `routing_sums` of one pass."""
         for router, part in sums.items():
             self._sums[router] = self._sums[router] + part if router in self._sums else part
@@ -54,9 +49,9 @@ class RoutingTotals:
         return found
 
 
-def routing_sums(output: ModelOutput) -> dict[str, Tensor]:
-    """Return of a pass by router what `RoutingTotals` adds up: on the host, in float64."""
-    if not (by_router := output.by_router()):
+def routing_sums(by_router: Mapping[str, Sequence[Routing]]) -> dict[str, Tensor]:
+    """Return by router what `RoutingTotals` adds up of a pass, without its padding: on the host, in float64."""
+    if not by_router:
         return {}
     sums = [_sums(routings) for routings in by_router.values()]
     # One copy to the host per pass; float64, so that totals do not depend on the batch size.
@@ -64,7 +59,7 @@ def routing_sums(output: ModelOutput) -> dict[str, Tensor]:
     return dict(zip(by_router, parts, strict=True))
 
 
-def _sums(routings: list[Routing]) -> Tensor:
+def _sums(routings: Sequence[Routing]) -> Tensor:
     """Return weight, weighted entropies, tokens, choices, and every expert's weighted choices."""
     rows = balance.JoinedRoutings.of(routings)
     load = balance.load(rows)

@@ -79,8 +79,6 @@ def _cells(model: Model) -> dict[tuple[str, int], list[Cell]]:
     """Return the sub-layers of every step by stack and step."""
     config, banks = model.config, model.banks
     found: dict[tuple[str, int], list[Cell]] = {}
-    if not model.stacks:
-        return found
     for planned, own in use_products(config):
         use = planned.use
         module = banks.set_of(use)

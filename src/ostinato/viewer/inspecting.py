@@ -2,8 +2,8 @@
 
 Predictions after a round are the logit lens: the states that leave the round, read as the output is. Where the model
 says what its output would be if a round were the last ("rounds" in `ostinato.nn.Stack`), that is read, with all that
-follows the loop; of stacks whose tokens halt by a rule of their own the states themselves, through the final norm, each
-token's as it last took part.
+follows the loop; of stacks whose tokens halt by a rule that mixes the states of rounds the states themselves, through
+the final norm, each token's as it last took part.
 
     surprise of a label = -log2 p(label), in bits, teacher-forced
     cost at full depth: every token runs all rounds of the plan
@@ -27,7 +27,7 @@ from ostinato.data.collate import AnyRow
 from ostinato.data.symbols import LabelTokenizer
 from ostinato.decoding import Hypothesis, inference
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.depth import sentence_depths
+from ostinato.evaluation.depth import sentence_depths, token_depths
 from ostinato.evaluation.passes import sentence_macs
 from ostinato.evaluation.readout import read_out, text_of
 from ostinato.evaluation.timing import Stopwatch
@@ -36,7 +36,7 @@ from ostinato.nn.types import StackOutput
 from ostinato.plan import Plan
 from ostinato.viewer.calls import Call
 from ostinato.viewer.opened import OpenRun
-from ostinato.viewer.reading import Given, batch_of, given, read_row, with_output, write
+from ostinato.viewer.reading import Given, batch_of, given, output_text, read_row, with_output, write
 from ostinato.viewer.schema import (
     Attention,
     AttentionPlace,
@@ -149,21 +149,22 @@ def _read(opened: OpenRun, sentence: Sentence, call: Call) -> _Read:
         return _Read(found, row, None)
     if sentence.output_ids is not None:
         whole = with_output(opened, row, sentence.output_ids)
-        text = opened.run.tokenizers.target.decode(sentence.output_ids)
+        text = output_text(opened, row, sentence.output_ids)
         output = Written(text=text, ids=sentence.output_ids, finished=True, score=None, ms=None)
         return _Read(found, whole, output)
     began = time.perf_counter()
     best: Hypothesis = write(opened, sentence, row, call, lambda ids: None)
     seconds = time.perf_counter() - began
-    return _Read(found, with_output(opened, row, best.ids), written(opened, best, 1000 * seconds))
+    return _Read(found, with_output(opened, row, best.ids), written(opened, row, best, 1000 * seconds))
 
 
 def _request(model: Model) -> frozenset[str]:
     """Return the captures that predictions by round are made of."""
     if not model.stacks:
         return frozenset()
-    own_rules = model.halting_stacks() - model.exits().keys()
-    return frozenset({"residual"} if own_rules else {"rounds"})
+    name, last = list(model.stacks.items())[-1]
+    mixes = name in model.halting_stacks() - model.exits().keys() and not last.halting.chooses_tokens
+    return frozenset({"residual"} if mixes else {"rounds"})
 
 
 def _plan(captured: CapturedBatch, stack: str) -> Plan:
@@ -281,12 +282,7 @@ def _stack(opened: OpenRun, captured: CapturedBatch, name: str) -> StackView:
     halting = None
     rounds_T, depth_T = [n_rounds] * len(texts), [float(n_rounds)] * len(texts)
     if trace is not None:
-        weights_TR = trace.weights_BTR[0].float()
-        numbers_R = torch.arange(1, weights_TR.shape[1] + 1, device=weights_TR.device)
-        total_T = weights_TR.sum(-1)
-        rounds_T = trace.executed_BTR[0].sum(-1).tolist()
-        depth = (weights_TR * numbers_R).sum(-1) / total_T.clamp_min(1e-9)
-        depth_T = [float(d) if t > 0 else float(r) for d, t, r in zip(depth, total_T, rounds_T, strict=True)]
+        rounds_T, depth_T = (found_BT[0].tolist() for found_BT in token_depths(trace))
         halting = HaltingView(
             probability=_rounded(trace.probs_BTR[0]),
             remaining=_rounded(trace.remaining_BTR[0]),

@@ -17,6 +17,8 @@ from ostinato.tasks.registry import build_task
 from ostinato.viewer.calls import Calls
 from ostinato.viewer.schema import Depth, ExampleRef, Limits, Sentence
 
+_UNREAD = "this run's examples cannot be read here"
+
 
 class OpenRun:
     """A loaded run under its name on the page.
@@ -32,18 +34,24 @@ class OpenRun:
         self._examples: dict[str, list[Example]] = {}
         self._task: Task | None = None
         self._why_none = ""
+        self.splits: list[str] = []
+        """Those of its task whose data is here, those that it is scored on first."""
+        named, access = run.recipe.evaluation.splits or [], (access or DataAccess.default()).offline()
         try:
-            self._task = build_task(run.recipe.task, run.recipe.data, (access or DataAccess.default()).offline())
-        except (ConfigError, DataError) as error:  # a run may be looked into where its data is not
-            self._why_none = f"this run's examples cannot be read here: {error}"
+            task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
+            self.splits = [split for split in dict.fromkeys([*named, *task.splits()]) if self._is_here(task, split)]
+            self._task = task if self.splits else None
+        except (ConfigError, DataError) as error:
+            self._why_none = f"{_UNREAD}: {error}"
 
-    @property
-    def splits(self) -> list[str]:
-        """The splits of its task, those that it is scored on first; none where its data is not here."""
-        if self._task is None:
-            return []
-        named = self.run.recipe.evaluation.splits or []
-        return list(dict.fromkeys([*named, *self._task.splits()]))
+    def _is_here(self, task: Task, split: str) -> bool:
+        """Return whether a split's files are here: a run may be looked into where its data is not."""
+        try:
+            task.check_files([split])
+        except (ConfigError, DataError) as error:
+            self._why_none = f"{_UNREAD}: {error}"
+            return False
+        return True
 
     @property
     def metrics(self) -> Sequence[str]:

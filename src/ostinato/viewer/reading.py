@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from ostinato.data.batch import Batch
 from ostinato.data.collate import AnyRow, Row, collate
 from ostinato.data.example import NOT_IN_PASSAGE, Example
-from ostinato.data.rows import encode_examples, encode_rows, labelled_text
+from ostinato.data.rows import encode_rows, labelled_text
 from ostinato.data.symbols import LabelTokenizer
 from ostinato.decoding import Hypothesis
+from ostinato.decoding.generate import encode_prompt
 from ostinato.decoding.search import OnStep, left_padded, search_n_best
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.viewer.calls import Call
@@ -84,9 +85,12 @@ def read_row(opened: OpenRun, sentence: Sentence, found: Given) -> AnyRow:
     if not (run.model.config.generates and sentence.reads == "output"):
         return row_of(opened, example)
     if example.continues or example.source is None:  # a prompt, whose tokens are no labels
-        prompt = Example(None, (example.source or "") if example.continues else example.target)
-        (row,) = encode_examples([prompt], run.tokenizers, run.recipe.data, training=False, name="text")
-        return _shown(opened, row if prompt.target else _emptied(row))
+        prompt = (example.source or "") if example.continues else example.target
+        try:
+            ids = encode_prompt(run.writer, prompt, run.tokenizers.target, run.recipe.data)
+        except DataError as error:
+            raise DataError(f"text: {error}") from error
+        return _shown(opened, Row(None, ids, special_ids=run.model.special_ids))
     return _emptied(row_of(opened, Example(example.source, "", example.columns)))
 
 
@@ -134,6 +138,12 @@ def with_output(opened: OpenRun, row: AnyRow, ids: list[int]) -> AnyRow:
         # What was given sees all of itself, as it does in the search.
         return replace(labelled_text(whole, is_masked=False), n_prefix=1 + len(row.target_ids))
     return whole
+
+
+def output_text(opened: OpenRun, row: AnyRow, ids: list[int]) -> str:
+    """Return the text of what the model wrote for a row, as `ostinato.decoding.generate` does."""
+    prompt = row.target_ids if isinstance(row, Row) and row.source_ids is None else []
+    return opened.run.tokenizers.target.decode_after(prompt, ids)
 
 
 def batch_of(opened: OpenRun, row: AnyRow) -> Batch:

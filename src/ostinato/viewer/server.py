@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -113,13 +113,8 @@ def _application(routes: list[Route], first: str) -> Starlette:
         if name.endswith(".html") and name != first:
             continue
         routes.append(Route(path, _static(content, _TYPES[name.rpartition(".")[2]])))
-    handlers: Any = {HTTPException: _http_error, OstinatoError: _own_error, Exception: _unknown_error}
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    handlers: Any = {HTTPException: _http_error, OstinatoError: _error, Exception: _error}
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 def page_files() -> dict[str, bytes]:
@@ -339,11 +334,7 @@ def _told(error: Exception) -> tuple[str, int]:
     return "something went wrong here; the terminal says what", 500
 
 
-async def _own_error(request: Request, error: Exception) -> Response:
-    return _failure(*_told(error))
-
-
-async def _unknown_error(request: Request, error: Exception) -> Response:
+async def _error(request: Request, error: Exception) -> Response:
     return _failure(*_told(error))
 
 

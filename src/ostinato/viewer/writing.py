@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from ostinato.data.collate import AnyRow
 from ostinato.decoding import Hypothesis, inference
 from ostinato.viewer.calls import Call
 from ostinato.viewer.opened import OpenRun
-from ostinato.viewer.reading import given, read_row, write
+from ostinato.viewer.reading import given, output_text, read_row, write
 from ostinato.viewer.schema import Output, Sentence, Token, Written
 
 
@@ -20,13 +21,12 @@ def generate(opened: OpenRun, sentence: Sentence, call: Call, emit: Callable[[To
             read. ClientGone, TimeLimitError: see `Call.check`.
     """
     model = opened.run.writer
-    tokenizer = opened.run.tokenizers.target
     sentence = sentence.model_copy(update={"reads": "output"})
 
     def on_step(leading: Mapping[int, list[int]]) -> None:
         ids = [i for i in leading[0] if i != model.special_ids.eos]
         shown = [opened.subject.text("decoder", i) for i in ids]
-        emit(Token(text=tokenizer.decode(ids), tokens=shown))
+        emit(Token(text=output_text(opened, row, ids), tokens=shown))
 
     row = read_row(opened, sentence, given(opened, sentence))
     packs = opened.run.recipe.decoding.pack_weights
@@ -34,10 +34,10 @@ def generate(opened: OpenRun, sentence: Sentence, call: Call, emit: Callable[[To
         began = time.perf_counter()
         best = write(opened, sentence, row, call, on_step)
         seconds = time.perf_counter() - began
-    emit(Output(output=written(opened, best, 1000 * seconds)))
+    emit(Output(output=written(opened, row, best, 1000 * seconds)))
 
 
-def written(opened: OpenRun, found: Hypothesis, ms: float | None) -> Written:
-    """Return what a search found as the page shows it."""
-    text = opened.run.tokenizers.target.decode(found.ids)
+def written(opened: OpenRun, row: AnyRow, found: Hypothesis, ms: float | None) -> Written:
+    """Return what a search found for a row as the page shows it."""
+    text = output_text(opened, row, found.ids)
     return Written(text=text, ids=found.ids, finished=found.finished, score=found.score, ms=ms)

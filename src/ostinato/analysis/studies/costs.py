@@ -82,11 +82,14 @@ COSTS = Study(
 
 
 def _parts(subject: Subject, lengths: tuple[int, int], depth: dict[str, float]) -> dict[str, Part]:
-    config, exits = subject.model.config, subject.model.exits()
+    config = subject.model.config
+    by_length = [name for name, stack in config.stacks().items() if stack.halting.kind == "length"]
+    # Rounds by length are counted as those of other rules: all of them, and as many as ran in the mean.
+    exits = dict.fromkeys(by_length, False) | dict(subject.model.exits())
     realised = {name: depth[name] for name in stacks_with_depth(config, exits) if name in depth}
     counts = [
         count_parameters(config).by_part,
-        count_macs(config, *lengths).by_part,
+        count_macs(config, *lengths, exits=dict.fromkeys(by_length, False)).by_part,
         count_macs(config, *lengths, expected_depth=realised, exits=exits).by_part,
     ]
     parts: dict[str, Part] = {}

@@ -129,20 +129,21 @@ def _halting_map(subject: Subject, on_progress: OnProgress) -> Finding:
         if stack.remaining_TR is not None and stack.executed_TR is not None:
             map_TR = halting_map(stack.remaining_TR, stack.executed_TR)
             texts = [subject.text(name, token) for token in stack.ids_T]
-            found[name] = map_TR, ponder_times(stack.executed_TR), texts
+            ran_R = np.flatnonzero(np.asarray(stack.executed_TR).any(0))
+            found[name] = map_TR, ponder_times(stack.executed_TR), texts, int(ran_R.max(initial=-1)) + 1
     rows: list[list[object]] = [
         [name, i, text, int(ponder)]
-        for name, (_, times, texts) in found.items()
+        for name, (_, times, texts, _) in found.items()
         for i, (text, ponder) in enumerate(zip(texts, times.tolist(), strict=True))
     ]
-    data = {name: {"tokens": texts, "ponder_times": times.tolist()} for name, (_, times, texts) in found.items()}
+    data = {name: {"tokens": texts, "ponder_times": times.tolist()} for name, (_, times, texts, _) in found.items()}
     return Finding(
         _MAP_COLUMNS,
         rows,
         {"example": subject.shown(), "stacks": data},
         lambda narrow: _draw_maps(found, narrow),
-        {f"{name}_map_TR": map_TR for name, (map_TR, _, _) in found.items()},
-        f"{subject.which()}.{''.join(_not_run(name, *of[:2]) for name, of in found.items())}",
+        {f"{name}_map_TR": map_TR for name, (map_TR, *_) in found.items()},
+        f"{subject.which()}.{''.join(_not_run(name, map_TR, n_ran) for name, (map_TR, *_, n_ran) in found.items())}",
     )
 
 
@@ -160,23 +161,23 @@ HALTING_MAP = Study(
 )
 
 
-_Map = tuple[Floats, Ints, list[str]]
-"""The halting map of one example in one stack, its ponder times, and its tokens as text."""
+_Map = tuple[Floats, Ints, list[str], int]
+"""The halting map of one example in one stack, its ponder times, its tokens as text, and the last round that ran for
+any: tokens may be left out of a round and take part in later ones."""
 
 
-def _not_run(stack: str, map_TR: Floats, times_T: Ints) -> str:
+def _not_run(stack: str, map_TR: Floats, n_ran: int) -> str:
     """Say which rounds of a stack ran for no token of the example, and are not drawn."""
-    first, last = int(times_T.max()) + 1, map_TR.shape[1]
+    first, last = n_ran + 1, map_TR.shape[1]
     if first > last:
         return ""
     return f" In the {stack} round{f' {first}' if first == last else f's {first} to {last}'} ran for no token."
 
 
 def _draw_maps(found: dict[str, _Map], narrow: bool) -> Figure:
-    longest = max(len(texts) for _, _, texts in found.values())
+    longest = max(len(texts) for _, _, texts, _ in found.values())
     figure, axes = panels(2 * len(found), narrow, width=min(2.5 + 0.22 * longest, 9.0), height=2.4, columns=1)
-    for (name, (map_TR, times, texts)), panel, bars in zip(found.items(), axes[::2], axes[1::2], strict=True):
-        n_ran = int(times.max())
+    for (name, (map_TR, times, texts, n_ran)), panel, bars in zip(found.items(), axes[::2], axes[1::2], strict=True):
         heat(panel, map_TR[:, :n_ran].T, "mass left", vmin=0, vmax=1)
         panel.set_yticks(range(n_ran), [str(r + 1) for r in range(n_ran)], fontsize=FONT)
         ticks(panel, x=texts)
