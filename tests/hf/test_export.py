@@ -271,6 +271,56 @@ def test_a_classifier_starts_from_a_masked_model_with_a_new_head(made: Any, tmp_
     assert spans.start_logits.shape == spans.end_logits.shape == (3, 7)
 
 
+_MASKED_EXITS = (
+    "model.encoder={n_steps: 3, self_attention: {n_heads: 2, share: all}, ffn: {d_ff: 24, share: all}, "
+    "halting: {kind: exit}}"
+)
+NEW_HEADS: dict[str, tuple[list[str], str]] = {
+    "SequenceClassification": (
+        ["label_smoothing"],
+        "a classification head cannot have round_loss, exit, halting_threshold of the masked model: left out",
+    ),
+    "TokenClassification": (["label_smoothing", "round_loss", "exit", "halting_threshold"], ""),
+    "QuestionAnswering": (
+        [],
+        "a span head cannot have round_loss, label_smoothing, exit, halting_threshold of the masked model: left out",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NEW_HEADS)
+def test_a_new_head_leaves_out_what_it_cannot_have(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    more = [_MASKED_EXITS, "training.round_loss.kind=exit", "training.label_smoothing=0.1"]
+    runs.make_run("masked", tmp_path / "run", *more)
+    run = ostinato.load(tmp_path / "run", exit="margin", halting_threshold=0.5)
+    folder = export_run(run, tmp_path / "out")
+    assert not caplog.messages
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder)
+    kept, line = NEW_HEADS[kind]
+    assert [message for message in caplog.messages if "left out" in message] == [line] * bool(line)
+    stated = {"label_smoothing": 0.1, "round_loss": run.recipe.training.round_loss.model_dump(mode="json")}
+    stated |= {"exit": "margin", "halting_threshold": 0.5}
+    without = {"label_smoothing": 0.0, "round_loss": None, "exit": None, "halting_threshold": None}
+    for name in stated:
+        assert getattr(model.config, name) == (stated if name in kept else without)[name], name
+    ids = ids_of(run)
+    if kind == "QuestionAnswering":
+        given = {"start_positions": torch.tensor([1, 2, 3]), "end_positions": torch.tensor([2, 3, 4])}
+    else:
+        given = {"labels": torch.tensor([0, 1, 1]) if kind == "SequenceClassification" else ids % 2}
+    assert bool(model(ids, **given).loss.isfinite())  # an evaluation
+    found = model.train()(ids, **given)
+    if kind == "SequenceClassification":
+        expected = torch.nn.functional.cross_entropy(found.logits, given["labels"], label_smoothing=0.1)
+        torch.testing.assert_close(found.loss, expected, rtol=0, atol=1e-6)
+    if kind == "QuestionAnswering":
+        losses = [
+            torch.nn.functional.cross_entropy(logits, labels)
+            for logits, labels in zip((found.start_logits, found.end_logits), given.values(), strict=True)
+        ]
+        torch.testing.assert_close(found.loss, sum(losses) / 2, rtol=0, atol=1e-5)
+
+
 TOKENIZERS = ["{kind: words}", "{kind: characters}", "{kind: bpe, vocab_size: 300}", "{kind: unigram, vocab_size: 290}"]
 
 
@@ -305,6 +355,48 @@ def test_limits_in_proportion_become_those_of_the_longest_input(tmp_path: Path) 
     learned = (*more, "model.decoder.positions={kind: learned, max_length: 40}")
     run = runs.make_run("language-model", tmp_path / "learned", *learned)
     assert wrapped(run).generation_config.max_new_tokens == 40
+
+
+LONGEST: dict[str, tuple[str, list[str], int, int]] = {
+    "texts": ("looped", ["data.max_target_length=20"], 20, 20),
+    "blocks": ("looped", ["data.block_length=30", "data.max_target_length=20"], 30, 30),
+    "learned": (
+        "looped",
+        ["data.block_length=8", "data.max_target_length=20", "decoding.max_length=8",
+         "model.decoder={positions: {kind: learned, max_length: 8}, relative: {kind: none}}"],
+        8,
+        8,
+    ),
+    "pairs": ("pairs", ["data.max_source_length=12", "data.max_target_length=20"], 20, 12),
+    "pairs, learned": (
+        "pairs",
+        ["data.max_source_length=12", "data.max_target_length=20",
+         "model.encoder={positions: {kind: learned, max_length: 12}}"],
+        12,
+        12,
+    ),
+    "classification": ("classification", ["data.max_source_length=12", "data.max_target_length=20"], 12, 12),
+}  # fmt: skip
+"""Settings, and what a folder says of the longest sequence and of the longest text."""
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_a_folder_says_how_long_its_texts_may_be(name: str, tmp_path: Path) -> None:
+    base, settings, sequence, text = LONGEST[name]
+    run = runs.make_run(base, tmp_path / "run", *settings)
+    folder = export_run(run, tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = runs.auto(run).from_pretrained(folder)
+    assert (model.config.max_position_embeddings, tokenizer.model_max_length) == (sequence, text)
+    batch = tokenizer(" ".join(["the old man"] * 20), truncation=True, return_tensors="pt")
+    assert batch["input_ids"].shape == (1, text)
+    more = {"decoder_input_ids": torch.tensor([[1]])} if base == "pairs" else {}
+    assert bool(model(**batch, **more).logits.isfinite().all())
+    # Folders that were exported before say nothing of it.
+    config = json.loads((folder / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert runs.auto(run).from_pretrained(folder).config.max_position_embeddings is None
 
 
 def test_the_least_length_is_that_of_the_recipe(tmp_path: Path) -> None:
@@ -415,6 +507,7 @@ def test_the_model_card_has_the_recipe(made: Any) -> None:
     assert "AutoModelForCausalLM.from_pretrained" in card
     assert f"{run.model.n_parameters():,} parameters" in card
     assert "kind: act" in card
+    assert "parameters, imported or converted with Ostinato" in card  # no update was done
 
 
 def test_the_model_card_has_the_scores_of_the_weights_that_are_exported(tmp_path: Path) -> None:
@@ -431,6 +524,7 @@ def test_the_model_card_has_the_scores_of_the_weights_that_are_exported(tmp_path
     assert f"| loss | {scores['loss']:.4g} |" in card
     assert f"| perplexity | {scores['perplexity']:.4g} |" in card
     assert "| seconds" not in card
+    assert "parameters, trained with Ostinato" in card
     assert json.loads(card.split("```json\n")[1].split("```")[0]) == json.loads(
         (tmp_path / "run" / "results.json").read_text()
     )

@@ -172,6 +172,29 @@ def test_a_cached_target_goes_on_by_either_name(made: Any, name: str) -> None:
     assert CACHE not in whole
 
 
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("halting", []), ("pairs", []), ("looped", ["model.decoder.ffn={kind: separable_conv, d_ff: 12}"])],
+)
+def test_rows_of_a_cache_are_kept_and_repeated(name: str, more: list[str], tmp_path: Path) -> None:
+    run = runs.make_run(name, tmp_path, *more)
+    model, ids = wrapped(run), ids_of(run, 4, 6)
+    is_pair = name == "pairs"
+
+    def call(rows: Tensor, columns: slice, **given: Any) -> Any:
+        own = {"decoder_input_ids": ids[rows][:, columns]} if is_pair else {"input_ids": ids[rows][:, columns]}
+        with torch.no_grad():
+            return model(**({"input_ids": ids[rows]} if is_pair else {}), **own, **given)
+
+    cache = call(torch.arange(4), slice(0, 4), use_cache=True)[CACHE]
+    cache.batch_select_indices(torch.tensor([2, 1]))
+    cache.batch_repeat_interleave(3)
+    cache.batch_repeat_interleave(2)
+    rows = torch.tensor([2, 1]).repeat_interleave(6)
+    found = call(rows, slice(4, 6), past_key_values=cache).logits
+    torch.testing.assert_close(found, call(rows, slice(0, 6)).logits[:, 4:], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_generation_goes_on_from_a_cache(made: Any, name: str) -> None:
     run, folder = made(name)
@@ -405,5 +428,10 @@ def test_what_a_configuration_asks_for_is_what_calls_show(made: Any, name: str) 
     assert len(states) > 1
     shown = model(**given, output_hidden_states=False)
     assert (shown.decoder_hidden_states if name == "pairs" else shown.hidden_states) is None
+    if name != "masked":
+        assert CACHE not in model(**given)  # as Trainer's evaluations call it
+        model.config.use_cache = True
+        assert model(**given)[CACHE].get_seq_length() == model(**given).logits.shape[1]
+        assert CACHE not in model(**given, use_cache=False)
     model.config.return_dict = False
     assert isinstance(model(**given), tuple)

@@ -19,9 +19,10 @@ from huggingface_hub.utils import filter_repo_objects
 
 import ostinato
 from ostinato.cli import main
+from ostinato.config.decoding import DecodingConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.errors import CheckpointError, ConfigError, DataError, OstinatoError
-from ostinato.interop.pretrained import read_pretrained
+from ostinato.interop.pretrained import other_search, read_pretrained
 from ostinato.training.imported import import_run
 
 IDS = torch.randint(5, 50, (3, 11), generator=torch.Generator().manual_seed(3))
@@ -61,7 +62,8 @@ def test_a_prefix_whose_tokens_see_each_other_is_one(tmp_path: Path) -> None:
         prompt, token_type_ids=torch.ones_like(prompt), max_new_tokens=9, do_sample=False, suppress_tokens=[0, 1]
     )[0, 4:].tolist()
     assert run.model.generate(prompt, max_length=9) == [written[: written.index(2)] if 2 in written else written]
-    assert run.generate(["w7 w11 w30"], strategy="greedy", max_length=9)[0] == run.tokenizers.target.decode(written)
+    found = run.generate(["w7 w11 w30"], strategy="greedy", max_length=9)[0]
+    assert found == f" {run.tokenizers.target.decode(written)}"
     change_config(tmp_path / "model", prefix_lm=False)
     assert read_pretrained(tmp_path / "model").model.config.mask == "causal"  # type: ignore[union-attr]
 
@@ -102,7 +104,7 @@ def test_a_run_has_the_tokenizer_as_it_is_and_writes_what_transformers_does(llam
     prompt = torch.tensor([[1, 7, 11, 30]])
     written = theirs.generate(prompt, max_new_tokens=9, do_sample=False)[0, 4:].tolist()
     found = run.generate(["w7 w11 w30"], strategy="greedy", max_length=9)[0]
-    assert found == run.tokenizers.target.decode(written)
+    assert found == f" {run.tokenizers.target.decode(written)}"
 
 
 @pytest.mark.parametrize(("ends", "own", "others"), [([48, 2], 2, "20, 48"), ([48, 7], 48, "7, 20"), (2, 2, "20")])
@@ -125,9 +127,35 @@ def test_settings_of_a_search_that_the_run_does_not_take_are_named(damaged: Path
     import_run(str(damaged), damaged / "run", say=said.append)
     (line,) = said
     assert line.endswith(
-        "the run searches by its own decoding.*, and not by num_beams=5, early_stopping=True, "
+        "the run searches by its own decoding.*, and not by do_sample=False, num_beams=5, early_stopping=True, "
         "no_repeat_ngram_size=1, forced_bos_token_id=0, forced_eos_token_id=1"
     )
+
+
+SEARCHES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({"strategy": "sample", "temperature": 0.8, "top_k": 50}, {"do_sample": True, "top_k": 50, "temperature": 0.8}, []),
+    (
+        {"strategy": "sample", "temperature": 0.8, "top_k": 50},
+        {"do_sample": True, "top_k": 20, "top_p": 0.95, "temperature": 0.6, "min_p": 0.1, "typical_p": 0.9},
+        ["temperature=0.6", "top_k=20", "top_p=0.95", "min_p=0.1", "typical_p=0.9"],
+    ),
+    ({"strategy": "sample", "temperature": 0.8}, {"do_sample": True, "top_k": 0, "top_p": 1.0, "typical_p": 1.0}, []),
+    (
+        {"strategy": "beam", "beam": 4, "length_penalty": {"kind": "exponent", "alpha": 0.6}, "stopping": "count"},
+        {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True},
+        [],
+    ),
+    ({"strategy": "beam", "beam": 4}, {"num_beams": 5, "do_sample": True}, ["do_sample=True", "num_beams=5"]),
+    ({}, {"do_sample": False, "num_beams": 1, "top_k": 50, "temperature": 1.0}, []),
+]
+
+
+@pytest.mark.parametrize(("decoding", "given", "others"), SEARCHES)
+def test_what_the_run_searches_by_is_not_named(
+    decoding: dict[str, Any], given: dict[str, Any], others: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    assert other_search(tmp_path, DecodingConfig.model_validate(decoding)) == others
 
 
 @pytest.mark.parametrize("name", ["gpt2-\U0001f600", 'a "quoted" name', "a\\ud83d\\ude00", "two\nlines"])

@@ -22,7 +22,7 @@ from ostinato.cli import main
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.example import Example
 from ostinato.data.rows import encode_rows
-from ostinato.errors import ConfigError, OstinatoError
+from ostinato.errors import ConfigError, DataError, OstinatoError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.scores import score_sentences
 from ostinato.hf.export import export_run
@@ -134,6 +134,26 @@ def test_scores_and_log_likelihoods_are_those_of_evaluate(
     theirs = [response[0][0] for sample in samples for response in sample["resps"]]
     assert theirs == pytest.approx(log_likelihoods(run, files[0], n_steps), abs=1e-4)
     assert len({round(value, 3) for value in theirs}) > 3
+
+
+def test_texts_have_an_accuracy_and_are_not_cut(tmp_path: Path) -> None:
+    runs.make_run("looped", tmp_path / "run")
+    long = [" ".join(WORDS[(i * 7 + j * (i + 1)) % len(WORDS)] for j in range(400)) for i in range(2)]
+    file = lines(tmp_path / "texts.jsonl", [{"text": text} for text in [*long, "the"]])
+    settings = [*everywhere(file), "data.block_length=null", "data.over_length=truncate"]
+    run = ostinato.load(tmp_path / "run", overrides=[*settings, "data.max_target_length=401"])
+    (task,) = write_tasks(run, tmp_path / "tasks", ["test"])
+    found = score(run, [str(task)])
+    assert found["samples"][task.stem][0]["resps"][0][0][0] < -710  # no float holds exp of its negative
+    ours = run.evaluate("test")
+    assert found["results"][task.stem]["acc,none"] == ours["sequence_accuracy_forced"]
+    assert "perplexity,none" not in found["results"][task.stem]
+    run = ostinato.load(tmp_path / "run", overrides=[*settings, "data.max_target_length=400"])
+    with pytest.raises(
+        DataError, match=r"^test: example 1: the target has 401 tokens.*_length is 400: raise data\.max_"
+    ):
+        write_tasks(run, tmp_path / "refused", ["test"])
+    assert run.evaluate("test")["n"] == 3
 
 
 def test_the_command_prints_what_evaluate_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,11 +305,23 @@ def test_what_cannot_be_scored_is_said_in_one_line(tmp_path: Path, monkeypatch: 
         assert "\n" not in str(caught.value)
     assert score(run, [task_file(tmp_path, "generate_until")])["samples"]["generate_until"]  # with room for the start
 
+    long = task_file(tmp_path, "loglikelihood", "metric_list: [{metric: perplexity}]")
+    short = ostinato.load(tmp_path / "looped", overrides=["data.block_length=null", "data.max_target_length=3"])
+    with pytest.raises(ConfigError, match=f"lm-eval cannot score {long}: a text is empty, or longer than .*_length"):
+        score(short, [long])
+
     def no_hub(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setattr("ostinato.hf.harness.simple_evaluate", no_hub)
     with pytest.raises(ConfigError, match=r"lm-eval cannot score x\.yaml: Couldn't reach the hub"):
+        score(run, ["x.yaml"])
+
+    def overflows(*args: Any, **kwargs: Any) -> None:
+        raise OverflowError("math range error")
+
+    monkeypatch.setattr("ostinato.hf.harness.simple_evaluate", overflows)
+    with pytest.raises(ConfigError, match=r"lm-eval cannot score x\.yaml: math range error"):
         score(run, ["x.yaml"])
     masked = runs.make_run("masked", tmp_path / "masked")
     with pytest.raises(ConfigError, match="lm-eval scores models that write text"):

@@ -16,9 +16,11 @@ import tiny
 import transformers
 
 import ostinato
+from ostinato.config.schema import leaves
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.hf.export import export_plain
+from ostinato.interop.pretrained import read_pretrained
 from ostinato.interop.unrolled import as_plain, unroll
 from ostinato.models import build_model
 from ostinato.training.imported import import_run
@@ -167,6 +169,36 @@ def test_an_unrolled_model_of_ours_computes_the_same(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.equal(model(ids).logits_BTV, run.model(ids).logits_BTV)
     assert model.n_parameters() > run.model.n_parameters()
+
+
+DROPOUT: dict[str, tuple[float, float, float]] = {
+    "llama": (0.0, 0.3, 0.0),  # of attention alone
+    "gpt2": (0.2, 0.3, 0.0),
+    "marian": (0.2, 0.3, 0.4),
+    "bart": (0.2, 0.3, 0.4),
+    "t5": (0.2, 0.2, 0.2),  # one rate for all
+}
+"""Rates that an architecture can have: of the model, of attention and of feed-forwards."""
+
+
+@pytest.mark.parametrize("name", DROPOUT)
+def test_a_plain_model_drops_out_as_the_run_does(name: str, tmp_path: Path) -> None:
+    base, settings = CASES[name]
+    of_model, of_attention, of_ffn = DROPOUT[name]
+    kinds = {"decoder.self_attention": of_attention, "decoder.ffn": of_ffn}
+    if base == "pairs":
+        kinds |= {
+            "decoder.cross_attention": of_attention,
+            "encoder.self_attention": of_attention,
+            "encoder.ffn": of_ffn,
+        }
+    rates = {f"model.{kind}.dropout": rate for kind, rate in kinds.items()} | {"model.dropout": of_model}
+    run = runs.make_run(base, tmp_path / "run", *settings, *(f"{key}={rate}" for key, rate in rates.items()))
+    found = read_pretrained(export_plain(run, tmp_path / "out", name)).recipe
+    assert {key: value for key, value in leaves(found.model_dump()) if key in rates} == rates
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    drops = {module.p for module in theirs.modules() if isinstance(module, torch.nn.Dropout)}
+    assert drops <= {of_model, of_attention, of_ffn}
 
 
 def test_what_has_no_plain_counterpart_is_named(tmp_path: Path) -> None:

@@ -101,6 +101,22 @@ def test_more_rank_comes_nearer_to_every_map() -> None:
     assert gaps[0] > gaps[1] > gaps[2] > 0
 
 
+def test_choices_without_effect_are_refused() -> None:
+    donor = language_model(1, n_steps=N_STEPS)
+    with pytest.raises(ConfigError, match=r"noise is 0\.1: has no effect: this model has no experts"):
+        to_recursive(donor, recursive(2), noise=0.1)
+    with pytest.raises(ConfigError, match="shared is 'last': has no effect: no weights of this model serve several"):
+        to_recursive(donor, language_model(2, n_steps=N_STEPS), "last")
+
+
+def test_only_feed_forwards_become_experts() -> None:
+    attention = {"kind": "experts", "n_experts": 4, "top_k": 2, "d_head": 6}
+    with pytest.raises(ConfigError) as error:
+        to_recursive(language_model(1, n_steps=2), language_model(2, n_steps=2, self_attention=attention))
+    reason = "cannot be made of the donor's: only feed-forwards become experts"
+    assert str(error.value) == f"model.decoder.self_attention.kind is 'experts': {reason}"
+
+
 def test_another_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match="its donor has 5 steps: both need the same sub-layers at every step"):
         to_recursive(language_model(1, n_steps=5), recursive(2))

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from ostinato.cli.options import AccessOption, CheckpointOption, OverridesArgument, RunArgument
+from ostinato.cli.options import AccessOption, CheckpointOption, OverridesArgument, RunArgument, options_given
 from ostinato.cli.output import print_line
 
 
 def convert(
+    context: typer.Context,
     run: RunArgument,
     run_dir: Annotated[Path, typer.Option(metavar="NEW", help="Where the new run is written: a new folder.")],
     settings: OverridesArgument = None,
@@ -37,6 +38,8 @@ def convert(
     from ostinato.evaluation.loading import load
     from ostinato.training.converted import convert_run
 
+    if alike is None and (named := options_given(context, ("split", "max_examples"))):
+        raise typer.BadParameter("states are compared with --alike", param_hint=named)
     changed = settings or []
     of_data = [one for one in changed if one.startswith("data.")]
     loaded = load(run, checkpoint=checkpoint, device="cpu", overrides=of_data)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument, SetOption
+from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument, SetOption, options_given
 from ostinato.cli.output import print_line
 from ostinato.errors import ConfigError, see
 
@@ -18,6 +18,7 @@ _MISSING = "ONNX's libraries are not here ({error}): pip install 'ostinato[onnx]
 
 
 def export_onnx(
+    context: typer.Context,
     run: RunArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, X.onnx; of pairs X.encoder.onnx, ...")],
     checkpoint: CheckpointOption = None,
@@ -34,6 +35,8 @@ def export_onnx(
     from ostinato.evaluation.loading import load
     from ostinato.tasks.registry import build_task
 
+    if not int8 and (named := options_given(context, ("split", "max_examples"))):
+        raise typer.BadParameter("losses are measured with --int8", param_hint=named)
     try:
         import onnx_ir  # noqa: F401
         import onnxscript  # noqa: F401

@@ -26,12 +26,12 @@ class DepthCache(TransformersCache):
     halt. Cross-attention has one slot a parameter set.
 
     Args:
-        content: what `encode` of a model returned, one row a hypothesis.
+        content: what `encode` of a model returned, one row a hypothesis. n_rows: how many rows.
     """
 
-    def __init__(self, content: Cache) -> None:
+    def __init__(self, content: Cache, n_rows: int) -> None:
         super().__init__(layers=[])
-        self.content = content
+        self.content, self.n_rows = content, n_rows
 
     def __len__(self) -> int:
         """Return the number of slots."""
@@ -74,10 +74,8 @@ class DepthCache(TransformersCache):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows."""
         self.content.keep(indices.to(self.content.device))
+        self.n_rows = len(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
-        cache = self.content
-        kept = cache.self_kv.values()
-        n_rows = next((kv._kv_2BHSK.shape[1] for kv in kept if kv._kv_2BHSK is not None), 0)
-        self.content.keep(torch.arange(n_rows, device=cache.device).repeat_interleave(repeats))
+        self.batch_select_indices(torch.arange(self.n_rows).repeat_interleave(repeats))

@@ -22,10 +22,13 @@ def model_card(run: LoadedRun, auto: str, *, is_plain: bool = False) -> str:
     """
     recipe = run.recipe
     ours = "" if is_plain else "import ostinato.hf  # pip install 'ostinato[hf]'\n"
+    directory = RunDirectory(run.directory)
+    is_untrained = run.checkpoint.name == "update-000000" and not directory.data_hashes()
+    made = "imported or converted" if is_untrained else "trained"
     unrolled = ", its shared weights repeated" if is_plain else ""
     return (
         f"---\nlibrary_name: transformers\ntags: [ostinato]\n---\n\n# {recipe.name}\n\n{recipe.description}\n\n"
-        f"{run.model.n_parameters():,} parameters, trained with Ostinato{unrolled}.\n\n"
+        f"{run.model.n_parameters():,} parameters, {made} with Ostinato{unrolled}.\n\n"
         f"```python\n{ours}from transformers import AutoTokenizer, {auto}\n\n"
         f'model = {auto}.from_pretrained("FOLDER")\ntokenizer = AutoTokenizer.from_pretrained("FOLDER")\n```\n'
         f"{_results(run)}\n## Recipe\n\n```yaml\n{recipe_text(recipe)}```\n"

@@ -30,6 +30,9 @@ class OstinatoConfig(PreTrainedConfig):
             is of the last round, unsmoothed, as ours is.
         left_out: settings of that recipe's training that change what a pass of training computes, and that the Hugging
             Face library has no place for; said once when the model is trained.
+        max_position_embeddings: the most tokens of a sequence, by the lengths of the run's data and by learned
+            positions.
+        use_cache: whether calls that do not say return a cache.
         n_steps: rounds to run where a call does not say; None: the plan's own.
         halting_threshold, exit, exit_scope: at which tokens halt where a call does not say, and by which criterion, but
             in training (`ostinato.nn.Execution`).
@@ -50,6 +53,7 @@ class OstinatoConfig(PreTrainedConfig):
     vocab_size: int | None = None
     hidden_size: int | None = None
     num_hidden_layers: int | None = None
+    max_position_embeddings: int | None = None
     use_cache: bool = False
     n_steps: int | None = None
     halting_threshold: float | None = None

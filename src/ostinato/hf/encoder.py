@@ -17,10 +17,11 @@ from transformers.modeling_outputs import (
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import ConfigError, Problem
-from ostinato.hf.configuration import Exported
-from ostinato.hf.modeling import OstinatoPreTrainedModel
+from ostinato.hf.configuration import Exported, OstinatoConfig
+from ostinato.hf.modeling import OstinatoPreTrainedModel, logger
 from ostinato.hf.outputs import IGNORED, States, check_others, returned, states_of, tokens_of, weights_of
 from ostinato.models.encoder import passages
+from ostinato.models.losses import round_loss_problems
 from ostinato.models.output import ModelOutput
 
 
@@ -30,6 +31,23 @@ class _EncoderOnly(OstinatoPreTrainedModel):
     kind = "encoder"
     head: ClassVar[dict[str, Any]]
     has_labels: ClassVar[bool] = False
+
+    def __init__(self, config: OstinatoConfig) -> None:
+        super().__init__(config)
+        before, now = config.settings().reads, self.head["kind"]
+        if before == now:
+            return
+        # A new head: settings of the training of another one stay where this one can have them.
+        problems = round_loss_problems(self.model, config.loss_of_rounds(), None, "round_loss")
+        left_out: dict[str, Any] = {"round_loss": None} if any(problems) else {}
+        if now == "span" and config.label_smoothing:
+            left_out["label_smoothing"] = 0.0
+        if config.exit is not None and config.exit not in self.model.possible_criteria():
+            left_out |= {"exit": None, "halting_threshold": None}
+        for name, value in left_out.items():
+            setattr(config, name, value)
+        if left_out:
+            logger.warning(f"a {now} head cannot have {', '.join(left_out)} of the {before} model: left out")
 
     def adapted(self, given: Exported) -> Exported:
         """Return the configuration with the head that the class is for; another one's settings are left out."""

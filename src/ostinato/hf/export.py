@@ -35,6 +35,7 @@ from ostinato.hf.fast_tokenizer import fast_tokenizer, renumbered
 from ostinato.hf.language_model import OstinatoForCausalLM
 from ostinato.hf.modeling import OstinatoPreTrainedModel
 from ostinato.hf.seq2seq import OstinatoForSeq2SeqLM
+from ostinato.interop.pretrained import search_of
 from ostinato.interop.unrolled import as_plain
 from ostinato.tasks.registry import task_config
 
@@ -60,6 +61,7 @@ def export_run(run: LoadedRun, folder: str | Path) -> Path:
     run.check_exportable()
     model = wrapped(run)
     tokenizer = fast_tokenizer(run)
+    tokenizer.model_max_length = _longest_input(run)
     with new_folder(folder) as target:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
@@ -91,6 +93,7 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
         round_loss=training.round_loss.model_dump(mode="json"),
         label_smoothing=training.label_smoothing,
         left_out=_left_out(training),
+        max_position_embeddings=longest_sequence(run),
         halting_threshold=execution.halting_threshold,
         exit=execution.exit,
         exit_scope=execution.exit_scope,
@@ -127,28 +130,17 @@ def search_settings(run: LoadedRun, special: SpecialIds) -> GenerationConfig:
     the most becomes that of the longest one, or as many as there are positions, and the least is left out.
     """
     decoding, most = run.decoding(), run.model.longest_target
-    is_drawn, penalty = decoding.strategy == "sample", decoding.length_penalty
-    longest = run.recipe.data.max_source_length if run.model.config.has_two_sides else longest_sequence(run)
-    n_new = max(1, decoding.max_length + floor(decoding.max_length_ratio * longest + 1e-9))
-    settings: dict[str, Any] = {
+    n_new = max(1, decoding.max_length + floor(decoding.max_length_ratio * _longest_input(run) + 1e-9))
+    settings = {
         "max_new_tokens": n_new if most is None else min(n_new, most),
         "min_new_tokens": max(0, decoding.min_length - 1) or None,  # without the end symbol, which ours counts
-        "do_sample": is_drawn,
-        "num_beams": decoding.beam,
         "pad_token_id": special.pad,
         "bos_token_id": special.bos,
         "eos_token_id": special.eos,
         "decoder_start_token_id": special.bos,
         "suppress_tokens": sorted({special.pad, special.bos} - {special.eos}) or None,
     }
-    if is_drawn:
-        settings |= {"temperature": decoding.temperature, "top_k": decoding.top_k or 0}
-    if decoding.beam > 1:
-        settings |= {
-            "length_penalty": penalty.alpha if penalty.kind == "exponent" else 0.0,
-            "early_stopping": True if decoding.stopping == "count" else "never",
-        }
-    return GenerationConfig(**settings)
+    return GenerationConfig(**settings, **search_of(decoding))
 
 
 def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
@@ -170,6 +162,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     n_new = search_settings(run, run.model.special_ids).max_new_tokens if run.model.config.has_two_sides else 0
     plain = as_plain(run.model, name, max(longest_sequence(run), n_new))
     tokenizer = renumbered(fast_tokenizer(run), plain.ids)
+    tokenizer.model_max_length = _longest_input(run)
     special = SpecialIds(**{key: plain.config[f"{key}_token_id"] for key in ("pad", "bos", "eos")})
     with new_folder(folder) as target:
         write_json(target / "config.json", plain.config)
@@ -183,13 +176,21 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
 
 def longest_sequence(run: LoadedRun) -> int:
     """Return the most tokens that a run's model is given at once; a source and its target may be one sequence."""
-    data, has_sources = run.recipe.data, task_config(run.recipe.task).has_sources
-    if run.model.config.has_two_sides:
-        return max(data.max_source_length, data.max_target_length)
-    longest = max(data.block_length or 0, data.max_target_length + has_sources * data.max_source_length)
-    # Texts in blocks may be longer than there are positions.
-    stacks = run.model.config.stacks().values()
+    data, model, has_sources = run.recipe.data, run.model.config, task_config(run.recipe.task).has_sources
+    if model.has_two_sides:
+        longest = max(data.max_source_length, data.max_target_length)
+    else:
+        of_target = data.max_target_length * (model.generates or model.reads == "masked")
+        of_source = data.max_source_length * (has_sources or not of_target)
+        longest = max(data.block_length or 0, of_target + of_source)
+    # Texts in blocks, and one side of a pair, may be longer than there are positions.
+    stacks = model.stacks().values()
     return min(longest, *(stack.positions.max_length for stack in stacks if stack.positions.kind == "learned"), longest)
+
+
+def _longest_input(run: LoadedRun) -> int:
+    """Return the most tokens of a text that is given to a run's model; of a pair those of its source."""
+    return run.recipe.data.max_source_length if run.model.config.has_two_sides else longest_sequence(run)
 
 
 def check_new(folder: Path) -> None:

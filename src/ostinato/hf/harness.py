@@ -107,7 +107,7 @@ def score(
 
     Raises:
         ConfigError: the model gives no probabilities of texts, or a task that lm-eval does not know, cannot read or
-            fetch, or that this model cannot do.
+            fetch, or that this model cannot do, or a metric that is no finite number.
     """
     if not run.model.config.generates:
         raise ConfigError("lm-eval scores models that write text; this run's model has another head")
@@ -126,7 +126,9 @@ def score(
                 num_fewshot=num_fewshot,
                 bootstrap_iters=1000,
             )
-    except (KeyError, OSError, ValueError, AssertionError, yaml.YAMLError) as error:
+    except (KeyError, OSError, ValueError, ArithmeticError, AssertionError, yaml.YAMLError) as error:
         reason = on_one_line(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        # Its assertions about lengths say nothing.
+        reason = reason or "a text is empty, or longer than the run's limit (data.max_target_length)"
         raise ConfigError(f"lm-eval cannot score {', '.join(tasks)}: {reason}") from error
     return dict(found or {})

@@ -6,8 +6,9 @@
 A split with wrong targets (`Task.contrast`) becomes choices, of which the right one stands last: lm-eval takes the
 first of equal ones, and a tie is wrong here. What lm-eval reports is then what `ostinato evaluate` does:
 
-    acc of loglikelihood        sequence_accuracy_forced          perplexity    exp(-mean log p of a document)
+    acc of loglikelihood        sequence_accuracy_forced
     acc of multiple_choice      ranking.accuracy
+    perplexity                  exp(-mean log p of a continuation), of texts that continue another one
 
 A text that continues another one has no special symbols, so that any model may be scored on it. Pairs have those that
 the run's model reads: `source` and `target<eos>`, and where both are one sequence `source<eos><bos>` before it.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def write_tasks(
     Raises:
         CheckpointError: the folder is there. ConfigError: the task has no such split, or the model gives no
             probabilities of texts, or texts are packed into blocks. DataError: an example that lm-eval would read
-            otherwise.
+            otherwise, or that is longer than the run's limits, which lm-eval does not cut.
     """
     folder = Path(folder)
     check_new(folder)
@@ -61,16 +62,27 @@ def write_tasks(
         for split in splits:
             contrast = None if split == task.train_split else task.contrast
             name = re.sub(r"\W+", "_", f"ostinato_{task.name}_{split}", flags=re.ASCII)
-            documents = [json.dumps(one) for one in _documents(run, task.examples(split), split, contrast)]
+            examples = list(task.examples(split))
+            documents = [json.dumps(one) for one in _documents(run, examples, split, contrast)]
             write_text(target / f"{name}.jsonl", "".join(f"{line}\n" for line in documents))
-            settings = _settings(name, (folder / f"{name}.jsonl").absolute(), has_choices=contrast is not None)
+            settings = _settings(
+                name,
+                (folder / f"{name}.jsonl").absolute(),
+                has_choices=contrast is not None,
+                continues=any(example.continues for example in examples),
+            )
             write_text(target / f"{name}.yaml", yaml.safe_dump(settings, sort_keys=False))
             written.append(folder / f"{name}.yaml")
     return written
 
 
-def _settings(name: str, documents: Path, *, has_choices: bool) -> dict[str, Any]:
-    """Return the content of a task's YAML file."""
+def _settings(name: str, documents: Path, *, has_choices: bool, continues: bool) -> dict[str, Any]:
+    """Return the content of a task's YAML file.
+
+    Args:
+        continues: documents are words that continue a text. Only they have a perplexity: lm-eval's is of documents,
+            and that of a document of 150 tokens is beyond any float.
+    """
     accuracy = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
     perplexity = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
     kind: dict[str, Any] = {"output_type": "loglikelihood", "doc_to_target": "continuation"}
@@ -85,7 +97,7 @@ def _settings(name: str, documents: Path, *, has_choices: bool) -> dict[str, Any
         **kind,
         "target_delimiter": "",
         "num_fewshot": 0,
-        "metric_list": [accuracy] if has_choices else [perplexity, accuracy],
+        "metric_list": [perplexity, accuracy] if continues and not has_choices else [accuracy],
         "metadata": {"version": 1.0},
     }
 
@@ -97,17 +109,36 @@ def _documents(
     symbols = fast_tokenizer(run)
     begin, end = str(symbols.bos_token), str(symbols.eos_token)
     for number, example in enumerate(examples, 1):
+        where = f"{split}: example {number}"
+        targets = [example.target]
+        if contrast is not None:
+            targets = [*wrong_targets(example, contrast, where), example.target]
         source, between, after = example.source or "", "", end
         if example.continues:
             between, after = "" if source[-1:].isspace() else " ", ""
-        elif example.source is not None:
+        else:
+            _check_lengths(run, example.source, targets, where)
             if source != source.rstrip():
                 reason = "its source ends in white space, which lm-eval moves to the target: remove it"
-                raise DataError(f"{split}: example {number}: {reason}")
-            source += f"{end}{begin}" if run.model.config.joins_pairs else ""
+                raise DataError(f"{where}: {reason}")
+            source += f"{end}{begin}" if example.source is not None and run.model.config.joins_pairs else ""
+        texts = [f"{between}{target}{after}" for target in targets]
         if contrast is None:
-            yield {"context": source, "continuation": f"{between}{example.target}{after}"}
+            yield {"context": source, "continuation": texts[0]}
         else:
-            choices = [*wrong_targets(example, contrast, f"{split}: example {number}"), example.target]
-            texts = [f"{between}{choice}{after}" for choice in choices]
             yield {"context": source, "choices": texts, "right": len(texts) - 1}
+
+
+def _check_lengths(run: LoadedRun, source: str | None, targets: Sequence[str], where: str) -> None:
+    """Refuse what `ostinato evaluate` cuts or refuses."""
+    data = run.recipe.data
+    sources = [] if source is None else [source]
+    for side, texts, tokenizer, longest in (
+        ("source", sources, run.tokenizers.source, data.max_source_length),
+        ("target", targets, run.tokenizers.target, data.max_target_length),
+    ):
+        n = 1 + max((len(tokenizer.encode(text, unknown="replace")) for text in texts), default=0)
+        if n > longest:
+            key = f"data.max_{side}_length"
+            reason = f"the {side} has {n} tokens with its end symbol, but {key} is {longest}"
+            raise DataError(f"{where}: {reason}: raise {key} (data.over_length does not hold for lm-eval)")

@@ -61,6 +61,7 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         check_others(others, attention_mask, is_start=cache is None and past_key_values is None)
         asked = self._asked(output_hidden_states, output_attentions, return_dict)
         output_hidden_states, output_attentions, return_dict = asked
+        use_cache = self.config.use_cache if use_cache is None else use_cache
         self._project_routers()
         cache = past_key_values if cache is None else cache
         if cache is not None:
@@ -75,7 +76,8 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
             logits, stack = output.logits_BTV[:, kept], output.stacks["decoder"]
         else:
             if cache is None:
-                cache = DepthCache(Cache(n_steps=n_steps, execution=execution, device=input_ids.device))
+                content = Cache(n_steps=n_steps, execution=execution, device=input_ids.device)
+                cache = DepthCache(content, len(input_ids))
             stack = self.model.extended(input_ids, cache.content, tokens.keep_BT, shown)
             logits = self.model.logits(stack.states_BTD[:, kept])
             output = ModelOutput(logits)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ostinato.config.decoding import DecodingConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
@@ -175,6 +176,11 @@ _OF_SEARCH: dict[str, object] = {
     "early_stopping": False,
     "no_repeat_ngram_size": 0,
     "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "min_p": None,
+    "typical_p": 1.0,
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens")),
 }
 """Settings of `generate` with the values that they have where nothing is said."""
@@ -187,15 +193,28 @@ def other_ends(folder: Path, end: int) -> list[int]:
     return sorted(ids - {end})
 
 
-def other_search(folder: Path) -> list[str]:
-    """Return the settings of `generate` that a folder names and that change what is written, but for lengths and ends:
-    a run searches as its own `decoding` says."""
+def search_of(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return the settings of `generate` that search as `decoding` does, but for lengths, symbols and penalties of kind
+    gnmt."""
+    found: dict[str, Any] = {"do_sample": decoding.strategy == "sample", "num_beams": decoding.beam}
+    if decoding.strategy == "sample":
+        found |= {"temperature": decoding.temperature, "top_k": decoding.top_k or 0}
+    if decoding.beam > 1:
+        penalty = decoding.length_penalty
+        found["length_penalty"] = penalty.alpha if penalty.kind == "exponent" else 0.0
+        found["early_stopping"] = True if decoding.stopping == "count" else "never"
+    return found
+
+
+def other_search(folder: Path, decoding: DecodingConfig) -> list[str]:
+    """Return the settings of `generate` that a folder names and that a run with this `decoding` does not search by, but
+    for lengths and ends."""
     given = {name: value for one in _of_generation(folder) for name, value in one.items()}
-    stated = ((name, given.get(name), default) for name, default in _OF_SEARCH.items())
+    stated = ((name, given.get(name), own) for name, own in (_OF_SEARCH | search_of(decoding)).items())
     return [
         f"{name}={value}"
-        for name, value, default in stated
-        if value not in (None, []) and (value != default or isinstance(value, bool) != isinstance(default, bool))
+        for name, value, own in stated
+        if value not in (None, []) and (value != own or isinstance(value, bool) != isinstance(own, bool))
     ]
 
 

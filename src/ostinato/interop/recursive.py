@@ -49,8 +49,10 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
 
     Raises:
         ConfigError: stacks of different depth, a sub-layer or table that the donor does not have, or one of another
-            shape.
+            shape; experts that are no feed-forwards; noise without experts, a choice of weights without sharing.
     """
+    if noise and next(model.routed(), None) is None:
+        raise ConfigError([Problem("noise", noise, "has no effect: this model has no experts; leave it out")])
     generator = torch.Generator().manual_seed(seed)
     if missing := [name for name in model.stacks if name not in donor.stacks]:
         reason = f"has no counterpart: the donor's stacks are {', '.join(donor.stacks) or 'none'}"
@@ -87,6 +89,9 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
                 for part, parameter in getattr(donor.banks, bank)[their_name].named_parameters():
                     if bank == "norm" or part in dict(model.banks.relative[our_name].named_parameters()):
                         means.setdefault((bank, f"{our_name}.{part}"), (name, []))[1].append(parameter)
+    if shared != "average" and all(len(served) == 1 for served in sets.values()):
+        reason = "has no effect: no weights of this model serve several steps; use average"
+        raise ConfigError([Problem("shared", shared, reason)])
     for (kind, weights), served in sets.items():
         module, name = getattr(model.banks, kind)[weights], served[0][0]
         sources = [getattr(donor.banks, kind)[theirs.weights] for _, theirs, _ in served]
@@ -95,6 +100,9 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
         if any(isinstance(source, Routed) for source in sources):
             reason = "cannot be made of the donor's: it has experts there, and must be dense"
             raise ConfigError([Problem(f"model.{name}.{kind}", weights, reason)])
+        if isinstance(module, Routed) and kind != "ffn":
+            reason = "cannot be made of the donor's: only feed-forwards become experts"
+            raise ConfigError([Problem(f"model.{name}.{kind}.kind", "experts", reason)])
         try:
             common = _common(sources, taken)
             if isinstance(module, Routed):
@@ -192,7 +200,7 @@ def _copy_to_experts(common: dict[str, Tensor], module: Any, noise: float, gener
         x = x.T if x.ndim == 2 else x
         parameter.copy_(x.expand(parameter.shape))
         if noise and x.numel() > 1:
-            drawn = torch.randn(parameter.shape, generator=generator)  # on the CPU: the same numbers everywhere
+            drawn = torch.randn(parameter.shape, generator=generator, device="cpu")  # the same numbers everywhere
             parameter.add_(noise * float(x.std()) * drawn.to(parameter.device))
 
 

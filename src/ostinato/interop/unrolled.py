@@ -240,6 +240,7 @@ def _llama(config: Any, n_positions: int) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": rotary.base},
         "max_position_embeddings": n_positions,
         "attention_bias": attention.bias is True,
+        "attention_dropout": attention.dropout,
         "mlp_bias": False,
         "tie_word_embeddings": config.tie_embeddings == "output",
     }
@@ -262,6 +263,9 @@ def _gpt2(config: Any, n_positions: int) -> dict[str, Any]:
         "n_inner": ffn.d_ff,
         "activation_function": {"gelu": "gelu", "relu": "relu", "silu": "silu"}.get(ffn.activation, "gelu_new"),
         "layer_norm_epsilon": stack.norm.eps,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": attention.dropout,
         "tie_word_embeddings": True,
     }
 
@@ -278,6 +282,7 @@ def _marian(config: Any, n_positions: int) -> dict[str, Any]:
         "decoder_start_token_id": config.special_ids.bos,
         "forced_eos_token_id": None,
         "tie_word_embeddings": True,
+        "dropout": config.dropout,
     }
     for name, stack in config.stacks().items():
         attention, ffn = _dense(stack)
@@ -285,6 +290,8 @@ def _marian(config: Any, n_positions: int) -> dict[str, Any]:
             f"{name}_layers": stack.n_steps,
             f"{name}_attention_heads": attention.n_heads,
             f"{name}_ffn_dim": ffn.d_ff,
+            "attention_dropout": attention.dropout,
+            "activation_dropout": ffn.dropout,
         }
     return found
 
@@ -304,6 +311,7 @@ def _t5(config: Any, n_positions: int) -> dict[str, Any]:
         "num_layers": config.encoder.n_steps,
         "num_decoder_layers": config.decoder.n_steps,
         "tie_word_embeddings": config.tie_embeddings == "all",
+        "dropout_rate": config.dropout,
         "is_encoder_decoder": True,
         "decoder_start_token_id": config.special_ids.bos,
     }
