@@ -16,6 +16,12 @@ def shortened(text: str, longest: int) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
 
 
+def without_middle_lines(text: str, most: int = 4) -> str:
+    """Return a text; where it has more than so many lines, such as a traceback, the first and the last of them."""
+    lines = text.splitlines()
+    return text if len(lines) <= most else f"{lines[0]}\n  ...\n{lines[-1]}"
+
+
 def on_one_line(error: object) -> str:
     """Return a message without its line breaks."""
     return " ".join(str(error).split())

@@ -93,6 +93,22 @@ def test_a_model_without_stacks_has_no_space() -> None:
         make_candidates("algorithmic/copy-lstm", ["task.n_train=100"], ours, Limits())
 
 
+def test_a_space_of_mistyped_paths_is_refused_and_one_that_holds_the_recipe_alone_is_not() -> None:
+    same = LevelConfig(name="same", set={"model.*.n_steps": 2})
+    mistyped = LevelConfig(name="deep", set={"model.*.n_step": 3})
+    for levels in ([mistyped], [same, mistyped]):
+        with pytest.raises(ConfigError) as caught:
+            make_candidates("digits/transformer", TINY, space(AxisConfig(name="depth", levels=levels)), Limits())
+        said = f"space is 'model.*.n_step': is no setting of this recipe, in 1 of {len(levels)} combinations"
+        assert str(caught.value) == f"no candidate can be made beside the recipe: {said}"
+    again = LevelConfig(name="again", set={"model.*.n_steps": 2})
+    for levels in ([same], [same, again]):
+        (base,) = make_candidates(
+            "digits/transformer", TINY, space(AxisConfig(name="depth", levels=levels)), Limits()
+        ).found
+        assert (base.name, base.levels) == (BASE, {"depth": "same"})
+
+
 def test_a_level_that_changes_the_training_is_another_candidate() -> None:
     levels = [
         LevelConfig(name=name, set={"training.label_smoothing": x}) for name, x in (("rough", 0.0), ("smooth", 0.2))

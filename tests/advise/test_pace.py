@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,17 @@ def test_a_recipe_that_cannot_be_trained_is_an_error(tmp_path: Path) -> None:
     ours = Pace(journal, COSTS, Halving(RATES, "min"), 1, time.monotonic() + 100, 100)
     with pytest.raises(ConfigError, match="c0 cannot be trained: update 3: the loss is nan"):
         ours.probe(Formula(lambda trial: None))
+
+
+def test_of_a_recipe_that_fails_with_a_traceback_the_last_line_is_told(tmp_path: Path) -> None:
+    class Failing:
+        def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+            lines = ["failed: Traceback (most recent call last):", *["  File"] * 40, "ValueError: shapes"]
+            return [Outcome(trial, None, reason="\n".join(lines)) for trial in trials]
+
+    ours = Pace(Journal(tmp_path, {}), COSTS, Halving(RATES, "min"), 1, time.monotonic() + 100, 100)
+    with pytest.raises(ConfigError, match=r"c0 cannot be trained: failed: Traceback .*\n  \.\.\.\nValueError: shapes$"):
+        ours.probe(Failing())
 
 
 @pytest.mark.parametrize(("n_workers", "as_many"), [(2, 2), (3, 2), (4, 4), (8, 4), (16, 4)])

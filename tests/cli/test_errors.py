@@ -16,7 +16,6 @@ import torch
 
 from ostinato.budget import count_bytes
 from ostinato.cli import main
-from ostinato.cli.failures import describe_failure
 from ostinato.cli.options import split_settings
 from ostinato.cli.output import rank
 from ostinato.config.model import Seq2SeqConfig
@@ -28,7 +27,7 @@ from ostinato.errors import ConfigError, DataError, Problem, TrainingError
 from ostinato.evaluation import passes
 from ostinato.folders import cache_folder
 from ostinato.models import Model, build_model, checkpoint, save_model
-from ostinato.system_errors import naming
+from ostinato.system_errors import describe_failure, naming
 from ostinato.tasks import recipes
 from ostinato.training.update import Updater
 

@@ -149,6 +149,15 @@ def test_rows_that_lack_something_are_one_line(run, tmp_path: Path, changes: dic
     assert message in outcome.err
 
 
+def test_results_before_the_first_run_is_done_are_said_to_have_no_rows(run, tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    file.touch()
+    for command in ("table", "plot"):
+        outcome = run(command, file)
+        said = f"{file}: has no rows: no run of its sweep is done yet\n"
+        assert (outcome.code, outcome.out, outcome.err) == (2, "", said)
+
+
 def test_null_in_a_row_is_no_value(run, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     rows = [ROW | {"checkpoints": None}, ROW | {"seed": 2, "values": {"exact": None}}]
@@ -214,7 +223,7 @@ def outputs(share_right: float) -> Outputs:
 @pytest.fixture
 def half_finished(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """What is found of runs {(arm, seed): share of right outputs} of the sweep, nothing of which is trained."""
-    monkeypatch.setattr(example_intervals, "load", lambda directory, **settings: directory)
+    monkeypatch.setattr(example_intervals, "load_placed", lambda directory, recipe, **settings: directory)
     monkeypatch.setattr(example_intervals, "run_outputs", lambda run, split, access: outputs(float(run.name)))
 
     def found(shares: dict[tuple[str, int], float]) -> list[dict[str, Any]]:

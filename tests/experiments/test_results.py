@@ -71,7 +71,7 @@ def test_damaged_results_are_named(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("line", ["[]", "3", "{", pytest.param(DEEP, id="deep")])
 def test_a_damaged_line_of_a_file_of_rows_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "rows.jsonl").write_text('{"n": 1}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"rows.jsonl, line 2: not "):
+    with pytest.raises(DataError, match=r"rows.jsonl, line 2: (not |a JSON )"):
         read_rows(tmp_path / "rows.jsonl")
 
 
@@ -161,6 +161,14 @@ def test_a_model_is_counted_as_its_recipe_trains_and_decodes_it() -> None:
     settings = ["training.checkpoint_activations=true", "training.precision=bfloat16", "decoding.cached_rounds=2"]
     found = assumptions_of(load_recipe("looped/small", settings), Assumptions(7, 9, 3, 2))
     assert found == Assumptions(7, 9, 3, 2, "bfloat16", checkpoint_activations=True, cached_rounds=2)
+
+
+def test_the_accuracy_of_a_ranking_is_a_column() -> None:
+    ranking = {"n": 3, "accuracy": 0.75, "by": {}, "macro": {}}
+    splits = {"dev": {"n": 3, "loss": 0.5}, "test": {"n": 3, "loss": 0.25, "ranking": ranking}}
+    columns, lines = table([ROW | {"splits": splits, "macs": {"total": 1}}])
+    assert columns[-2:] == ["loss", "ranking"]
+    assert [line[-2:] for line in lines] == [[0.5, None], [0.25, 0.75]]
 
 
 def test_counts_of_passes_of_other_lengths_do_not_share_a_column() -> None:

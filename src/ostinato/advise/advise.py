@@ -29,7 +29,7 @@ from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.space import SpaceConfig
 from ostinato.config.training import Mode
-from ostinato.data.disk import make_folder, write_text
+from ostinato.data.disk import finite, make_folder, write_text
 from ostinato.data.output_files import check_output
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
@@ -160,7 +160,7 @@ def advise(
         clock = Latencies(journal, task.candidates.found, task.limits, question.n_threads, device)
         found, n_tried = _searched(trainer, halving, pace, clock, say)
         make_folder(question.out)
-        write_text(question.out / TRIALS, "".join(json.dumps(_row_of(one)) + "\n" for one in found.outcomes))
+        write_text(question.out / TRIALS, "".join(json.dumps(finite(asdict(one))) + "\n" for one in found.outcomes))
         answer = _answered(question, task, decisive(found, task.mode), halving, pace, clock, n_tried=n_tried, say=say)
         path = _write_recipe(question, task, answer)
         report = write_report(question.out, answer, task.candidates, found, question.space, str(path))
@@ -250,11 +250,6 @@ def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: Latencies, 
         are_apart=lambda outcomes, name: _are_apart(outcomes, name, halving.mode),
     )
     return found, len(names)
-
-
-def _row_of(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as JSON, which knows no infinite numbers."""
-    return asdict(outcome) | {"loss": outcome.loss if math.isfinite(outcome.loss) else None}
 
 
 def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -78,7 +79,8 @@ def make_candidates(
         limits: without any that is counted, the recipe's own parameters are the budget.
 
     Raises:
-        ConfigError: a recipe that cannot be used, or a budget that nothing fits: with the nearest that does.
+        ConfigError: a recipe that cannot be used; a budget that nothing fits: with the nearest that does; a space none
+            of whose combinations is a candidate, though none costs too much: with the commonest reason.
     """
     recipe = load_recipe(base, overrides)
     known: FromData = {}
@@ -98,6 +100,11 @@ def make_candidates(
         maker.add(name_of(space, combination), combination)
     if not maker.found:
         raise ConfigError(_nothing_fits(limits, maker.left_out))
+    reasons = Counter(one.reason for one in maker.left_out if one.reason != _same_as(BASE))
+    # A budget may leave nothing but the recipe; a space that does is mistyped, or made for other models.
+    if reasons and [one.name for one in maker.found] == [BASE] and not any(one.nearest for one in maker.left_out):
+        ((reason, n),) = reasons.most_common(1)
+        raise ConfigError(f"no candidate can be made beside {BASE}: {reason}, in {n} of {n_tried} combinations")
     return Candidates(maker.found, maker.left_out, limits, n_all - n_tried)
 
 
@@ -173,7 +180,7 @@ class _Maker:
         elif same.name == BASE and not same.levels:  # the recipe is a combination of the space
             self.found[self.found.index(same)] = replace(same, levels=combination)
         else:
-            self.left_out.append(LeftOut(name, f"is the same model as {same.name}"))
+            self.left_out.append(LeftOut(name, _same_as(same.name)))
 
     def _solve(self, model: ModelConfig, free: Sequence[str], limits: Limits) -> tuple[ModelConfig, dict[str, int]]:
         """Return the model with its free settings solved, one after the other, and their values."""
@@ -194,6 +201,10 @@ def _smallest(model: ModelConfig, free: str, limits: Limits) -> ModelConfig:
         except ConfigError:
             value += variable.lead.multiple
     return model
+
+
+def _same_as(name: str) -> str:
+    return f"is the same model as {name}"
 
 
 def _one_line(error: ConfigError) -> str:

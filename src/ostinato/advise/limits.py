@@ -11,8 +11,7 @@ from ostinato.budget.solver import counts
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.errors import ConfigError, Problem
-from ostinato.experiments.results import assumptions_of
-from ostinato.tasks.registry import task_config
+from ostinato.experiments.results import assumptions_of, timed_lengths
 
 _NUMBER = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _LATENCY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)(?:@batch(?P<batch>[1-9]\d*))?")
@@ -71,9 +70,8 @@ class Limits:
 
         Without the source tokens that a language model of texts does not read.
         """
-        reads_source = task_config(recipe.task).has_sources or not recipe.model.joins_pairs
-        assumed = assumptions_of(recipe, self.assumed)
-        return replace(self, source_length=self.source_length if reads_source else 0, assumed=assumed)
+        source, _ = timed_lengths(recipe, (self.source_length, self.target_length))
+        return replace(self, source_length=source, assumed=assumptions_of(recipe, self.assumed))
 
     def _count(self, model: ModelConfig, names: Collection[str]) -> dict[str, float]:
         target = self.target_length

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ostinato.advise.halving import ETA, N_STAGES, Halving
 from ostinato.advise.journal import Journal
 from ostinato.advise.trials import Outcome, Trainer, Trial
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, without_middle_lines
 
 LEAST_UPDATES = 30
 """Of a training in the first stage: after fewer the warm-up is all there was."""
@@ -63,7 +63,7 @@ class Pace:
             short, long = trainer.train("probe", [Trial(self.base, self.rate, 1, updates) for updates in PROBES])
             for one in (short, long):
                 if one.score is None:
-                    raise ConfigError(f"{self.base} cannot be trained: {one.reason}")
+                    raise ConfigError(f"{self.base} cannot be trained: {without_middle_lines(one.reason)}")
             slope = (long.seconds - short.seconds) / (PROBES[1] - PROBES[0])
             if slope <= 0:  # disturbed
                 slope = long.seconds / PROBES[1]

@@ -24,7 +24,6 @@ from ostinato.cli.convert import convert
 from ostinato.cli.demo import demo
 from ostinato.cli.doctor import doctor
 from ostinato.cli.evaluate import evaluate
-from ostinato.cli.failures import describe_failure
 from ostinato.cli.family import family
 from ostinato.cli.generate import generate
 from ostinato.cli.help import GroupedCommand, GroupedCommands
@@ -41,6 +40,7 @@ from ostinato.cli.tune_threshold import tune_threshold
 from ostinato.cli.view import view
 from ostinato.cli.watch import watch
 from ostinato.errors import OstinatoError
+from ostinato.system_errors import describe_failure
 from ostinato.version import __version__
 
 INTERRUPTED = 130

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.budget import Assumptions, count_macs
+from ostinato.budget.sizes import plans
 from ostinato.config.files import UNFINISHED_RUN
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import finite, read_json_object
-from ostinato.data.lines import bad_line, read_lines
+from ostinato.data.lines import read_lines
+from ostinato.data.sources import parse_object
 from ostinato.errors import CheckpointError, DataError
 from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
@@ -36,6 +38,13 @@ def pass_lengths(recipe: Recipe, lengths: tuple[int, int]) -> tuple[int, int]:
     return (source, source + target) if joins else lengths
 
 
+def timed_lengths(recipe: Recipe, lengths: tuple[int, int]) -> tuple[int, int]:
+    """Return the source and target tokens that a recipe's model is timed with: texts have no source."""
+    source, target = lengths
+    reads_source = task_config(recipe.task).has_sources or not recipe.model.joins_pairs
+    return source if reads_source else 0, target
+
+
 def assumptions_of(recipe: Recipe, given: Assumptions) -> Assumptions:
     """Return what a recipe's model is counted for: lengths, batch and beam as given, the rest as it trains and decodes.
 
@@ -49,6 +58,7 @@ def assumptions_of(recipe: Recipe, given: Assumptions) -> Assumptions:
         precision=recipe.training.precision,
         checkpoint_activations=recipe.training.checkpoint_activations,
         cached_rounds=recipe.decoding.cached_rounds,
+        n_predictions=recipe.training.round_loss.n_predictions(plans(recipe.model, given.n_steps)),
     )
 
 
@@ -131,24 +141,12 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read rows from JSON lines.
+    """Return the rows of a file of JSON lines; empty lines are none.
 
     Raises:
-        DataError: a line is no JSON object.
+        DataError: a line is no JSON object; names the file, the line and the reason.
     """
-    rows: list[dict[str, Any]] = []
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (RecursionError, ValueError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise bad_line(path, number, f"not JSON: {reason}") from error
-        if not isinstance(row, dict):
-            raise bad_line(path, number, f"not a JSON object but a {type(row).__name__}")
-        rows.append(row)
-    return rows
+    return [parse_object(line, path, number) for number, line in read_lines(path) if line.strip()]
 
 
 def first_row(path: Path) -> dict[str, Any] | None:
@@ -165,8 +163,8 @@ def first_row(path: Path) -> dict[str, Any] | None:
 def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
     """Return headings and one line per run and split: sizes, seconds and every score both have.
 
-    Scores in [0, 1] stay fractions; a score a split does not have is None. A run is called what its recipe is, or,
-    where two recipes are called alike, what its directory is.
+    Scores in [0, 1] stay fractions, of `ranking` the accuracy is shown; a score a split does not have is None. A run is
+    called what its recipe is, or, where two recipes are called alike, what its directory is.
 
     Raises:
         DataError: rows whose multiply-accumulates are of passes of other lengths.
@@ -179,7 +177,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
     scores: list[str] = []
     for row in rows:
         for found in row["splits"].values():
-            own = [k for k, v in found.items() if isinstance(v, float) and k not in _NO_SCORES]
+            own = [k for k, v in _with_ranking(found).items() if isinstance(v, float) and k not in _NO_SCORES]
             scores += [k for k in own if k not in scores and "forced" not in k]
     columns = ["run", "seed", "parameters", f"M MACs{next(iter(passes), '')}", "seconds", "split", "n", *scores]
     lines: list[list[object]] = [
@@ -191,12 +189,18 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
             round(row["seconds"]),
             split,
             found["n"],
-            *(found.get(score) for score in scores),
+            *(_with_ranking(found).get(score) for score in scores),
         ]
         for name, row in zip(_names(rows), rows, strict=True)
         for split, found in row["splits"].items()
     ]
     return columns, lines
+
+
+def _with_ranking(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what was found of a split, of its `ranking` the accuracy."""
+    ranking = found.get("ranking")
+    return found | {"ranking": ranking.get("accuracy")} if isinstance(ranking, dict) else found
 
 
 def _names(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ import tokenizers as library
 from tiny_sweeps import SMALL, stamps, tiny
 
 from ostinato.config.recipe import Recipe
+from ostinato.config.sweep import SweepConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.experiments.sweep import run_key as keys
@@ -181,6 +182,43 @@ def test_a_tokenizer_file_is_known_by_its_content(tmp_path: Path) -> None:
     assert of("a.json", "one") == of("b.json", "one") != of("c.json", "two")
 
 
+def _tokenizer(path: Path, words: str) -> None:
+    vocab = {word: i for i, word in enumerate(["<unk>", *words.split()])}
+    model = library.Tokenizer(library.models.WordLevel(vocab, unk_token="<unk>"))
+    model.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    model.save(str(path))
+
+
+def test_the_tokenizer_of_a_run_that_is_there_is_known_by_what_it_was_trained_with(tmp_path: Path) -> None:
+    def reading(name: str, arms: int = 2) -> SweepConfig:
+        tokenizer = [f"data.tokenizer={{kind: file, path: {tmp_path / name}}}", "data.unknown=replace"]
+        both = [{"name": "base"}, {"name": "next", "after": "base"}]
+        return tiny(seeds=[1], arms=both[:arms], overrides=[*SMALL, *tokenizer])
+
+    _tokenizer(tmp_path / "tok.json", "0 1 2 3 4 5 6 7 8 9")
+    _tokenizer(tmp_path / "other.json", "0 1 2 3")
+    store = tmp_path / "store"
+    (row,) = run_sweep(reading("tok.json", 1), store)
+    # The first version is kept under another name, in its place comes a second: what is there is still what it was.
+    shutil.copy(tmp_path / "tok.json", tmp_path / "first.json")
+    shutil.copy(tmp_path / "other.json", tmp_path / "tok.json")
+    assert sweep_rows(reading("first.json", 1), store) == ([row], [])
+    # An arm that is added starts from the run, and keeps its tokenizers.
+    rows = run_sweep(reading("first.json"), store)
+    assert rows[0] == row
+    directories = [store / found["key"][:16] for found in rows]
+    assert [key_of_run(directory) for directory in directories] == [found["key"] for found in rows]
+    # A run of the first version is none of the second, whatever it calls it.
+    planned = plan_runs(reading("tok.json", 1), tmp_path / "new")
+    taken, others = import_runs([directories[0]], planned)
+    assert (taken, [*others]) == ([], [directories[0]])
+    (tmp_path / "tok.json").unlink()
+    assert sweep_rows(reading("first.json"), store) == (rows, [])
+    assert [run.arm for run in import_runs(directories, plan_runs(reading("first.json"), tmp_path / "new"))[0]] == [
+        *("base", "next")
+    ]
+
+
 def with_files(folder: Path, text: str = "a b", more: tuple[str, ...] = ()) -> Recipe:
     folder.mkdir(exist_ok=True)
     for split in ("train", "dev"):
@@ -290,6 +328,26 @@ def test_a_run_says_the_key_it_was_planned_with_also_where_it_starts_from_anothe
     runs = plan_runs(sweep, tmp_path)
     assert [key_of_run(run.directory) for run in runs] == [run.key for run in runs]
     assert runs[1].recipe.training.init_from == str(runs[0].directory)
+
+
+def test_runs_of_a_folder_that_was_moved_are_taken_with_those_that_they_start_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}, {"name": "next", "after": "base"}])
+    run_sweep(sweep, tmp_path / "old")
+    base, next_run = (run.directory.name for run in plan_runs(sweep, tmp_path / "old"))
+    (tmp_path / "old").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved" / next_run, tmp_path / "alone" / next_run)
+    planned = plan_runs(sweep, tmp_path / "new")
+    said = f"{tmp_path}/alone/{next_run} began from {tmp_path}/old/{base}, which holds no run, and whose key is part"
+    assert import_runs([tmp_path / "alone"], planned) == ([], {})
+    assert f"{tmp_path}/alone/{next_run} is not taken: {said}" in caplog.text
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        plan_runs(tiny(arms=[{"name": "x", "set": {"training.init_from": f"{tmp_path}/alone/{next_run}"}}]), tmp_path)
+    caplog.clear()
+    assert sorted(run.arm for run in import_runs([tmp_path / "moved"], planned)[0]) == ["base", "next"]
+    assert not caplog.text
+    assert [row["arm"] for row in sweep_rows(sweep, tmp_path / "new")[0]] == ["base", "next"]
 
 
 def test_an_arm_that_starts_from_one_with_another_tokenizer_has_the_key_of_the_one_that_it_keeps(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from ostinato.errors import ConfigError
 from ostinato.experiments.compare.plans import plan_recipes
 from ostinato.experiments.sweep import executors, measures
 from ostinato.experiments.sweep import rows as rows_module
+from ostinato.experiments.sweep.example_intervals import example_differences
 from ostinato.experiments.sweep.files import arm_recipe, load_sweep
 from ostinato.experiments.sweep.rows import SweepResults, read_sweep, results_folder
 from ostinato.experiments.sweep.runs import arm_budgets, check_equal, plan_runs
@@ -264,6 +266,49 @@ def test_a_damaged_run_that_others_start_from_ends_no_sweep(tmp_path: Path) -> N
     assert [row["arm"] for row in read_sweep(results_folder(sweep, tmp_path) / "results.jsonl")] == ["slow"]
 
 
+def test_nothing_is_trained_from_a_run_that_the_sweep_refuses(tmp_path: Path) -> None:
+    base = {"name": "base"}
+    run_sweep(tiny(seeds=[1], arms=[base]), tmp_path)
+    sweep = tiny(seeds=[1], arms=[base, {"name": "next", "after": "base"}], measures=[LOSS, LONGER])
+    start, next_run = plan_runs(sweep, tmp_path)
+    train(load_recipe(start.directory, ["training.n_updates=4"]), start.directory, resume=True)
+    with pytest.raises(SweepError) as error:
+        run_sweep(sweep, tmp_path)
+    assert [(run.name, reason[:22]) for run, reason in error.value.failures] == [
+        ("base, seed 1", "failed: it is done, bu"),
+        ("next, seed 1", "not run: it starts fro"),
+    ]
+    assert "holds another run than its name says" in str(error.value)
+    assert not next_run.directory.exists()
+
+
+def test_what_the_machine_refuses_is_a_line_and_of_another_error_the_last_line_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "update-000003")
+
+    def without_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    def wrong(*_: Any, **__: Any) -> None:
+        raise ValueError("shapes")
+
+    # As many arms as would fill the error with the beginnings of their tracebacks.
+    sweep = tiny(seeds=[*range(1, 9)], arms=[{"name": "base"}])
+    for fail, said in (
+        (refused, "failed: update-000003: No space left on device; the disk is full: make room there"),
+        (without_memory, "failed: out of memory: lower data.tokens_per_batch"),
+        (wrong, "failed: Traceback (most recent call last):\n  ...\nValueError: shapes"),
+    ):
+        monkeypatch.setattr(executors, "train", fail)
+        with pytest.raises(SweepError) as error:
+            run_sweep(sweep, tmp_path)
+        assert str(error.value).count(said) == 8
+        assert all(("\n" in reason) == (fail is wrong) for _, reason in error.value.failures)
+    assert "in wrong" in error.value.failures[0][1], "the whole traceback is there for programs"
+
+
 def test_budgets_that_are_said_to_be_equal_are_checked_before_anything_is_trained(tmp_path: Path) -> None:
     arms = [{"name": "base"}, {"name": "wide", "set": {"model.encoder.ffn.d_ff": 1024}}]
     sweep = tiny(arms=arms, equal={"budget": "macs", "tolerance": 0.05})
@@ -372,6 +417,37 @@ def test_a_run_that_was_begun_on_another_device_goes_on_where_the_sweep_says(
     (training,) = trained
     assert (training.device, training.n_threads, training.keep_last) == ("auto", 1, 2)
     assert measured == ["auto"]
+
+
+def test_a_sweep_whose_data_were_moved_goes_on_and_measures_where_they_are_now(tmp_path: Path) -> None:
+    measures = [
+        {"name": "gen", "kind": "evaluate", "split": "gen", "path": "loss", "metrics": []},
+        {"name": "area", "kind": "analysis", "study": "spectra", "table": {"column": "area"}},
+    ]
+
+    def placed(folder: str, measures: list[dict[str, Any]]) -> SweepConfig:
+        files = {name: str(tmp_path / folder / f"{name}.jsonl") for name in ("train", "dev", "gen")}
+        data = [f"data.{name}={files[name]}" for name in ("train", "dev")]
+        data.append(f"data.test={{test: {files['dev']}, gen: {files['gen']}}}")
+        arms = [{"name": "base", "recipe": "files/template"}]
+        return tiny(seeds=[1], arms=arms, overrides=[*SMALL[2:], *data], measures=measures)
+
+    (tmp_path / "old").mkdir()
+    for name in ("train", "dev", "gen"):
+        (tmp_path / "old" / f"{name}.jsonl").write_text('{"source": "1 2", "target": "2 1"}\n' * 20)
+    loss = LOSS | {"split": "dev"}
+    (row,) = run_sweep(placed("old", [loss]), tmp_path / "store")
+    (tmp_path / "old").rename(tmp_path / "new")
+    directory = tmp_path / "store" / row["key"][:16]
+    (directory / "results.json").unlink()
+    sweep = placed("new", [loss, *measures])
+    (again,) = run_sweep(sweep, tmp_path / "store")
+    assert (again["key"], again["values"]["loss"]) == (row["key"], row["values"]["loss"])
+    assert {"gen", "area"} <= again["values"].keys()
+    assert sweep_rows(sweep, tmp_path / "store") == ([again], [])
+    sweep = placed("new", [SEEN | {"split": "dev"}])
+    (line,) = example_differences(sweep, plan_runs(sweep, tmp_path / "store"))
+    assert line["n_examples"] == 20
 
 
 def test_problems_of_all_arms_are_reported_together_before_any_is_planned() -> None:

@@ -28,6 +28,7 @@ from ostinato.config.sweep import SweepConfig
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.claims.counts import counted_rows, sized
 from ostinato.experiments.claims.design import (
@@ -46,7 +47,7 @@ from ostinato.experiments.claims.statistics import claim_verdict, find
 from ostinato.experiments.inference import Sampling, is_inside
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.import_runs import import_runs
-from ostinato.experiments.sweep.measures import analyse, measuring_source, other_examples, select
+from ostinato.experiments.sweep.measures import analyse, load_placed, measuring_source, other_examples, select
 from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.experiments.sweep.schedule import run_sweep
@@ -251,15 +252,16 @@ def _add_comparison(
     for seed, group in groups.items():
         (row,) = (row for row in rows if (row["arm"], row["seed"]) == (measure.arm, seed))
         # What an analysis finds is kept in the store and not computed twice.
-        others = [one for run in group for one in other_examples(measure, run.directory, access)]
+        others = [one for run in group for one in other_examples(measure, run.directory, access, run.recipe)]
         text = json.dumps([settings, [run.key for run in group], measuring_source(), *others], sort_keys=True)
         note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         if not note.is_file():
             # The first run of an arm has the arm's name, its further seeds say which they are.
-            named: dict[str, Path] = {}
+            named: dict[str, LoadedRun] = {}
             for run in group:
-                named[run.name if run.arm in named else run.arm] = run.directory
-            table = analyse(list(named.items()), measure.study, measure.split, measure.max_examples, access)
+                loaded = load_placed(run.directory, run.recipe, halting_threshold="trained")
+                named[run.name if run.arm in named else run.arm] = loaded
+            table = analyse(named, measure.study, measure.split, measure.max_examples, access)
             value = select(table, measure.table, measure.name)
             note.parent.mkdir(parents=True, exist_ok=True)
             write_json(note, {"settings": settings, "value": value})

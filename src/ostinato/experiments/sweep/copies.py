@@ -30,7 +30,8 @@ class Copies:
         """Copy what of finished runs is not there yet, then results.jsonl and timings.jsonl; return how many runs.
 
         A file is there where the copy has its size: one that was cut off is copied again. A run's results.json is
-        copied last, and the run counts where it was.
+        copied last, and the run counts where it was. Where that is another one there, the run has been trained again:
+        all of it is copied, and nothing of the other training stays.
 
         Raises:
             ConfigError: it cannot be written.
@@ -39,13 +40,19 @@ class Copies:
         n_copied = 0
         try:
             for directory in sorted(done):
-                there = self._files.find(f"{self._root}/{directory.name}", detail=True)
-                files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-                for path in sorted(files, key=lambda path: path == directory / "results.json"):
-                    name = f"{directory.name}/{path.relative_to(directory).as_posix()}"
-                    if there.get(f"{self._root}/{name}", {}).get("size") != path.stat().st_size:
-                        self._put(path, name)
-                        n_copied += path == directory / "results.json"
+                place, results = f"{self._root}/{directory.name}", directory / "results.json"
+                there = self._files.find(place, detail=True)
+                files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*"))}
+                files = {name: path for name, path in files.items() if path.is_file()}
+                known = self._files.cat_file(f"{place}/{results.name}") if f"{place}/{results.name}" in there else None
+                is_same = known == results.read_bytes()
+                if known is not None and not is_same:  # of another training
+                    for path in there.keys() - {f"{place}/{name}" for name in files}:
+                        self._files.rm_file(path)
+                for name, path in sorted(files.items(), key=lambda item: item[1] == results):
+                    if not is_same or there.get(f"{place}/{name}", {}).get("size") != path.stat().st_size:
+                        self._put(path, f"{directory.name}/{name}")
+                        n_copied += path == results
             folder = results_folder(sweep, store)
             for name in (TIMINGS, RESULTS):
                 for path in folder.rglob(name):  # also those of earlier sweeps of this name

@@ -14,8 +14,8 @@ from ostinato.config.measures import ResultMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
-from ostinato.evaluation.loading import load
 from ostinato.evaluation.stored import Outputs, run_outputs
+from ostinato.experiments.sweep.measures import load_placed
 from ostinato.experiments.sweep.runs import PlannedRun
 from ostinato.metrics import METRICS, make_metric
 from ostinato.metrics.bootstrap import Compared, paired_means
@@ -54,7 +54,7 @@ def example_differences(
             if where in outputs or measure not in sweep.measures_of(run.arm):
                 continue
             with cpu_threads(run.recipe.training.n_threads or 1):
-                loaded = load(run.directory, device=run.recipe.training.device, halting_threshold="trained")
+                loaded = load_placed(run.directory, run.recipe, halting_threshold="trained")
                 outputs[where] = run_outputs(loaded, str(measure.split), access=access)
             if outputs[where].is_new:
                 on_line(f"{run.name}, {measure.split}: {len(outputs[where].predictions):,} outputs decoded")

@@ -24,6 +24,8 @@ from ostinato.experiments.sweep.measures import values_of
 from ostinato.experiments.sweep.remote import RemoteError, RemoteStore
 from ostinato.experiments.sweep.rows import check_kept
 from ostinato.experiments.sweep.watch import Event, EventReporter
+from ostinato.system_errors import describe_failure
+from ostinato.tasks.own_files import SPLITS
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.changes import is_free
 from ostinato.training.loop import train
@@ -109,7 +111,8 @@ class InProcess:
 def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     """Train and measure a run, without what is there already; return how that ended.
 
-    An error that is not one of this package's own comes with its traceback.
+    What the machine refuses (a full disk, memory) is a line, as one of this package's own errors is; any other error
+    comes with its traceback.
     """
     try:
         with run_lock(job.directory) as check_held, cpu_threads(job.recipe.training.n_threads or job.n_threads):
@@ -139,7 +142,7 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
                         check_kept(job.directory, found, job.recipe, job.name)
                         recipe = _placed_as(found, job.recipe)
                     train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
-                values_of(job.measures, job.directory, job.access, device=job.recipe.training.device)
+                values_of(job.measures, job.directory, job.access, recipe=job.recipe)
             except Exception:  # what tells why stands in the run's directory
                 if remote is not None:
                     with suppress(RemoteError, BusyError):
@@ -151,8 +154,9 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
         return JobResult(job, "busy", str(error))
     except OstinatoError as error:
         return JobResult(job, "failed", str(error))
-    except Exception:
-        return JobResult(job, "failed", traceback.format_exc())
+    except Exception as error:
+        line = describe_failure(error, ["train", str(job.directory)])
+        return JobResult(job, "failed", line or traceback.format_exc())
     return JobResult(job, "done")
 
 
@@ -171,7 +175,11 @@ def _fetch_start(job: Job, remote: RemoteStore) -> None:
 
 
 def _placed_as(recipe: Recipe, other: Recipe) -> Recipe:
-    """Return a recipe with the device, the loggers and what else of another one changes no result."""
+    """Return a recipe with the device, the loggers, the files of examples and what else of another changes no result.
+
+    Training refuses examples that are not the run's.
+    """
     names = [name for name in type(recipe.training).model_fields if is_free(f"training.{name}")]
     free = {name: getattr(other.training, name) for name in names if not name.startswith("keep_")}
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update=free)})
+    training, places = recipe.training.model_copy(update=free), {name: getattr(other.data, name) for name in SPLITS}
+    return recipe.model_copy(update={"training": training, "data": recipe.data.model_copy(update=places)})

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ostinato.analysis.drawing import COLOURS, common_legend, in_units, new_figure, save_figure
+from ostinato.analysis.drawing import COLOURS, common_legend, in_units, new_figure, save_figure, without_math
 from ostinato.errors import ConfigError, Problem
 
 Row = Mapping[str, Any]
@@ -71,7 +71,8 @@ def draw_sweep(
                 larger: dict[str, Any] = {"markersize": 9, "markeredgecolor": "black", "linestyle": "none"}
                 axes.plot([mean(xs)], [mean(ys)], marker, color=colour, **larger)
         if x is None:
-            axes.set_xticks(range(len(arms)), arms, rotation=0 if len(arms) < 4 else 30, ha="center", fontsize=8)
+            names = [without_math(arm) for arm in arms]
+            axes.set_xticks(range(len(arms)), names, rotation=0 if len(arms) < 4 else 30, ha="center", fontsize=8)
             axes.set_xlim(-0.6, len(arms) - 0.4)
         else:
             axes.set_xlabel(_label(rows, x))
@@ -82,7 +83,7 @@ def draw_sweep(
     for axes in panels[len(wanted) :]:
         axes.set_visible(False)
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(without_math(title), fontsize=11)
     common_legend(figure, list(panels))
     return save_figure(figure, path, overwrite=overwrite)
 

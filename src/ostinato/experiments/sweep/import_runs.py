@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import copyfile
 
+from ostinato.config.files import say_once
 from ostinato.data.disk import new_folder
-from ostinato.errors import CheckpointError, ConfigError, OstinatoError
+from ostinato.errors import CheckpointError, ConfigError, OstinatoError, on_one_line
 from ostinato.experiments.sweep.locks import run_lock
-from ostinato.experiments.sweep.run_key import key_of_run, key_settings, run_versions
+from ostinato.experiments.sweep.run_key import key_of_run, key_settings, noted_files, run_versions
 from ostinato.experiments.sweep.runs import PlannedRun
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory
@@ -62,7 +63,8 @@ def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
     version = run_versions(path)["ostinato"]
     if version != __version__:
         return f"it was trained by version {version}, this is {__version__}"
-    own, differences = key_settings(load_recipe(path)), dict[str, list[str]]()
+    recipe, differences = load_recipe(path), dict[str, list[str]]()
+    own = key_settings(recipe, noted=noted_files(path, recipe))
     for run in runs:
         other = key_settings(run.recipe)
         differences[run.name] = [
@@ -78,14 +80,15 @@ def _difference(path: Path, runs: Sequence[PlannedRun]) -> str:
     return f"of {name} it differs in: {'; '.join(found[:_SHOWN])}{more}"
 
 
-def _finished_in(folder: Path) -> dict[Path, str]:
-    """Return the finished runs in a folder with their keys, without those whose key can no longer be computed."""
-    found = {}
+def _finished_in(folder: Path) -> dict[Path, str | None]:
+    """Return the finished runs in a folder with their keys; one whose key can no longer be computed is named."""
+    found: dict[Path, str | None] = {}
     for path in sorted(folder.glob("[!.]*/results.json")):
         try:
             found[path.parent] = key_of_run(path.parent)
-        except (OstinatoError, OSError):
-            continue
+        except (OstinatoError, OSError) as error:
+            found[path.parent] = None
+            say_once(f"{path.parent} is not taken: {on_one_line(error)}")
     return found
 
 

@@ -28,14 +28,16 @@ from ostinato.config.measures import (
     ResultMeasure,
     TableSelection,
 )
+from ostinato.config.recipe import Recipe
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
-from ostinato.evaluation.loading import load
+from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.experiments.results import assumptions_of, read_results
 from ostinato.experiments.sweep.run_key import DataHashes
+from ostinato.tasks.own_files import SPLITS
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training.rundir import RunDirectory
+from ostinato.training.rundir import RunDirectory, with_absolute_paths
 from ostinato.version import LEARNING, __version__, source_hash
 
 MEASURES = "measures"
@@ -55,21 +57,21 @@ def values_of(
     access: DataAccess | None = None,
     *,
     only_kept: bool = False,
-    device: str | None = None,
+    recipe: Recipe | None = None,
 ) -> dict[str, float]:
     """Return the values of all measures of a run by name; one that finds several has names such as `name.key`.
 
     Args:
         access: where published data comes from; None: the default cache and mirror.
         only_kept: measure nothing that takes time.
-        device: where the model runs that is measured; None: where the run's recipe says.
+        recipe: says on which device the model runs that is measured, and where its examples lie now; None: the run's.
 
     Raises:
         LookupError: `only_kept`, and a measure has not been taken; its name. DataError: the run has no such number.
     """
     values: dict[str, float] = {}
     for measure in measures:
-        found, path = take(measure, run, access, only_kept=only_kept, device=device), measure.picks
+        found, path = take(measure, run, access, only_kept=only_kept, recipe=recipe), measure.picks
         try:
             number = found if path is None else look_up(found, path)
         except LookupError as error:
@@ -87,40 +89,49 @@ def take(
     access: DataAccess | None = None,
     *,
     only_kept: bool = False,
-    device: str | None = None,
+    recipe: Recipe | None = None,
 ) -> Any:
     """Return what a measure finds in a finished run, before `Measure.picks` chooses the number in it.
 
     It is read where it was kept, else measured now and kept.
 
+    Args:
+        recipe: see `values_of`.
+
     Raises:
         LookupError: `only_kept`, and it has not been taken. DataError: the run has no such number.
     """
     if isinstance(measure, ResultMeasure | BudgetMeasure):
-        return _found(measure, run, access, device)
+        return _found(measure, run, access, recipe)
     settings = measure.settings()
-    text = json.dumps([settings, measuring_source(), *other_examples(measure, run, access)], sort_keys=True)
+    text = json.dumps([settings, measuring_source(), *other_examples(measure, run, access, recipe)], sort_keys=True)
     note = run / MEASURES / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not note.is_file():
         if only_kept:
             raise LookupError(measure.name)
-        found = _found(measure, run, access, device)
+        found = _found(measure, run, access, recipe)
         note.parent.mkdir(exist_ok=True)
         write_json(note, {"settings": settings, "version": __version__, "found": found})
     with reading(note, DataError, MADE_AGAIN):
         return read_json_object(note, DataError, MADE_AGAIN)["found"]
 
 
-def other_examples(measure: Measure | ComparedConfig, run: Path, access: DataAccess | None) -> list[str]:
-    """Return the hash of the examples that are measured where they are others than the run's key and data.json know."""
+def other_examples(
+    measure: Measure | ComparedConfig, run: Path, access: DataAccess | None, recipe: Recipe | None = None
+) -> list[str]:
+    """Return the hash of the examples that are measured where they are others than the run's key and data.json know.
+
+    Args:
+        recipe: see `values_of`.
+    """
     changes = measure.overrides() if isinstance(measure, EvaluateMeasure) else []
     split: str | None = getattr(measure, "split", None)
     is_changed = any(change.startswith(("data.", "task.")) for change in changes)
     if split is None or (split in RunDirectory(run).data_hashes() and not is_changed):
         return []
-    recipe = load_recipe(run, changes)
-    asked = recipe.evaluation.model_copy(update={"splits": [split]})
-    hashes = DataHashes(run.parent, access).resolve(recipe.model_copy(update={"evaluation": asked}))[1]
+    changed = load_recipe(run, [*_places(recipe), *changes])
+    asked = changed.evaluation.model_copy(update={"splits": [split]})
+    hashes = DataHashes(run.parent, access).resolve(changed.model_copy(update={"evaluation": asked}))[1]
     return [hashes[split]]
 
 
@@ -130,7 +141,25 @@ def measuring_source() -> str:
     return source_hash((*LEARNING, "analysis", "budget"))
 
 
-def _found(measure: Measure, run: Path, access: DataAccess | None, device: str | None) -> Any:
+def load_placed(run: Path, recipe: Recipe | None = None, *, overrides: Sequence[str] = (), **choices: Any) -> LoadedRun:
+    """Load a run on the device that a recipe names, its examples to be read where that says they lie.
+
+    Args:
+        recipe: None: the run's own. overrides: changes to the run's recipe, after these. choices: see `load`.
+    """
+    device = (load_recipe(run) if recipe is None else recipe).training.device
+    return load(run, device=device, overrides=[*_places(recipe), *overrides], **choices)
+
+
+def _places(recipe: Recipe | None) -> list[str]:
+    """Return where the examples of a recipe lie as `dotted.key=value`: since a run began they may have been moved."""
+    if recipe is None:
+        return []
+    places = with_absolute_paths(recipe).data.model_dump(mode="json", include={*SPLITS})
+    return [f"data.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in places.items()]
+
+
+def _found(measure: Measure, run: Path, access: DataAccess | None, recipe: Recipe | None) -> Any:
     match measure:
         case ResultMeasure(split=None):
             return read_results(run)
@@ -141,24 +170,25 @@ def _found(measure: Measure, run: Path, access: DataAccess | None, device: str |
                 raise DataError(f"measure {measure.name}: {reason}")
             return splits[split]
         case BudgetMeasure():
-            recipe = load_recipe(run)
+            own = load_recipe(run)
             assumed = Assumptions(measure.source_length, measure.target_length)
-            return count_budget(recipe.model, assumptions_of(recipe, assumed)).figure(measure.figure)
+            return count_budget(own.model, assumptions_of(own, assumed)).figure(measure.figure)
         case EvaluateMeasure():
             threshold = "trained" if measure.halting_threshold is None else measure.halting_threshold
-            loaded = load(
+            loaded = load_placed(
                 run,
-                checkpoint=measure.checkpoint,
-                device=device or load_recipe(run).training.device,
+                recipe,
                 overrides=measure.overrides(),
-                halting_threshold=threshold,  # type: ignore[arg-type]
+                checkpoint=measure.checkpoint,
+                halting_threshold=threshold,
                 exit=measure.exit,
                 exit_scope=measure.exit_scope,
             )
             given = measure.model_dump(include={"metrics", "by", "n_steps", "max_examples", "oracle"})
             return loaded.evaluate(measure.split, access=access, **given)
         case AnalysisMeasure():
-            table = analyse([("run", run)], measure.study, measure.split, measure.max_examples, access, device)
+            loaded = load_placed(run, recipe, halting_threshold="trained")
+            table = analyse({"run": loaded}, measure.study, measure.split, measure.max_examples, access)
             return select(table, measure.table, measure.name)
     raise TypeError(f"{type(measure).__name__} is no kind of measure that can be taken")
 
@@ -200,18 +230,16 @@ def _number(value: Any) -> float:
 
 
 def analyse(
-    runs: Sequence[tuple[str, Path]],
+    runs: Mapping[str, LoadedRun],
     study: str,
     split: str | None,
     max_examples: int,
     access: DataAccess | None,
-    device: str | None = None,
 ) -> Table:
     """Return the table that an analysis shows of some runs: headings and rows.
 
     Args:
-        runs: the runs with the names they get; the first is the one others are compared with.
-        device: where they run; None: each where its recipe says.
+        runs: by the names they get; the first is the one others are compared with.
 
     Raises:
         ConfigError: no analysis of that name. DataError: it does not apply to the runs: why.
@@ -219,24 +247,19 @@ def analyse(
     from ostinato.analysis.analyze import choose, subjects
 
     (chosen,) = choose([study])
-    loaded = [
-        load(path, device=device or load_recipe(path).training.device, halting_threshold="trained") for _, path in runs
-    ]
-    given = [
-        replace(subject, name=name)
-        for subject, (name, _) in zip(subjects(loaded, split, max_examples, access), runs, strict=True)
-    ]
+    found = subjects(list(runs.values()), split, max_examples, access)
+    given = [replace(subject, name=name) for subject, name in zip(found, runs, strict=True)]
     reasons = [why for subject in given if (why := chosen.why_not(subject)) is not None]
     if not reasons and (together := chosen.why_not_together(given)) is not None:
         reasons = [together]
     if reasons:
-        names = ", ".join(str(path) for _, path in runs)
+        names = ", ".join(str(run.directory) for run in runs.values())
         raise DataError(f"the analysis {study} does not apply to {names}: {reasons[0]}")
     for subject in given:
         if chosen.needs:
             subject.collect(set(chosen.needs), None)
-    found = chosen.find(given, None)
-    return found[0].columns, found[0].rows
+    tables = chosen.find(given, None)
+    return tables[0].columns, tables[0].rows
 
 
 def select(table: Table, selection: TableSelection, name: str) -> float:

@@ -27,7 +27,7 @@ from ostinato.experiments.results import first_row, pass_lengths, read_rows
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.experiments.sweep.measures import values_of
-from ostinato.experiments.sweep.run_key import run_key, run_versions
+from ostinato.experiments.sweep.run_key import noted_files, run_key, run_versions
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.rundir import RunDirectory
@@ -58,12 +58,12 @@ def sweep_row(sweep: SweepConfig, run: PlannedRun, access: DataAccess | None = N
     except ConfigError as error:
         reason = f"{run.directory} cannot be read as a run: {on_one_line(error)}"
         raise CheckpointError(f"{reason}: move it away, and run it again") from error
+    _check_address(run, recipe)
     check_kept(run.directory, recipe, run.recipe, run.name)
     try:
-        values = values_of(sweep.measures_of(run.arm), run.directory, access, only_kept=True)
+        values = values_of(sweep.measures_of(run.arm), run.directory, access, only_kept=True, recipe=run.recipe)
     except (LookupError, DataError, ConfigError) as error:
         raise LookupError(f"not measured: {error.args[0]}") from error
-    _check_address(run, recipe)
     lengths = (equal.source_length, equal.target_length)
     versions = run_versions(run.directory)
     evaluated = [measure for measure in sweep.measures_of(run.arm) if isinstance(measure, EvaluateMeasure)]
@@ -107,8 +107,8 @@ def _check_address(run: PlannedRun, recipe: Recipe) -> None:
         return  # what it started from may be gone, and is part of its address
     directory = RunDirectory(run.directory)
     hashes, changes = directory.data_hashes(), directory.recorded_changes()
-    version = run_versions(run.directory)["ostinato"]
-    if run_key(recipe, hashes, start=start, version=version, changes=changes) != run.key:
+    version, noted = run_versions(run.directory)["ostinato"], noted_files(run.directory, recipe)
+    if run_key(recipe, hashes, start=start, version=version, changes=changes, noted=noted) != run.key:
         raise CheckpointError(f"{run.directory} holds another run than its name says: move it away, and run it again")
 
 
@@ -134,7 +134,8 @@ def collect_rows(
     """Return the rows of the runs that are there, and of the others arm, seed, key, directory and why.
 
     Args:
-        refuses: whether a directory that is damaged, or holds another run, is an error; else it is not there.
+        refuses: whether a directory that is damaged, or holds another run, is an error; else it is not there, and its
+            line says is_refused.
 
     Raises:
         CheckpointError: there is such a directory.
@@ -148,6 +149,8 @@ def collect_rows(
                 raise
             place = {"arm": run.arm, "seed": run.seed, "key": run.key, "directory": str(run.directory)}
             missing.append(place | {"why": str(error.args[0])})
+            if isinstance(error, CheckpointError):
+                missing[-1]["is_refused"] = True
     return rows, missing
 
 
@@ -171,6 +174,8 @@ class SweepResults:
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
         self.missing: dict[str, str] = {}
         """Keys of runs that have no row yet, and why."""
+        self.refused: set[str] = set()
+        """Those of them whose directory is damaged, or holds another run."""
         self.kept: Path | None = None
         """Where the files that were there have been moved to; None where all of their rows are there still."""
         self._read(runs, is_first=True)
@@ -203,6 +208,7 @@ class SweepResults:
         read = {run.key for run in runs}
         self.missing = {key: why for key, why in self.missing.items() if key not in read}
         self.missing |= {line["key"]: line["why"] for line in missing}
+        self.refused = (self.refused - read) | {line["key"] for line in missing if "is_refused" in line}
 
     def _keep_earlier(self) -> Path | None:
         """Move files that hold other rows, of a sweep before a change or of its namesake, to a folder below."""
@@ -288,7 +294,10 @@ def is_sweep(path: Path) -> bool:
         return False
     if str(path) in shipped_files("sweeps") or path.suffix in YAML_SUFFIXES:
         return True
-    return path.is_file() and {"sweep", "arm", "values"} <= (first_row(path) or {}).keys()
+    if not path.is_file():
+        return False
+    is_empty = path.name == RESULTS and not path.stat().st_size  # of a sweep none of whose runs is done yet
+    return is_empty or {"sweep", "arm", "values"} <= (first_row(path) or {}).keys()
 
 
 def open_sweep(
@@ -300,7 +309,9 @@ def open_sweep(
         ConfigError: no such sweep, or one that cannot be used. DataError: there are no rows yet.
     """
     if path.is_file() and path.suffix not in YAML_SUFFIXES:
-        source = OpenedSweep(read_sweep(path), [])
+        if not (found := read_sweep(path)):
+            raise DataError(f"{path}: has no rows: no run of its sweep is done yet")
+        source = OpenedSweep(found, [])
     else:
         sweep = load_sweep(str(path), inputs)
         runs = plan_runs(sweep, store, access)

@@ -28,14 +28,14 @@ from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.config.schema import slots_of
-from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, sha256_of, sha256_of_all, write_json
+from ostinato.data.disk import MADE_AGAIN, hash_of_hashes, read_json_object, reading, sha256_of, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
 from ostinato.data.packs.source import PackSource
 from ostinato.data.paths import find_files
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizers import tokenizer_files
-from ostinato.errors import CheckpointError, DataError
+from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.experiments.sweep.locks import write_lock
 from ostinato.models.checkpoint import WEIGHTS
@@ -44,6 +44,7 @@ from ostinato.tasks.own_files import data_set_of, given_splits, paths_of
 from ostinato.tasks.packing import pack_source
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
+from ostinato.tasks.start import is_run
 from ostinato.training.changes import is_free
 from ostinato.training.prepare import other_splits, with_splits
 from ostinato.training.rundir import RunDirectory, describe_split
@@ -62,20 +63,31 @@ def run_key(
     start: str | None = None,
     version: str = __version__,
     changes: Sequence[Mapping[str, Any]] = (),
+    noted: Mapping[str, str] | None = None,
 ) -> str:
     """Return the content address of a run.
 
     Args:
         recipe: resolved, the splits of its final evaluation named. hashes: SHA-256 of the examples of every split that
             the run reads. start: key of the run whose weights it starts from. changes: lines of its changes.jsonl.
+        noted: see `key_settings`.
     """
-    content = {"settings": key_settings(recipe, start, first_names=True), "version": version, "data": dict(hashes)}
+    settings = key_settings(recipe, start, first_names=True, noted=noted)
+    content = {"settings": settings, "version": version, "data": dict(hashes)}
     late = [{"update": line["update"], "changes": line["changes"]} for line in changes if line["update"]]
     return _hash(content | ({"changes": late} if late else {}))
 
 
-def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool = False) -> dict[str, Any]:
-    """Return the settings that a key is made of, by their dotted paths; `first_names`: by the oldest names they had."""
+def key_settings(
+    recipe: Recipe, start: str | None = None, *, first_names: bool = False, noted: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the settings that a key is made of, by their dotted paths.
+
+    Args:
+        start: key of the run whose weights it starts from. first_names: by the oldest names that settings had.
+        noted: SHA-256 of a tokenizer's files by path, as a run noted them; others are read.
+    """
+    noted = noted or {}
     of_vocabulary = {f"model.{name}" for name in (*recipe.model.vocabulary_sizes(1, 1), "source_separator_id")}
     left_out = {"name", _START, *_FILES, *_TOKENIZER_FILES, *of_vocabulary}
     stated = dict(_stated(recipe.model_copy(update={"task": task_config(recipe.task)}), "", first_names))
@@ -86,8 +98,9 @@ def key_settings(recipe: Recipe, start: str | None = None, *, first_names: bool 
     kept = {key: value for key, value in stated.items() if not key.startswith(tuple(followed))}
     found = {key: value for key, value in kept.items() if key not in left_out and not is_free(key)}
     for key, tokenizer in tokenizers.items():
-        if tokenizer is not None and (files := tokenizer_files(tokenizer)):
-            found[key] = sha256_of(files[0]) if len(files) == 1 else sha256_of_all(files)
+        if tokenizer is not None and (files := tokenizer_files(tokenizer, noted)):
+            hashes = [noted.get(str(file)) or sha256_of(file) for file in files]
+            found[key] = hashes[0] if len(hashes) == 1 else hash_of_hashes(hashes)
     return found if start is None else found | {_START: start}
 
 
@@ -109,18 +122,45 @@ def key_of_run(directory: Path) -> str:
     """Return the content address of a run that has been started, from what its directory says.
 
     Raises:
-        CheckpointError: it is no run's, or its files cannot be read.
+        CheckpointError: it is no run's, its files cannot be read, or a run that it goes back to is gone.
     """
     run = RunDirectory(directory)
     if not run.exists:
         raise CheckpointError(f"{directory} holds no run")
     recipe, start = load_recipe(directory), None
-    if recipe.training.init_from is not None:
-        start = key_of_run(Path(recipe.training.init_from))
+    if (place := _start_of(directory, recipe)) is not None:
+        if not is_run(place):
+            reason = f"began from {place}, which holds no run, and whose key is part of its own"
+            raise CheckpointError(f"{directory} {reason}: put that run back, there or beside this one")
+        start = key_of_run(place)
     version = run_versions(directory)["ostinato"]
     # An imported or converted run has read no data: what it is, its weights say.
     hashes = run.data_hashes() or {"weights": sha256_of(find_checkpoint(directory, "last") / WEIGHTS)}
-    return run_key(recipe, hashes, start=start, version=version, changes=run.recorded_changes())
+    noted = noted_files(directory, recipe)
+    return run_key(recipe, hashes, start=start, version=version, changes=run.recorded_changes(), noted=noted)
+
+
+def noted_files(directory: Path, recipe: Recipe) -> dict[str, str]:
+    """Return the SHA-256 of the user's own files that a run began with, by path; of its tokenizers those of its start.
+
+    Raises:
+        CheckpointError: its data.json cannot be read.
+    """
+    found, start = RunDirectory(directory).file_hashes(), _start_of(directory, recipe)
+    if start is not None:
+        # It keeps the tokenizers of that run, whatever their files held by then; one that is gone says nothing.
+        with suppress(CheckpointError, ConfigError):
+            return found | noted_files(start, load_recipe(start))
+    return found
+
+
+def _start_of(directory: Path, recipe: Recipe) -> Path | None:
+    """Return the run that a run began from: where it was, or, of a folder of runs that was moved, beside it."""
+    if recipe.training.init_from is None:
+        return None
+    start = Path(recipe.training.init_from)
+    beside = directory.parent / start.name
+    return beside if not is_run(start) and is_run(beside) and beside != directory else start
 
 
 def run_versions(directory: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from ostinato.config.measures import AnyMeasure
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
-from ostinato.errors import CheckpointError, TrainingError
+from ostinato.errors import CheckpointError, TrainingError, without_middle_lines
 from ostinato.experiments.sweep.executors import Executor, InProcess, Job, JobResult
 from ostinato.experiments.sweep.measure_checks import check_measurable
 from ostinato.experiments.sweep.remote import RemoteError, RemoteStore
@@ -29,7 +29,7 @@ class SweepError(TrainingError):
 
     def __init__(self, failures: Sequence[tuple[PlannedRun, str]]) -> None:
         self.failures = list(failures)
-        lines = [f"{run.name} ({run.directory}): {reason}" for run, reason in failures]
+        lines = [f"{run.name} ({run.directory}): {without_middle_lines(reason)}" for run, reason in failures]
         super().__init__("\n".join([f"{len(failures)} of the sweep's runs failed", *lines]))
 
 
@@ -175,7 +175,7 @@ class _Schedule:
     def _submit_ready(self) -> None:
         """Submit what does not wait for another run; what starts from a run that failed is no longer waiting."""
         for run in list(self._waiting.values()):
-            if run.start is None or run.start.is_finished:
+            if run.start is None or (run.start.is_finished and run.start.key not in self._results.refused):
                 self._submit(run)
 
     def _submit(self, run: PlannedRun) -> None:
