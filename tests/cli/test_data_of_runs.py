@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.config.load import check_recipe, dump_recipe
+from ostinato.evaluation import loading
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 
@@ -68,6 +70,41 @@ def test_a_file_that_is_scored_is_missed_before_another_is(run, folder: Path) ->
     assert not outcome.out
     assert f"data.test is '{folder / 'test.jsonl'}': there is no such file" in outcome.err
     assert "data.train" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("bad", "options", "expected"),
+    [
+        ({"source": "a", "n": 1}, [], "test.jsonl, line 13: no key 'target'"),
+        ({"source": "a", "target": "a"}, ["--by", "n"], "test: example 13 has no column 'n'"),
+    ],
+)
+def test_no_split_is_scored_where_a_row_of_another_cannot_be(
+    run, folder: Path, monkeypatch: pytest.MonkeyPatch, bad: dict[str, object], options: list[str], expected: str
+) -> None:
+    scored: list[str] = []
+    monkeypatch.setattr(loading, "evaluate", lambda *_, name, **__: scored.append(name))
+    for name in ("dev", "test"):
+        rows = [json.loads(line) | {"n": 1} for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        rows += [bad] * (name == "test")
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    outcome = run("evaluate", folder / "run", "--split", "dev", "--split", "test", *options)
+    assert outcome.code == 2
+    assert expected in outcome.err
+    assert scored == []
+
+
+def test_a_split_that_is_named_instead_of_those_of_the_recipe_is_scored(run, folder: Path) -> None:
+    settings = load_recipe(folder / "run").model_dump(mode="json")
+    tests = {name: str(folder / "test.jsonl") for name in ("one", "other")}
+    settings["data"]["test"], settings["evaluation"]["splits"] = tests, [*tests]
+    dump_recipe(check_recipe(settings), folder / "run" / "recipe.yaml")
+    new = ["--set", f"data.test={write_pairs(folder / 'new.jsonl', N // 2)}"]
+    outcome = run("evaluate", folder / "run", "--split", "test", *new, "--json")
+    assert json.loads(outcome.out)["test"]["n"] == N // 2
+    assert "split is 'one': the task files has the splits train, dev, test" in run("evaluate", folder / "run", *new).err
+    again = run("train", folder / "run", new[1], "--run-dir", folder / "again")
+    assert (again.code, again.err.count("evaluation.splits is 'one'")) == (2, 1)
 
 
 def test_training_still_needs_all_files(run, folder: Path) -> None:

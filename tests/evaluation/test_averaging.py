@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             save_model(model, folder)
     write_records(directory, [{"kind": "training", "update": 10, "loss": 1.0}, *records])
     data = DATA.model_copy(update={"train": "a.jsonl"})
-    training = TrainingConfig(keep_best=3, keep_last=2)
+    training = TrainingConfig(keep_best=3, keep_last=2, save_every=10)
     dump_recipe(Recipe(task=TaskRef(kind="files"), data=data, model=model.config, training=training), recipe(directory))
     return directory
 
@@ -97,6 +97,31 @@ def test_untrained_gates_are_in_no_mean_once_there_are_others(copy: Path, off_up
     settings["training"]["halting"]["off_updates"] = off_updates
     dump_recipe(check_recipe(settings), recipe(copy))
     assert names(average_checkpoints(copy, "best", 2)) == [f"update-{u:06d}" for u in updates]
+
+
+@pytest.mark.parametrize(("save_every", "updates"), [(20, [60, 40, 20]), (30, [60, 30]), (25, [60, 50])])
+def test_of_the_newest_those_count_that_were_saved_where_it_was_due_and_the_last(
+    copy: Path, save_every: int, updates: list[int]
+) -> None:
+    settings = load(copy, checkpoint="update-000010").recipe.model_dump(mode="json")
+    settings["training"]["save_every"] = save_every
+    dump_recipe(check_recipe(settings), recipe(copy))
+    assert names(average_checkpoints(copy, "last", len(updates))) == [f"update-{u:06d}" for u in updates]
+    with pytest.raises(CheckpointError, match=f"has {len(updates)} checkpoints"):
+        average_checkpoints(copy, "last", len(updates) + 1)
+
+
+def test_better_checkpoints_that_were_not_kept_are_named_where_others_stand_in(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    average_checkpoints(copy, "best", 3)
+    line = f"{copy}: best:3 is the mean of the best that were kept; better ones were not: update 35"
+    assert [record.getMessage() for record in caplog.records] == [line]
+    caplog.clear()
+    lines = (copy / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(line for line in lines if '"update": 35' not in line), encoding="utf-8")
+    average_checkpoints(copy, "best", 5)
+    assert not caplog.records
 
 
 def test_a_larger_value_is_better_where_the_run_selects_the_largest(copy: Path) -> None:
@@ -164,6 +189,19 @@ def test_too_few_checkpoints_name_those_there_are_and_the_setting_that_keeps_mor
         shutil.rmtree(copy / "checkpoints" / f"update-{update:06d}")
     with pytest.raises(CheckpointError, match=r"1 checkpoint .* not 2: the run has not saved more so far"):
         load(copy, checkpoint="best:2")
+
+
+def test_a_mean_whose_members_were_deleted_is_named_where_it_is_asked_for_again(copy: Path) -> None:
+    mean = load(copy, checkpoint="best:4").model.state_dict()
+    for update in (10, 30, 40, 60):
+        shutil.rmtree(copy / "checkpoints" / f"update-{update:06d}")
+    with pytest.raises(CheckpointError, match=r"not 4: their mean was made .*: --checkpoint average-best-4 reads it"):
+        load(copy, checkpoint="best:4")
+    kept = load(copy, checkpoint="average-best-4").model.state_dict()
+    assert all(torch.equal(tensor, mean[name]) for name, tensor in kept.items())
+    (copy / "checkpoints" / "average-best-4" / "average.json").unlink()
+    with pytest.raises(CheckpointError, match=r"not 4: training\.keep_best is 3"):
+        load(copy, checkpoint="best:4")
 
 
 @pytest.mark.parametrize("name", ["best:", "last:0", "best:-1", "last:two", "best:1.5"])

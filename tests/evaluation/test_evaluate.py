@@ -232,6 +232,16 @@ def test_rounds_of_the_execution_are_counted_as_those_of_a_call(model: Seq2Seq, 
         assert numbers(by_execution) | {"n_steps": n} == numbers(by_call)
 
 
+def test_rounds_are_cached_where_something_is_decoded(model: Seq2Seq, tokenizers: Tokenizers) -> None:
+    settings: dict[str, Any] = {"data": DATA, "decoding": GREEDY}
+    with model.execution(cached_rounds=1):
+        found = evaluate(model, letter_examples(6), tokenizers, **settings, metrics=["exact_match"])
+        assert found["cached_rounds"] == 1
+        with pytest.raises(ConfigError, match=r"^cached_rounds is 1: nothing is decoded here"):
+            evaluate(model, letter_examples(6), tokenizers, **settings, metrics=[])
+    assert "cached_rounds" not in evaluate(model, letter_examples(6), tokenizers, **settings, metrics=["exact_match"])
+
+
 def test_predictions_are_written_with_their_rows(model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path) -> None:
     examples, path = letter_examples(25), tmp_path / "out" / "predictions.jsonl"
     with PredictionWriter(path) as writer:

@@ -130,7 +130,7 @@ def test_fewer_outputs_are_spread_evenly_over_all(tmp_path: Path) -> None:
     ("lines", "expected"),
     [
         (record(0) + "{", "line 2: not JSON"),
-        ("[0]\n", "line 1: not a JSON object"),
+        ("[0]\n", "line 1: a JSON array, but every line needs an object"),
         ('{"index": 0, "prediction": "a"}\n', "line 1: needs 'reference', of type str"),
         (record(0) + record(0), "line 2: index 0 is there twice"),
         (record(0) + record(2), "there is no prediction of index 1"),

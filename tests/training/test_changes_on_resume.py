@@ -78,6 +78,25 @@ def test_an_extended_run_that_is_killed_goes_on_without_naming_the_change_again(
     assert len(_changes(tmp_path / "run")) == 1
 
 
+def test_a_run_whose_examples_were_moved_goes_on_and_other_examples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=_StopAt(12))
+    moved, data = tmp_path / "moved", load_recipe(tmp_path / "run").data
+    moved.mkdir()
+    places = []
+    for split in ("train", "dev", "test"):
+        file = Path(str(getattr(data, split))).rename(moved / f"{split}.jsonl")
+        places.append(f"data.{split}={file}")
+    recipe = load_recipe(tmp_path / "run", places)
+    kept = (moved / "train.jsonl").read_bytes()
+    (moved / "train.jsonl").write_bytes(kept.splitlines(keepends=True)[0] * 2)
+    with pytest.raises(CheckpointError, match="the examples of 'train' are not those the run was started with"):
+        train(recipe, tmp_path / "run", resume=True)
+    (moved / "train.jsonl").write_bytes(kept)
+    assert train(recipe, tmp_path / "run", resume=True)["n_updates"] == 12
+    assert not (tmp_path / "run" / "changes.jsonl").exists()
+
+
 def test_a_run_is_shortened_to_the_update_it_stands_at_and_evaluated_there(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tiny_recipe(tmp_path), tmp_path / "run", reporter=_StopAt(12))
@@ -103,6 +122,20 @@ def test_a_run_cannot_become_shorter_than_it_is(tmp_path: Path) -> None:
         "--resume cannot change training.n_updates: 12 in the run, 11 now; 12 updates are done"
     )
     assert _files(tmp_path / "run") == files
+
+
+def test_a_finished_run_notes_how_many_checkpoints_are_to_stay_and_deletes_none(tmp_path: Path) -> None:
+    first = train(tiny_recipe(tmp_path, keep_best=2, keep_last=2), tmp_path / "run")
+    kept, notes = sorted((tmp_path / "run" / "checkpoints").iterdir()), []
+    for keep in ({"keep_best": 1, "keep_last": 2}, {"keep_best": 1, "keep_last": 2}):
+        reporter = _Notes()
+        assert train(tiny_recipe(tmp_path, **keep), tmp_path / "run", resume=True, reporter=reporter) == first
+        notes.append(reporter.notes)
+    note = "training.keep_last and keep_best hold if the run is made longer: a finished one loses no checkpoint"
+    assert notes == [[(12, note)], []]
+    assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == kept
+    assert load_recipe(tmp_path / "run").training.keep_best == 1
+    assert not (tmp_path / "run" / "changes.jsonl").exists()
 
 
 def test_a_mean_of_checkpoints_that_were_not_kept_is_refused_before_the_run_goes_on(tmp_path: Path) -> None:

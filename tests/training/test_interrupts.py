@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tiny_runs import last_checkpoint, records, tiny_recipe, weights
 
+from ostinato.config.recipe import Recipe
+from ostinato.errors import DataError
 from ostinato.training import Reporter, session, train
 
 
@@ -65,6 +67,23 @@ def test_an_interrupted_evaluation_is_done_when_the_run_is_resumed(
     _assert_goes_on_like_undisturbed(tmp_path)
 
 
+def test_an_evaluation_that_fails_loses_no_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **kwargs: Any) -> None:
+        raise DataError("the metric mine:Share failed")
+
+    recipe = tiny_recipe(tmp_path, n_updates=2, evaluate_every=1, save_every=2, keep_best=2)
+    monkeypatch.setattr(session, "evaluate", failing)
+    for resume in (False, True):
+        with pytest.raises(DataError, match="the metric mine:Share failed"):
+            train(recipe, tmp_path / "run", resume=resume)
+        assert last_checkpoint(tmp_path / "run").name == "update-000001"
+    monkeypatch.undo()
+    train(recipe, tmp_path / "run", resume=True)
+    train(recipe, tmp_path / "undisturbed")
+    assert weights(tmp_path / "run") == weights(tmp_path / "undisturbed")
+    assert records(tmp_path / "run", "evaluation") == records(tmp_path / "undisturbed", "evaluation")
+
+
 @pytest.mark.parametrize("keep_best", [1, 2])
 def test_a_run_that_is_interrupted_at_its_only_evaluations_goes_on(tmp_path: Path, keep_best: int) -> None:
     recipe = tiny_recipe(tmp_path, n_updates=4, evaluate_every=4 // keep_best, keep_best=keep_best, log_every=1)
@@ -75,6 +94,25 @@ def test_a_run_that_is_interrupted_at_its_only_evaluations_goes_on(tmp_path: Pat
     # A recipe with any change is looked at.
     changed = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 2})})
     assert len(train(changed, tmp_path / "run", resume=True)["mean_of"]) == keep_best
+
+
+@pytest.mark.parametrize("how", ["interrupted", "extended", "of many best"])
+def test_the_newest_that_are_averaged_are_those_of_a_run_that_was_never_interrupted(tmp_path: Path, how: str) -> None:
+    best = {"evaluate_every": 1, "keep_best": 3} if how == "of many best" else {"evaluate_every": 6}
+
+    def recipe(n_updates: int = 6) -> Recipe:
+        plain = tiny_recipe(tmp_path, n_updates=n_updates, save_every=2, log_every=1, keep_last=3, **best)
+        last_3 = plain.evaluation.model_copy(update={"checkpoint": "last:3"})
+        return plain.model_copy(update={"evaluation": last_3})
+
+    if how == "interrupted":
+        for update in (3, 5):
+            with pytest.raises(KeyboardInterrupt):
+                train(recipe(), tmp_path / "run", resume=True, reporter=_Notes(interrupted_at=update))
+    elif how == "extended":
+        train(recipe(5), tmp_path / "run")
+    members = train(recipe(), tmp_path / "run", resume=True)["mean_of"]
+    assert [member["checkpoint"] for member in members] == ["update-000006", "update-000004", "update-000002"]
 
 
 def test_an_interrupt_in_the_last_save_is_heard_before_the_last_evaluation(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import tiny_recipe
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.training import RoundLossConfig
+from ostinato.data.batch import Batch
 from ostinato.data.collate import Row, collate
 from ostinato.models import build_model, losses
 from ostinato.models.losses import LossSums, label_smoothed_loss
@@ -61,6 +64,28 @@ def test_the_loss_of_bfloat16_logits_is_computed_in_float32() -> None:
     exact = label_smoothed_loss(logits.double().float(), labels, counts, 0.1)
     assert sums.loss.dtype == torch.float32
     assert sums.loss.item() == exact.loss.item()
+
+
+@pytest.mark.parametrize("round_loss", ["last", "exit"])
+def test_the_loss_of_a_model_in_float64_is_of_float64(round_loss: str) -> None:
+    stack = {"n_steps": 2, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
+    stack |= {"halting": {"kind": "exit"}} if round_loss == "exit" else {}
+    config = {"d_model": 8, "dropout": 0.0, "vocab_size": 9, "decoder": stack}
+    torch.manual_seed(0)
+    model = build_model(LanguageModelConfig.model_validate(config)).double()
+    batch = Batch.from_lists([[4, 5, 6], [7, 8]])
+    loss = model.loss(batch, label_smoothing=0.1, round_loss=RoundLossConfig(kind=round_loss))
+    loss.backward()
+    bias = model.banks.ffn["decoder_0"].up.bias
+    wanted, step = bias.grad.clone(), 1e-5
+    for place in range(len(bias)):
+        near = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                bias[place] += sign * step
+                near.append(model.loss(batch, label_smoothing=0.1, round_loss=RoundLossConfig(kind=round_loss)))
+                bias[place] -= sign * step
+        assert float(near[0] - near[1]) / (2 * step) == pytest.approx(float(wanted[place]), abs=1e-9)
 
 
 def test_only_the_smoothed_loss_carries_a_gradient() -> None:

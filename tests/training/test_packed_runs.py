@@ -116,7 +116,7 @@ def test_a_run_on_a_data_set_is_that_of_rows_in_memory_and_goes_on(
     given = {"hf": str(tmp_path / "texts"), "split": "train", "streaming": streaming}
     how = BLOCKS | {"train": given, "tokens_per_batch": 128}
     train(recipe_of(tmp_path, data=how | {"packed": "never"}), tmp_path / "never")
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache" / "packed").exists()
     with monkeypatch.context() as patch:
         patch.setattr(packing, "AUTO_BYTES", 0)
         recipe = recipe_of(tmp_path, data=how | {"packed": "auto"})
@@ -264,7 +264,7 @@ def test_a_run_goes_on_as_it_was_begun_whatever_is_large_now(tmp_path: Path, mon
         train(recipe, tmp_path / "run", reporter=_StopAfter(1))
     monkeypatch.setattr(packing, "AUTO_BYTES", 0)
     train(recipe, tmp_path / "run", resume=True)
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache" / "packed").exists()
     train(recipe, tmp_path / "large")
     assert list((tmp_path / "cache" / "packed").iterdir())
     assert weights(tmp_path / "large") == weights(tmp_path / "run")

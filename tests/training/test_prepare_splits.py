@@ -150,6 +150,24 @@ def test_blocks_of_texts_have_no_columns_and_texts_that_are_continued_keep_their
     assert test["ranking"]["by"]["n_attractors"].keys() == test["by"]["n_attractors"].keys()
 
 
+def test_the_training_split_is_scored_by_those_of_the_tasks_columns_that_it_has(tmp_path: Path) -> None:
+    task = {"kind": "agreement", "n_train": 300, "n_eval": 4, "max_attractors": 2}
+    training = {"n_updates": 1, "device": "cpu", "selection": {"split": "train"}}
+    settings = {"task": task, "model": WRITER, "training": training}
+    evaluation = {"splits": ["train", "test"], "max_examples": 6}
+    results = train(check_recipe(settings | {"evaluation": evaluation}), tmp_path / "run")
+    assert {split: list(found["by"]) for split, found in results["splits"].items()} == {
+        "train": [],
+        "test": ["n_attractors"],
+    }
+    run = load(tmp_path / "run", device="cpu")
+    assert run.evaluate("train")["loss"] == results["splits"]["train"]["loss"]
+    with pytest.raises(DataError, match="train: example 1 has no column 'n_attractors'"):
+        run.evaluate("train", by=["n_attractors"])
+    with pytest.raises(DataError, match=r"train, .*: example 1 has no column 'n_attractors'"):
+        train(check_recipe(settings | {"evaluation": evaluation | {"by": ["n_attractors"]}}), tmp_path / "asked")
+
+
 def test_examples_that_are_never_scored_are_not_checked(tmp_path: Path) -> None:
     recipe = with_settings(tiny_recipe(tmp_path, n_updates=1), "evaluation", max_examples=2)
     with (tmp_path / "test.jsonl").open("a") as file:

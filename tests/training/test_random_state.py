@@ -21,6 +21,10 @@ def test_a_restored_state_repeats_the_draws_of_all_three_generators_through_json
     python, numpy = json.loads(json.dumps([state.python, state.numpy]))
     RandomState(python, numpy, state.torch).restore()
     assert [_draws() for _ in range(3)] == expected
+    with torch.device("meta"):
+        again = RandomState.from_dict(json.loads(json.dumps(state.to_dict())))
+    again.restore()
+    assert [_draws() for _ in range(3)] == expected
 
 
 def test_equal_seeds_give_equal_draws_and_others_do_not() -> None:

@@ -160,6 +160,12 @@ def test_resuming_on_other_threads_with_another_description_or_keeping_more_is_a
     prepare(tiny_recipe(tmp_path), run, False, None)
     other = tiny_recipe(tmp_path, n_threads=2, keep_best=3, keep_last=2).model_copy(update={"description": "words"})
     assert prepare(other, run, True, None).recipe.training.n_threads == 2
+    # How many stay holds from then on, and is no change of what the run is.
+    stored = load_recipe(run.path)
+    kept = (stored.training.keep_best, stored.training.keep_last)
+    assert (kept, stored.training.n_threads, stored.description) == ((3, 2), 1, "")
+    assert run.recorded_changes() == []
+    assert run.changes_to(stored) == {}
 
 
 def test_resuming_on_changed_data_is_refused(tmp_path: Path) -> None:

@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 class _Run:
     """A model that is 'trained' by adding noise."""
 
-    def __init__(self, root: Path, keep_last: int = 1) -> None:
+    def __init__(self, root: Path, keep_last: int = 1, save_every: int = 1) -> None:
         torch.manual_seed(0)
         config = {"d_model": 4, "vocab_size": 6, "decoder": {"n_steps": 1, "self_attention": {"n_heads": 1}}}
         model = build_model(LanguageModelConfig.model_validate(config))
         assert isinstance(model, LanguageModel)
         self.model = model
         self.optimizer = build_optimizer(self.model, OptimizerConfig())
-        self.checkpoints = Checkpoints(root / "checkpoints", keep_last)
+        self.checkpoints = Checkpoints(root / "checkpoints", keep_last, save_every)
         self.progress = Progress()
 
     def update(self, update: int, *, best: bool = False) -> None:
@@ -95,6 +95,17 @@ def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path: Path, keep_l
     run.save(60, best=True)
     assert run.updates_on_disk() == sorted((60, 50)[:keep_last])
     assert find_checkpoint(tmp_path, "best") == run.checkpoints.directory(60)
+
+
+def test_what_was_saved_at_another_update_goes_once_there_is_a_later_one_unless_it_is_ranked(tmp_path: Path) -> None:
+    run, kept = _Run(tmp_path, keep_last=2, save_every=10), []
+    for update in (10, 20, 24, 27, 30, 35, 40, 50):
+        run.save(update, best=update in (10, 35, 50))
+        run.checkpoints.recover()
+        assert run.checkpoints.load(CPU).progress.update == update
+        kept.append(run.updates_on_disk())
+    ranked_10 = [[10], [10, 20], [10, 20, 24], [10, 20, 27], [10, 20, 30]]
+    assert kept == [*ranked_10, [30, 35], [30, 35, 40], [40, 50]]
 
 
 def test_what_else_lies_among_the_checkpoints_is_left_alone_with_a_line(

@@ -15,7 +15,7 @@ from tiny_runs import last_checkpoint, tiny_recipe, weights
 
 from architectures import Sentence, right_padded
 from ostinato.config.load import check_recipe
-from ostinato.config.model import EncoderConfig
+from ostinato.config.model import EncoderConfig, LanguageModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import (
     DepthCostConfig,
@@ -35,7 +35,7 @@ from ostinato.training import Reporter, train
 from ostinato.training.checks import check_training, learning_notes
 from ostinato.training.optim import build_optimizer
 from ostinato.training.processes import Processes
-from ostinato.training.rounds import draw_round_of_loss, draw_rounds
+from ostinato.training.rounds import draw_round_of_loss, draw_rounds, draw_shorter
 from ostinato.training.update import Updater
 
 LOOP: dict[str, Any] = {
@@ -597,3 +597,20 @@ def test_every_seed_draws_rounds() -> None:
     config = UniformRoundsConfig(least=1, most=9)
     for seed in (0, 2**33, 2**63 - 1):
         assert draw_rounds(config, seed, 7, 4) == draw_rounds(config, seed, 7, 4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [UniformRoundsConfig(least=1, most=9), PoissonRoundsConfig(rate=4.0), LogNormalPoissonRoundsConfig(rate=4.0)],
+)
+def test_rounds_are_drawn_alike_whatever_the_default_device_is(config: Any) -> None:
+    stack = {**LOOP, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    model = build_model(LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": stack}))
+
+    def drawn() -> tuple[Any, ...]:
+        of_loss = draw_round_of_loss(RoundLossConfig(kind="drawn"), 1, 7)
+        return draw_rounds(config, 1, 7), of_loss, draw_shorter(model, {"decoder": 6}, 1, 7)
+
+    expected = drawn()
+    with torch.device("meta"):
+        assert drawn() == expected

@@ -52,9 +52,14 @@ def evaluate(
     cached_rounds: CachedRoundsOption = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="Column to break scores down by, may be repeated; default: the task's."),
+        typer.Option(
+            metavar="COLUMN",
+            help="Column to break scores down by, may be repeated; default: the recipe's, else the task's.",
+        ),
     ] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="Metric, may be repeated; default: the task's.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Metric, may be repeated; default: the recipe's, else the task's.")
+    ] = None,
     beam: BeamOption = None,
     settings: SetOption = None,
     max_examples: Annotated[
@@ -112,6 +117,8 @@ def evaluate(
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
     # Before the first split is scored: all that are to be.
     build_task(loaded.recipe.task, loaded.recipe.data, access, trains=False).check_files(splits)
+    for name in splits if len(splits) > 1 else ():  # nor is one scored in vain, because another cannot be
+        loaded.check(name, by=by or None, max_examples=max_examples, oracle=oracle, access=access)
     decoding: dict[str, Any] = {} if beam is None else {"beam": beam}
     question = {
         "splits": splits,

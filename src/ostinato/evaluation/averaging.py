@@ -3,8 +3,9 @@
     checkpoints/average-best-5/   model.safetensors, model.json    the mean (`ostinato.models.checkpoint`)
                                   average.json                     its members: name, value of the selection, SHA-256
 
-`best` are the best by the run's selection among the checkpoints that it kept, `last` the newest. A stored average is
-used again as long as its members are the same files.
+`best` are the best by the run's selection among the checkpoints that it kept; `last` the newest one, and before it
+those that were saved every training.save_every updates. A stored average is used again as long as its members are the
+same files.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
+from ostinato.config.files import say_once
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import new_folder, sha256_of, write_json
 from ostinato.errors import CheckpointError
-from ostinato.models.checkpoint import checkpoint_folders, save_average
+from ostinato.models.checkpoint import checkpoint_folders, counted_updates, save_average
 from ostinato.tasks.recipes import load_recipe
 
 _CHECKPOINTS, _METRICS, _NOTE, _WEIGHTS = "checkpoints", "metrics.jsonl", "average.json", "model.safetensors"
@@ -52,9 +54,9 @@ def average_checkpoints(directory: Path, role: Role, n: int) -> Path:
     Raises:
         CheckpointError: the run keeps fewer, or one of them cannot be read.
     """
-    members = _members(directory, role, n)
     root = directory / _CHECKPOINTS
     target = root / f"average-{role}-{n}"
+    members = _members(directory, role, n, target)
     if not _is_mean(target, members):
         with FileLock(root / _LOCK):
             if not _is_mean(target, members):  # another process may have made it meanwhile
@@ -77,18 +79,24 @@ def read_members(average: Path) -> list[Member] | None:
     return members
 
 
-def _members(directory: Path, role: Role, n: int) -> list[Member]:
-    """Return the n best or newest of the stored checkpoints, in that order."""
+def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:
+    """Return the n best or newest of the stored checkpoints, in that order; say which better ones are not there.
+
+    Args:
+        target: their mean, which the error for too few names where it was made before.
+    """
     training = load_recipe(directory).training
     saved = checkpoint_folders(directory / _CHECKPOINTS)
     folders = {update: path for update, path in saved.items() if (path / "model.json").is_file()}
     values = _values(directory / _METRICS, training)
-    updates = sorted(folders, reverse=True)
+    updates = counted_updates(folders, training.save_every, max(folders, default=0))[::-1]
+    lost: list[int] = []
     if role == "best":
         sign, begins = -1.0 if training.selection.mode == "max" else 1.0, training.halting.off_updates
         if any(u > begins for u in values):  # as in training: before that gates are untrained
             values = {u: value for u, value in values.items() if u > begins}
-        updates = sorted((u for u in updates if u in values), key=lambda u: (sign * values[u], u))
+        ranked = sorted(values, key=lambda u: (sign * values[u], u))
+        updates, lost = [u for u in ranked if u in folders], [u for u in ranked[:n] if u not in folders]
     if len(updates) < n:
         noun = "checkpoint" if len(updates) == 1 else "checkpoints"
         which = f"{noun} with a score of its selection" if role == "best" else noun
@@ -96,7 +104,12 @@ def _members(directory: Path, role: Role, n: int) -> list[Member]:
         reason = "the run has not saved more so far"
         if (kept := training.keep_best if role == "best" else training.keep_last) < n:
             reason = f"training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"
+        if (target / _WEIGHTS).is_file() and read_members(target):
+            reason = f"their mean was made when there were {n}, and is kept: --checkpoint {target.name} reads it"
         raise CheckpointError(f"{directory} has {len(updates)} {which} ({names}), not {n}: {reason}")
+    if lost:
+        better = ", ".join(f"update {update}" for update in sorted(lost))
+        say_once(f"{directory}: best:{n} is the mean of the best that were kept; better ones were not: {better}")
     try:
         return [
             {"checkpoint": folders[u].name, "value": values.get(u), "sha256": sha256_of(folders[u] / _WEIGHTS)}

@@ -29,7 +29,9 @@ from typing import Any
 
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
+from ostinato.config.model import ModelConfig
 from ostinato.data.batching import evaluation_batches
+from ostinato.data.collate import AnyRow
 from ostinato.data.columns import with_columns
 from ostinato.data.cuts import Cuts
 from ostinato.data.example import Example, take_evenly
@@ -41,7 +43,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.oracle import oracle_of
 from ostinato.evaluation.passes import Passes, PassTotals
 from ostinato.evaluation.predictions import WriteRecord
-from ostinato.evaluation.ranking import rank
+from ostinato.evaluation.ranking import candidate_rows, rank
 from ostinato.evaluation.readout import text_of
 from ostinato.evaluation.scores import ForcedCounts, check_metrics
 from ostinato.evaluation.tally import Tally
@@ -94,7 +96,8 @@ def evaluate(
 
     Raises:
         ConfigError: an unknown metric, or decoded metrics for texts, which have no source; an oracle for a model
-            without rounds, or of what is written.
+            without rounds, or of what is written; an execution that caches some rounds only (`cached_rounds`), where
+            nothing is decoded.
         DataError: no examples, an example that cannot be encoded or is too long, or an unknown column.
     """
     check_metrics(metrics)
@@ -104,6 +107,10 @@ def evaluate(
     if chosen is not None and is_decoding and model.config.generates:
         reason = "reads the right answers, which decoding does not know: leave out metrics and predictions"
         raise ConfigError([Problem("oracle", oracle, reason)])
+    writes = is_decoding and model.config.generates
+    if (n_kept := model.current_execution.cached_rounds) is not None and not writes:
+        reason = "nothing is decoded here, and given texts are scored without a cache: leave it out"
+        raise ConfigError([Problem("cached_rounds", n_kept, reason)])
     held: dict[int, Example] = {}
     taken = take_evenly(examples, max_examples)
     if chosen is not None:
@@ -129,7 +136,6 @@ def evaluate(
             for index, found in zip(batch.indices, totals.add(batch, result), strict=True):
                 tally.add(index, held.pop(index), found)
         # Before pairs are ranked: it refuses a split without examples.
-        writes = is_decoding and model.config.generates
         scores = tally.result(totals.halting, is_decoding=writes) | totals.compute()
         ranking = {}
         if contrast is not None:
@@ -137,6 +143,31 @@ def evaluate(
                 model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps
             )
     return scores | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+
+
+def scored_rows(
+    examples: Iterable[Example],
+    tokenizers: Tokenizers,
+    data: DataConfig,
+    config: ModelConfig,
+    *,
+    by: Sequence[str],
+    name: str,
+    contrast: str | None = None,
+    cuts: Cuts | None = None,
+) -> Iterator[AnyRow]:
+    """Yield the rows that `evaluate` encodes of examples: one that cannot be is found so before any is scored.
+
+    With `contrast` they are those with the right and the wrong targets, of which nothing is cut.
+
+    Args and errors: see `evaluate`.
+    """
+    checked = with_columns(examples, by, data, name)
+    if contrast is None:
+        yield from encode_rows(checked, tokenizers, data, config, training=False, name=name, cuts=cuts)
+        return
+    for rows in candidate_rows(checked, tokenizers, data, config, contrast=contrast, name=name):
+        yield from rows
 
 
 def _hold(examples: Iterable[Example], held: dict[int, Example]) -> Iterator[Example]:

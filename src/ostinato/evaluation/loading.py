@@ -16,8 +16,9 @@ from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.cuts import Cuts
 from ostinato.data.disk import read_json_object, reading
-from ostinato.data.example import Fingerprint
+from ostinato.data.example import Fingerprint, take_evenly
 from ostinato.data.inputs import Input
+from ostinato.data.pair_changes import PairChanges
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding.generate import Generation, generate, generate_stream
@@ -25,7 +26,7 @@ from ostinato.decoding.work import BatchRunner
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, see
 from ostinato.evaluation.averaging import average_checkpoints, parse_average
 from ostinato.evaluation.changed_data import change_of_data
-from ostinato.evaluation.evaluate import evaluate
+from ostinato.evaluation.evaluate import evaluate, scored_rows
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.scores import ForcedCounts
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, is_of, read_tuned, threshold_origin
@@ -33,6 +34,7 @@ from ostinato.models import Encoder, Model, Writer
 from ostinato.models.checkpoint import load_model
 from ostinato.nn.execution import Execution, ExitScope
 from ostinato.system_errors import kind_of
+from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
@@ -103,9 +105,10 @@ class LoadedRun:
         given = prefixes or [""] * len(texts)
         if len(given) != len(texts):
             raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
+        changes = self._changes
         return generate(
             self.writer,
-            [Input(text, prefix) for text, prefix in zip(texts, given, strict=True)],
+            [Input(changes.of_source(text, {}), prefix) for text, prefix in zip(texts, given, strict=True)],
             self.tokenizers,
             self.recipe.data,
             self.decoding(**decoding),
@@ -123,11 +126,15 @@ class LoadedRun:
         runner: BatchRunner | None = None,
         **decoding: Any,
     ) -> Iterator[Generation | DataError]:
-        """Yield for every text its output, or the error that made it impossible; see `generate_stream`."""
-        config = self.decoding(**decoding)
+        """Yield for every text its output, or the error that made it impossible; see `generate_stream`.
+
+        Where `task.target_tag` names a column, the tag is written before an `Input` that has it among its fields.
+        """
+        config, changes = self.decoding(**decoding), self._changes
+        inputs = (Input(text) if isinstance(text, str) else text for text in texts)
         return generate_stream(
             self.writer,
-            texts,
+            (replace(one, text=changes.of_source(one.text, one.fields)) for one in inputs),
             self.tokenizers,
             self.recipe.data,
             config,
@@ -161,7 +168,8 @@ class LoadedRun:
         is said once, on stderr.
 
         Args:
-            metrics, by, max_examples: None: what the recipe says, else the task's own (all examples).
+            metrics, by, max_examples: None: what the recipe says, else the task's own (all examples); by, of the
+                training split: those of the task's own that it has.
             predictions: a new file to write every prediction to (JSON lines), or a function that is given the records.
             overwrite: predictions that are there may be replaced.
             each: called with the index and the teacher-forced counts of every example.
@@ -170,10 +178,7 @@ class LoadedRun:
             oracle: "token", "sequence": in as few rounds as there are right answers in, see
                 `ostinato.evaluation.evaluate`; what a model writes is then not scored by the recipe's metrics.
         """
-        config, wanted = self.decoding(**decoding), self.recipe.evaluation
-        task = build_task(self.recipe.task, self.recipe.data, access, trains=False)
-        if split not in task.splits():
-            raise ConfigError([Problem("split", split, task.why_no_split(split))])
+        config, wanted, task = self.decoding(**decoding), self.recipe.evaluation, self._task_with(split, access)
         cuts, read = Cuts(), Fingerprint()
         reads_labels: list[str] | None = [] if oracle is not None and self.model.config.generates else None
         with (
@@ -188,7 +193,7 @@ class LoadedRun:
                 data=self.recipe.data,
                 decoding=config,
                 metrics=_first_given(metrics, reads_labels, wanted.metrics, task.metrics),
-                by=_first_given(by, wanted.by, task.by),
+                by=task.by_of(split, wanted.by if by is None else by),
                 n_steps=n_steps,
                 max_examples=wanted.max_examples if max_examples is None else max_examples,
                 name=split,
@@ -206,6 +211,43 @@ class LoadedRun:
         if (note := change_of_data(self.directory, self.recipe, split, read)) is not None:
             result["data_note"] = note
         return result
+
+    def check(
+        self,
+        split: str,
+        *,
+        by: Sequence[str] | None = None,
+        max_examples: int | None = None,
+        oracle: ExitScope | None = None,
+        access: DataAccess | None = None,
+    ) -> None:
+        """Encode all that `evaluate` scores of a split, so that what cannot be is found before other splits are scored.
+
+        Args and errors: see `evaluate`.
+        """
+        task, wanted = self._task_with(split, access), self.recipe.evaluation
+        rows = scored_rows(
+            take_evenly(task.examples(split), wanted.max_examples if max_examples is None else max_examples),
+            self.tokenizers,
+            self.recipe.data,
+            self.model.config,
+            by=task.by_of(split, wanted.by if by is None else by),
+            name=split,
+            contrast=None if oracle is not None or split == task.train_split else task.contrast,
+        )
+        for _ in rows:
+            pass
+
+    def _task_with(self, split: str, access: DataAccess | None) -> Task:
+        """Return the run's task; a ConfigError where it has no such split."""
+        task = build_task(self.recipe.task, self.recipe.data, access, trains=False)
+        if split not in task.splits():
+            raise ConfigError([Problem("split", split, task.why_no_split(split))])
+        return task
+
+    @property
+    def _changes(self) -> PairChanges:
+        return task_config(self.recipe.task).pair_changes
 
     @property
     def writer(self) -> Writer:

@@ -93,7 +93,7 @@ class Passes:
             outputs = self._decode(model, output, batch)
             seconds = time.perf_counter() - began
         halting = frozenset(name for name, stack in output.stacks.items() if stack.halting is not None)
-        return BatchResult(scores, outputs, depths, halting, routing_sums(output), seconds)
+        return BatchResult(scores, outputs, depths, halting, routing_sums(output.by_router()), seconds)
 
     def rounds(self, model: Model) -> dict[str, int]:
         """Return how many rounds every stack runs at most: those asked for, else those of the model's execution."""
@@ -171,7 +171,7 @@ class PassTotals:
     def add(self, batch: Batch, result: BatchResult) -> list[SentenceResult]:
         """Count the results of one batch; return those of every sentence, in the batch's order."""
         self.halting |= result.halting
-        self._routing.add_sums(result.routing)
+        self._routing.add(result.routing)
         self._decoding_seconds += result.decoding_seconds
         macs = sentence_macs(self._counter, self.model.config, result.depths, batch)
         sentences = []
@@ -187,6 +187,8 @@ class PassTotals:
         decoding = self.passes.decoding
         if decoding is not None and self.model.config.generates:
             found |= {"decoding_seconds": self._decoding_seconds, "decoding": decoding.model_dump(mode="json")}
+            if (n_kept := self.model.current_execution.cached_rounds) is not None:
+                found["cached_rounds"] = n_kept
         if routed := self._routing.compute():
             found["routing"] = routed
         execution, oracle = self.model.current_execution, self.passes.oracle
@@ -196,8 +198,6 @@ class PassTotals:
             found["halting_threshold"] = self._thresholds()
         if execution.paths:
             found["round_lengths"] = {name: list(path) for name, path in execution.paths.items()}
-        if execution.cached_rounds is not None:
-            found["cached_rounds"] = execution.cached_rounds
         if oracle is None and (exits := self.model.exits()):
             found["exit"] = {"criterion": execution.exit, "scope": execution.exit_scope, "needs_predictions": exits}
         return found

@@ -27,6 +27,7 @@ from torch import Tensor
 from ostinato.data.batch import TextSize
 from ostinato.errors import ConfigError, Problem
 from ostinato.metrics import make_metric
+from ostinato.metrics.perplexity import perplexity
 
 _EXACT = "exact_match"
 _PASSED = 0.95
@@ -90,16 +91,15 @@ class ForcedCounts(NamedTuple):
         loss = self.nll / self.n_labels if self.n_labels else math.nan
         found = {
             "loss": loss,
-            "perplexity": math.inf if loss >= 700 else math.exp(loss),
+            "perplexity": perplexity(loss),
             "token_accuracy": self.n_right / self.n_labels if self.n_labels else math.nan,
             "sequence_accuracy_forced": self.n_sentences_right / self.n if self.n else math.nan,
         }
         if self.n_words:
-            per_word = self.nll / self.n_words
             found |= {
                 "n_words": self.n_words,
                 "n_bytes": self.n_bytes,
-                "word_perplexity": math.inf if per_word >= 700 else math.exp(per_word),
+                "word_perplexity": perplexity(self.nll / self.n_words),
                 "bits_per_byte": self.nll / math.log(2) / self.n_bytes,
             }
         return found

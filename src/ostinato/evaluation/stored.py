@@ -20,6 +20,7 @@ from ostinato.data.disk import make_folder, sha256_of_all, write_json
 from ostinato.data.example import Fingerprint, fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
+from ostinato.data.sources import parse_object
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.loading import LoadedRun
@@ -70,12 +71,7 @@ def read_outputs(path: Path) -> Outputs:
     """
     rows: dict[int, tuple[str, str, str]] = {}
     for number, line in read_lines(path):
-        try:
-            record = json.loads(line)
-        except (RecursionError, ValueError) as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number}: not a JSON object")
+        record: dict[str, Any] = parse_object(line, path, number)
         for field, kind in _FIELDS.items():
             if not isinstance(record.get(field), kind):
                 raise DataError(f"{path}, line {number}: needs {field!r}, of type {kind.__name__}")

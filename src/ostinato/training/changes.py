@@ -1,9 +1,10 @@
 """Which settings of a run may change when it is resumed, and which are refused.
 
 Settings that describe a run, place it on a machine, or say how many checkpoints stay are free: they do not change its
-results. Settings that change nothing of what was learned so far may change too, and are recorded: how long the run is,
-how its learning rate goes on, when it logs, evaluates, saves and stops, what is measured at its end, and how passes are
-compiled, evaluated in batches and decoded. All others are refused.
+results; recipe.yaml gets how many stay. Settings that change nothing of what was learned so far may change too, and are
+recorded: how long the run is, how its learning rate goes on, when it logs, evaluates, saves and stops, what is measured
+at its end, and how passes are compiled, evaluated in batches and decoded. Files of examples may lie elsewhere: other
+examples are refused. All other settings are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from ostinato.config.recipe import Recipe
 from ostinato.config.schema import leaves
 from ostinato.errors import CheckpointError
+from ostinato.tasks.own_files import SPLITS
 from ostinato.training.optim import learning_rate
 
 FREE_TO_CHANGE = (
@@ -29,6 +31,8 @@ FREE_TO_CHANGE = (
     "training.parallel",
 )
 """Beginnings of the keys of settings that may differ where a run is resumed."""
+_PLACES = tuple(f"data.{split}" for split in SPLITS)
+"""Beginnings of the keys that say where examples lie; `RunDirectory.check_data` refuses other examples."""
 _LENGTH, _SCHEDULE = "training.n_updates", "training.schedule."
 _RECORDED = (
     _LENGTH,
@@ -59,7 +63,7 @@ class Done:
 
     Args:
         update: of the last checkpoint, 0 without one. evaluated: the last update that an evaluation is recorded of.
-        n_checkpoints, n_ranked: how many it has, and how many of them are ranked as the best.
+        n_checkpoints: how many it has that count among its newest. n_ranked: how many are ranked as the best.
     """
 
     update: int = 0
@@ -81,7 +85,8 @@ def changes_between(old: Recipe, new: Recipe, done: Callable[[], Done], where: o
     changes = {
         key: (before.get(key), now.get(key))
         for key in before | now
-        if not is_free(key) and (key in before, before.get(key)) != (key in now, now.get(key))
+        if not (is_free(key) or key.startswith(_PLACES))
+        and (key in before, before.get(key)) != (key in now, now.get(key))
     }
     refused = {key: "" for key in changes if not key.startswith(_RECORDED)}
     refused |= dict(_too_late(old, new, done(), changes)) if changes else {}
@@ -126,14 +131,14 @@ def _lost_checkpoints(new: Recipe, done: Done) -> str | None:
     kept, last = done.n_ranked if role == "best" else done.n_checkpoints, new.training.n_updates
     # An evaluation may be due that was not when the last checkpoint was saved, or was interrupted.
     is_evaluated = done.evaluated >= done.update if done.update else done.n_ranked > 0
-    is_over = done.n_checkpoints > 0 and (role == "last" or is_evaluated)
+    is_over = done.n_checkpoints > 0 if role == "last" else is_evaluated
     first = done.update + is_over
     if role == "best" and done.update <= (begins := new.training.halting.off_updates) < last:
         kept, first = 0, begins + 1  # what is ranked up to then, is no longer later
-    # Evaluations are at multiples of `evaluate_every`, and at the last update; those that are ranked are saved, as
-    # multiples of `save_every` are.
-    every = {new.training.evaluate_every} | ({new.training.save_every} if role == "last" else set())
-    to_come = sum(one == last or (one > 0 and any(one % n == 0 for n in every)) for one in range(first, last + 1))
+    # Evaluations are at multiples of `evaluate_every`, and those that count among the newest are saved at multiples of
+    # `save_every`; both also at the last update.
+    every = new.training.save_every if role == "last" else new.training.evaluate_every
+    to_come = sum(one == last or (one > 0 and one % every == 0) for one in range(first, last + 1))
     if kept + to_come >= int(number or 1):
         return None
     return f"; the run kept {kept} (training.keep_{role}), and at most {to_come} follow"

@@ -46,7 +46,7 @@ from ostinato.data.disk import (
 )
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model
-from ostinato.models.checkpoint import checkpoint_folders
+from ostinato.models.checkpoint import checkpoint_folders, counted_updates
 from ostinato.nn.execution import Execution
 from ostinato.system_errors import naming
 from ostinato.training.optim import OPTIMIZER, OPTIMIZER_PARTS, load_optimizer_tensors
@@ -88,11 +88,13 @@ class Checkpoints:
     Args:
         root: the folder that holds them.
         keep_last: how many of the newest stay; those that the progress ranks as the best stay too.
+        save_every: of the run, see `counted_updates`.
     """
 
-    def __init__(self, root: Path, keep_last: int) -> None:
+    def __init__(self, root: Path, keep_last: int, save_every: int = 1) -> None:
         self.root = root
         self.keep_last = keep_last
+        self.save_every = save_every
 
     def directory(self, update: int) -> Path:
         """Return the folder of an update's checkpoint."""
@@ -165,9 +167,9 @@ class Checkpoints:
         last = self.last_update()
         return Progress() if last is None else _read_progress(self.directory(last))
 
-    def n_kept(self) -> int:
-        """Return how many checkpoints there are."""
-        return len(self._updates())
+    def n_counted(self, last: int) -> int:
+        """Return how many checkpoints count among the newest of a run whose last update is this one."""
+        return len(counted_updates(self._updates(), self.save_every, last))
 
     def load(self, device: torch.device, execution: Execution | None = None, update: int | None = None) -> SavedState:
         """Read a checkpoint.
@@ -208,7 +210,8 @@ class Checkpoints:
 
     def _prune(self, progress: Progress) -> None:
         updates = self._updates()
-        kept = {*updates[-self.keep_last :], progress.update, *(one.update for one in progress.ranking)}
+        newest = counted_updates(updates, self.save_every, progress.update)[-self.keep_last :]
+        kept = {*newest, progress.update, *(one.update for one in progress.ranking)}
         for update in updates:
             if update not in kept:
                 remove_folder(self.directory(update))

@@ -55,7 +55,7 @@ def import_run(
     if found.recipe.model.generates and (others := other_ends(folder, end)):
         names = ", ".join(map(str, others))
         say(f"{source}: outputs of the run end at the symbol {end} alone, of a model that also ends at {names}")
-    if found.recipe.model.generates and (settings := other_search(folder)):
+    if found.recipe.model.generates and (settings := other_search(folder, found.recipe.decoding)):
         say(f"{source}: the run searches by its own decoding.*, and not by {', '.join(settings)}")
     write_run(found, run, folder)
     return found

@@ -81,6 +81,9 @@ def train(
         results = processes.broadcast(lambda: run.results() if is_resumed else None)
         if results is None:
             results = _train(prepared, run, reporter, device, processes, resume)
+        else:
+            for note in prepared.notes:
+                reporter.on_note(results["n_updates"], note)
         reporter.on_end(results)
         return results
 
@@ -89,7 +92,7 @@ def _train(
     prepared: Prepared, run: RunDirectory, reporter: Reporter, device: torch.device, processes: Processes, resume: bool
 ) -> dict[str, Any]:
     recipe = prepared.recipe
-    checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last)
+    checkpoints = Checkpoints(run.checkpoints, recipe.training.keep_last, recipe.training.save_every)
     session = Session(prepared, checkpoints, Records(run.path), reporter, device, processes)
     info = {
         "directory": str(run.path),
@@ -153,7 +156,7 @@ def _evaluate(prepared: Prepared, checkpoint: Path, device: torch.device) -> dic
             data=recipe.data,
             decoding=recipe.decoding,
             metrics=prepared.metrics,
-            by=prepared.by,
+            by=prepared.by(split),
             max_examples=recipe.evaluation.max_examples,
             name=split,
             contrast=prepared.contrast(split),

@@ -11,17 +11,15 @@ from ostinato.config.recipe import Recipe
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batching import StoredRows, TrainingBatches
 from ostinato.data.collate import AnyRow
-from ostinato.data.columns import with_columns
 from ostinato.data.cuts import Cuts
 from ostinato.data.disk import new_folder
 from ostinato.data.example import take_evenly
 from ostinato.data.objectives import objective_of
 from ostinato.data.packs.make import OnProgress
 from ostinato.data.registry import DataAccess
-from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, Problem
-from ostinato.evaluation.ranking import candidate_rows
+from ostinato.evaluation.evaluate import scored_rows
 from ostinato.evaluation.scores import check_metrics
 from ostinato.tasks.base import Task
 from ostinato.tasks.checks import (
@@ -67,11 +65,9 @@ class Prepared:
         """Return the column of wrong targets in a split; the training split has none."""
         return None if split == self.task.train_split else self.task.contrast
 
-    @property
-    def by(self) -> list[str]:
-        """Columns of the final evaluation."""
-        chosen = self.recipe.evaluation.by
-        return list(self.task.by if chosen is None else chosen)
+    def by(self, split: str) -> Sequence[str]:
+        """Return the columns of the final evaluation of a split."""
+        return self.task.by_of(split, self.recipe.evaluation.by)
 
 
 def prepare(
@@ -142,6 +138,10 @@ def prepare(
         _check_scored_examples(prepared)
     if changes:
         run.change(recipe, changes, new_splits)
+    elif is_resumed and run.keep(recipe.training) and run.results() is not None:
+        notes.append(
+            "training.keep_last and keep_best hold if the run is made longer: a finished one loses no checkpoint"
+        )
     if not is_resumed:
         described = describe_data(task, recipe.data, other_splits(recipe, train_split))
         described["splits"] = {train_split: data.describe(tokenizers), **described["splits"]}
@@ -192,7 +192,7 @@ def _check_scored_examples(prepared: Prepared) -> None:
                 )
             raise ConfigError([Problem("training.selection.metric", selection.metric, reason)])
     for split in final.splits or []:
-        for _ in _scored_rows(prepared, split, final.max_examples, prepared.by, prepared.contrast(split)):
+        for _ in _scored_rows(prepared, split, final.max_examples, prepared.by(split), prepared.contrast(split)):
             pass
 
 
@@ -202,14 +202,11 @@ def _scored_rows(
     """Yield the rows that an evaluation encodes."""
     recipe, tokenizers = prepared.recipe, prepared.tokenizers
     name = split if max_examples is None else f"{split}, {max_examples} examples spread evenly"
-    examples = with_columns(take_evenly(prepared.task.examples(split), max_examples), by, recipe.data, name)
-    if contrast is None:
-        cuts = Cuts()
-        yield from encode_rows(examples, tokenizers, recipe.data, recipe.model, training=False, name=name, cuts=cuts)
-        prepared.notes.extend(note for note in cuts.notes(name) if note not in prepared.notes)
-        return
-    for rows in candidate_rows(examples, tokenizers, recipe.data, recipe.model, contrast=contrast, name=name):
-        yield from rows
+    examples, cuts = take_evenly(prepared.task.examples(split), max_examples), Cuts()
+    yield from scored_rows(
+        examples, tokenizers, recipe.data, recipe.model, by=by, name=name, contrast=contrast, cuts=cuts
+    )
+    prepared.notes.extend(note for note in cuts.notes(name) if note not in prepared.notes)
 
 
 def other_splits(recipe: Recipe, train_split: str) -> list[str]:

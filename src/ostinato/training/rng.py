@@ -64,7 +64,9 @@ class RandomState:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
         """Read what `to_dict` returned."""
-        tensors = {device: torch.tensor(state, dtype=torch.uint8) for device, state in content["torch"].items()}
+        tensors = {
+            device: torch.tensor(state, dtype=torch.uint8, device="cpu") for device, state in content["torch"].items()
+        }
         return cls(content["python"], content["numpy"], tensors)
 
     def restore(self) -> None:

@@ -56,11 +56,12 @@ def _draw(
     match config:
         case UniformRoundsConfig() as c:
             most = int(c.grown(update, c.most))
-            return int(torch.randint(min(c.least, most), most + 1, (), generator=draws))
+            return int(torch.randint(min(c.least, most), most + 1, (), generator=draws, device="cpu"))
         case PoissonRoundsConfig() as c:
-            return max(1, int(torch.poisson(torch.tensor(float(c.grown(update, c.rate))), generator=draws)))
+            rate = torch.tensor(float(c.grown(update, c.rate)), device="cpu")
+            return max(1, int(torch.poisson(rate, generator=draws)))
         case LogNormalPoissonRoundsConfig() as c:
-            normal = torch.randn((), generator=draws, dtype=torch.float64)
+            normal = torch.randn((), generator=draws, dtype=torch.float64, device="cpu")
             rate = math.log(c.grown(update, c.rate)) - c.sigma**2 / 2 + c.sigma * normal
             drawn = 1 + int(torch.poisson(rate.exp(), generator=draws))
             return drawn if c.most is None else min(drawn, c.most)
@@ -70,7 +71,8 @@ def draw_round_of_loss(config: RoundLossConfig, seed: int, update: int) -> float
     """Return a number in [0, 1) that says which round the loss of update 1, 2, ... draws, whatever their number is."""
     if config.kind != "drawn":
         return 0.0
-    return float(torch.rand((), generator=_generator(_SEED_OF_LOSS + seed, update), dtype=torch.float64))
+    draws = _generator(_SEED_OF_LOSS + seed, update)
+    return float(torch.rand((), generator=draws, dtype=torch.float64, device="cpu"))
 
 
 def draw_shorter(model: Model, rounds: Mapping[str, int], seed: int, update: int) -> dict[str, tuple[float, ...]]:
@@ -83,13 +85,15 @@ def draw_shorter(model: Model, rounds: Mapping[str, int], seed: int, update: int
         rounds: of every stack.
     """
     draws, paths = _generator(_SEED_OF_SHORTER + seed, update), dict[str, tuple[float, ...]]()
-    share = float(torch.rand((), generator=draws, dtype=torch.float64))
+    share = float(torch.rand((), generator=draws, dtype=torch.float64, device="cpu"))
     for name in rounds_of_stacks(model, 1):
         if (whole := rounds[name]) == 1:
             continue
         left, steps = whole, list[int]()
         for others in reversed(range(1 + int(share * (whole - 1)))):
-            steps.append(int(torch.randint(1, left - others + 1, (), generator=draws)) if others else left)
+            steps.append(
+                int(torch.randint(1, left - others + 1, (), generator=draws, device="cpu")) if others else left
+            )
             left -= steps[-1]
         paths[name] = tuple(step / whole for step in steps)
     return paths

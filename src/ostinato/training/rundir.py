@@ -35,6 +35,7 @@ from ostinato.config.data import DataConfig, DataSetConfig
 from ostinato.config.files import map_texts
 from ostinato.config.load import recipe_text
 from ostinato.config.recipe import Recipe
+from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import (
     json_object,
     make_folder,
@@ -47,6 +48,7 @@ from ostinato.data.disk import (
 from ostinato.data.example import Example, fingerprint
 from ostinato.data.file_hashes import file_hash
 from ostinato.data.paths import find_files
+from ostinato.data.tokenizers import tokenizer_files
 from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.own_files import given_splits, paths_of
@@ -173,14 +175,16 @@ class RunDirectory:
             )
         # Earlier versions kept the folder of a data set as it was given.
         own = with_absolute_paths(load_recipe(self.path / _RECIPE))
-        return changes_between(own, recipe, self._done, self.path)
+        return changes_between(own, recipe, lambda: self._done(recipe.training), self.path)
 
-    def _done(self) -> Done:
-        checkpoints, records = Checkpoints(self.checkpoints, keep_last=1), Records(self.path)
+    def _done(self, training: TrainingConfig) -> Done:
+        """Return what the run has done, as it counts where it goes on with these settings."""
+        checkpoints = Checkpoints(self.checkpoints, training.keep_last, training.save_every)
+        records = Records(self.path)
         progress = checkpoints.progress()
         records.check(progress.metrics_bytes, progress.metrics_sha256)
         evaluated = records.last_evaluation(progress.metrics_bytes)  # what came after it is cut off, and done again
-        return Done(progress.update, evaluated, checkpoints.n_kept(), len(progress.ranking))
+        return Done(progress.update, evaluated, checkpoints.n_counted(training.n_updates), len(progress.ranking))
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
         """Go on with a changed recipe: record what changes at the update of the last checkpoint.
@@ -206,6 +210,19 @@ class RunDirectory:
             data = self._data()
             write_json(self.path / _DATA, data | {"splits": data["splits"] | new_splits})
         self._write_recipe(recipe)
+
+    def keep(self, training: TrainingConfig) -> bool:
+        """Go on with other numbers of checkpoints that stay (keep_last, keep_best); return whether they are others.
+
+        They change no results, and are not recorded as changes.
+        """
+        own = load_recipe(self.path / _RECIPE)
+        kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
+        other = own.training.model_copy(update=kept)
+        if other == own.training:
+            return False
+        self._write_recipe(own.model_copy(update={"training": other}))
+        return True
 
     def recorded_changes(self) -> list[dict[str, Any]]:
         """Return the lines of changes.jsonl; none where the recipe was never changed.
@@ -255,6 +272,16 @@ class RunDirectory:
             CheckpointError: data.json cannot be read.
         """
         return {split: str(found["sha256"]) for split, found in self._data()["splits"].items()}
+
+    def file_hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of the user's own files that the run began with, by path, as data.json has them.
+
+        Raises:
+            CheckpointError: data.json cannot be read.
+        """
+        with reading(self.path / _DATA):
+            files = self._data().get("files", [])
+            return {str(file["path"]): str(file["sha256"]) for file in files if "repo" not in file}
 
     def _data(self) -> dict[str, Any]:
         path = self.path / _DATA
@@ -309,7 +336,8 @@ def describe_data(task: Task, data: DataConfig, splits: Iterable[str]) -> dict[s
         for file in task.files()
     ]
     own = [path for split in given_splits(data) for path in paths_of(data, split)]
-    own += [tokenizer.path for tokenizer in (data.tokenizer, data.target_tokenizer) if tokenizer and tokenizer.path]
+    tokenizers = [tokenizer for tokenizer in (data.tokenizer, data.target_tokenizer) if tokenizer]
+    own += [str(file) for tokenizer in tokenizers for file in tokenizer_files(tokenizer)]
     files += [{"path": str(path), "sha256": file_hash(path)} for path in find_files(own) if path.is_file()]
     return {
         "task": task.config.model_dump(mode="json"),

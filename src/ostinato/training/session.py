@@ -308,6 +308,10 @@ class Session:
             if self.processes.is_distributed:  # the others wait for this evaluation, and cannot save
                 raise
             self._end_interrupted()
+        except Exception:  # a metric of the user's own that fails, or no memory left: no update is lost
+            if not self.processes.is_distributed and self.checkpoints.last_update() != self.progress.update:
+                self._save()
+            raise
         begins = self.config.halting.off_updates
         is_best = self.progress.judge(
             float(result[selection.metric]), selection, keep=self.config.keep_best, begins=begins

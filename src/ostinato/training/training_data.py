@@ -17,8 +17,7 @@ from ostinato.data.packs.source import PackSource
 from ostinato.data.rows import encode_rows
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.tasks.base import Task
-from ostinato.tasks.packing import pack_source, tokenizers_of
-from ostinato.tasks.start import start_tokenizers
+from ostinato.tasks.packing import pack_source, training_tokenizers
 from ostinato.training.rundir import describe_split
 
 
@@ -30,9 +29,7 @@ class HeldData:
 
     def tokenizers(self, recipe: Recipe, on_progress: OnProgress | None = None) -> Tokenizers:
         """Train tokenizers, or take those of the run to start from."""
-        if recipe.training.init_from is not None:
-            return start_tokenizers(recipe, self._examples)
-        return Tokenizers.train(recipe.data, self._examples, recipe.model.reads)
+        return training_tokenizers(recipe, None, self._examples)
 
     def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""
@@ -60,9 +57,7 @@ class PackedData:
 
     def tokenizers(self, recipe: Recipe, on_progress: OnProgress | None = None) -> Tokenizers:
         """Train tokenizers, or take those of the run to start from."""
-        if recipe.training.init_from is not None:
-            return start_tokenizers(recipe, ())
-        return tokenizers_of(self._source, recipe.data, on_progress)
+        return training_tokenizers(recipe, self._source, (), on_progress)
 
     def sha256(self) -> str:
         """Return the SHA-256 that data.json has of the split."""

@@ -186,6 +186,7 @@ class Updater:
             state_bytes=lambda: n_kept * sum(p.nbytes for p in self.model.parameters() if p.requires_grad),
             precision=self.config.precision,
             checkpoint_activations=self.config.checkpoint_activations,
+            n_predictions=self.config.round_loss.n_predictions(self.model.config.plans()),
         )
 
     def apply(self, gradient: Gradient, update: int) -> float:
