@@ -8,8 +8,11 @@ import pytest
 
 from ostinato.config.data import DataConfig
 from ostinato.config.recipe import TaskRef
+from ostinato.data.example import Example
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
 from ostinato.tasks.baselines import baseline_scores, baseline_scores_by, trivial_scores
+from ostinato.tasks.packing import pack_source, training_tokenizers
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
 
@@ -86,6 +89,45 @@ def test_frequencies_of_training_say_how_probable_last_words_are(tmp_path: Path)
     assert found["unigram"].keys() == {"perplexity"}
 
 
+def test_a_perplexity_beyond_any_float_is_infinite(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("abcdefgh\n", encoding="utf-8")
+    (tmp_path / "dev.txt").write_text("abcdefgh" * 50 + "\n", encoding="utf-8")
+    data = [f"data.{part}={tmp_path / part}.txt" for part in ("train", "dev")]
+    recipe = load_recipe("lm/transformer", [*data, "data.tokenizer={kind: characters}"])
+    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    # 2 of 9 + 12: eight characters and the end once, four special symbols. 401 labels are two words, 471 nats each.
+    assert found["unigram"]["perplexity"] == pytest.approx(21 / 2)
+    assert math.isfinite(found["unigram"]["word_perplexity"])
+    (tmp_path / "dev.txt").write_text("abcdefgh" * 100 + "\n", encoding="utf-8")
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_target_length": 1000})})
+    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    assert found["unigram"]["word_perplexity"] == math.inf
+
+
+def test_frequencies_are_of_the_tokens_that_a_training_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.txt").write_text("a b\n", encoding="utf-8")
+    data = [f"data.{part}={tmp_path / 'train.txt'}" for part in ("train", "dev")]
+    (tmp_path / "run" / "tokenizers").mkdir(parents=True)
+    recipe = load_recipe("lm/transformer", [*data, "data.tokenizer={kind: words}"])
+    (tmp_path / "run" / "recipe.yaml").write_text("data: {tokenizer: {kind: words}}\n", encoding="utf-8")
+    Tokenizers.train(recipe.data, [Example(None, "a b c d e")]).save(tmp_path / "run" / "tokenizers")
+    recipe = load_recipe(
+        "lm/transformer", [*data, "data.tokenizer={kind: words}", f"training.init_from={tmp_path / 'run'}"]
+    )
+    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    # a, b and the end once each; the run has three more words.
+    assert found["unigram"]["perplexity"] == pytest.approx((3 + 9) / 2)
+    # What is packed has a tokenizer of a sample.
+    monkeypatch.setattr("ostinato.tasks.packing.sample", lambda source: [Example(None, "a b c c c c")])
+    monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
+    recipe = load_recipe("lm/transformer", [*data, "data.tokenizer={kind: bpe, vocab_size: 300}", "data.packed=always"])
+    task = build_task(recipe.task, recipe.data)
+    found = baseline_scores(recipe, task, "dev")
+    n_kinds = training_tokenizers(recipe, pack_source(recipe, task), ()).target.vocab_size
+    assert n_kinds != Tokenizers.train(recipe.data, task.examples("train")).target.vocab_size
+    assert found["unigram"]["perplexity"] == pytest.approx((3 + n_kinds) / 2)
+
+
 def test_words_of_the_passage_are_the_baselines_of_lambadas_pairs(tmp_path: Path) -> None:
     def write(name: str, rows: list[tuple[str, str]]) -> str:
         lines = [json.dumps({"source": source, "target": word}) + "\n" for source, word in rows]
@@ -116,6 +158,17 @@ def test_the_baselines_of_a_recipe_are_on_the_examples_that_it_is_scored_on(tmp_
     )
     found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
     assert found == {"majority": {"exact_match": 1.0}, "copy": {"exact_match": 0.0}}
+
+
+@pytest.mark.parametrize("settings", [[], ["evaluation.metrics=[]"]])
+def test_a_split_whose_examples_are_all_left_out_has_no_baselines(tmp_path: Path, settings: list[str]) -> None:
+    (tmp_path / "some.tsv").write_text("source\ttarget\na\tx\nb\t-\n", encoding="utf-8")
+    (tmp_path / "none.tsv").write_text("source\ttarget\na\t-\n", encoding="utf-8")
+    for train, test, empty in (("some", "none", "test"), ("none", "some", "train")):
+        files = [f"data.train={tmp_path / train}.tsv", f"data.test={tmp_path / test}.tsv"]
+        recipe = load_recipe("classification/small", [*files, *settings])
+        with pytest.raises(DataError, match=f"^{empty}: there are no examples$"):
+            baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
 
 
 def test_baselines_by_a_column_are_those_of_its_values_alone(tmp_path: Path) -> None:

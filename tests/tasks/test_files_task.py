@@ -108,6 +108,16 @@ def test_zero_shot_transfer_keeps_all_languages_in_every_named_split(tmp_path: P
     assert [sum(1 for _ in task.examples(split)) for split in task.splits()] == [1, 1, 2]
 
 
+def test_a_file_in_the_place_of_a_training_split_is_scored_by_the_columns_that_it_has(pairs: str) -> None:
+    path = Path(pairs)
+    path.write_text(json.dumps({"source": "a", "target": "b", "task": 3}) + "\n", encoding="utf-8")
+    task = build_task(TaskRef(kind="babi"), DataConfig(train=pairs))
+    assert list(task.by_of("train", None)) == ["task"]
+    assert list(task.by_of("test", None)) == ["task", "n_supporting"]
+    assert list(task.by_of("train", ["n_supporting"])) == ["n_supporting"]
+    assert list(build_task(TaskRef(kind="parity"), DataConfig()).by_of("train", None)) == ["length"]
+
+
 def test_two_data_sets_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("wiki.en.txt", "wiki.de.txt"):
         (tmp_path / name).write_text("a b\n")

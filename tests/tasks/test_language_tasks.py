@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ostinato.config.data import DataConfig
+from ostinato.config.files import say_once
 from ostinato.config.recipe import TaskRef
 from ostinato.data.collate import IGNORED_LABEL, LabelledRow
 from ostinato.data.example import NOT_IN_PASSAGE, Example
@@ -56,6 +57,19 @@ def test_pairs_of_columns_become_one_source_and_undecided_labels_are_left_out(tm
     assert list(task.examples("train")) == [Example("a b\tc", "neutral", {"id": 1})]
     with pytest.raises(DataError, match=r"train: example 1 has no text 'x' \(task.pair_field\)"):
         list(_task("classification", data, pair_field="x").examples("train"))
+
+
+def test_how_many_examples_are_left_out_for_their_label_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    say_once.cache_clear()
+    path = _lines(tmp_path / "films.jsonl", [{"source": "a", "target": label} for label in "-+-0+-"])
+    task = _task("classification", DataConfig(train=path, dev=path), skipped_labels=["-", "?"])
+    for _ in range(2):
+        assert [example.target for example in task.examples("train")] == ["+", "0", "+"]
+    assert caplog.messages == ["train: 3 of 6 examples are left out (task.skipped_labels: -)"]
+    list(_task("classification", DataConfig(train=path), skipped_labels=[]).examples("train"))
+    assert len(caplog.messages) == 1
 
 
 def test_zero_shot_transfer_trains_and_selects_in_some_languages_and_tests_in_all(tmp_path: Path) -> None:
@@ -134,6 +148,42 @@ def test_columns_become_words_and_tags(tmp_path: Path) -> None:
     bad = _task("tagging", DataConfig(train=str(tmp_path / "bad.conll")), format="columns", tag_column=7)
     with pytest.raises(DataError, match=r"line 1: 4 columns, but columns 0 and 7"):
         list(bad.examples("train"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.jsonl", "JSON lines"),
+        ("a.json.gz", "JSON lines"),
+        ("a.csv", "CSV"),
+        ("a.parquet", "Parquet"),
+        ("a.arrow", "Arrow"),
+    ],
+)
+def test_files_with_a_sentence_a_row_are_not_read_as_columns(tmp_path: Path, name: str, kind: str) -> None:
+    path = _lines(tmp_path / name, [{"source": "a b", "target": "X Y"}])
+    expected = rf"{name}: is {kind}, and task\.format=columns reads a word a line: task\.format=sentences reads it$"
+    for given in (path, str(tmp_path)):
+        with pytest.raises(DataError, match=expected):
+            list(_task("tagging", DataConfig(train=given), format="columns").examples("train"))
+
+
+def test_a_word_without_a_tag_beside_it_is_refused_unless_both_are_to_be_one_column(tmp_path: Path) -> None:
+    def tags(text: str, **settings: int) -> list[str]:
+        (tmp_path / "a.tsv").write_text(text, encoding="utf-8")
+        task = _task("tagging", DataConfig(train=str(tmp_path / "a.tsv")), format="columns", **settings)
+        return [example.target for example in task.examples("train")]
+
+    with pytest.raises(
+        DataError, match=r"line 2: task\.word_column=0 and task\.tag_column=-1 name one of 1 columns: a "
+    ):
+        tags("a\tX\nb\n")
+    with pytest.raises(
+        DataError, match=r"line 1: task\.word_column=1 and task\.tag_column=-1 name one of 2 columns: a "
+    ):
+        tags("1\ta\n", word_column=1)
+    assert tags("1\ta\tX\n", word_column=1) == ["X"]
+    assert tags("a\n", tag_column=0) == ["a"]
 
 
 def test_blanks_in_columns_with_tabs_are_parts_of_words(tmp_path: Path) -> None:

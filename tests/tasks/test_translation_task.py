@@ -11,7 +11,7 @@ from ostinato.data.packs.make import content_hash, make_pack
 from ostinato.data.packs.source import all_examples
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
-from ostinato.tasks.registry import build_task, task_problems
+from ostinato.tasks.registry import build_task, task_config, task_problems
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,22 @@ def test_the_language_to_translate_to_is_written_before_the_source(tmp_path):
     assert task.by == ("to",)
     with pytest.raises(DataError, match=r"train: example 1 has no column 'lang' \(task.target_tag\)"):
         list(build_task(TaskRef.model_validate(settings | {"target_tag": "lang"}), data).examples("train"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "text"),
+    [
+        ({"corpus": "files", "target_tag": "to"}, "source_field", "<2ro> \u015f"),
+        ({"corpus": "files", "normalise": "romanian"}, "source_field", "\u015f"),
+        ({"corpus": "files", "normalise": "romanian", "swap_sides": True}, "target_field", "\u0219"),
+        ({"swap_sides": True}, "source_field", "\u015f"),
+    ],
+)
+def test_an_input_is_read_and_changed_as_the_sources_of_training(settings, field, text):
+    config = task_config(TaskRef.model_validate({"kind": "translation", **settings}))
+    assert config.input_field == field
+    assert config.pair_changes.of_source("\u015f", {"to": "ro"}) == text
+    assert config.pair_changes.of_source("b", {}) == "b"
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,6 @@ class AlgorithmicConfig(TaskConfig):
     seed: Count = 0
     """Of the data; independent of the seed of training."""
 
-    @property
-    def of_train(self) -> tuple[str, ...]:
-        """The number of examples."""
-        return ("n_train",)
-
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The split `long` needs room above its shortest length."""
         yield from super().problems(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeVar, get_type_hints
 
@@ -14,6 +14,7 @@ from ostinato.config.base import Config, inert
 from ostinato.config.data import DataConfig
 from ostinato.data.disk import refetch_hint
 from ostinato.data.lines import read_lines
+from ostinato.data.pair_changes import PairChanges
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.tasks.own_files import SPLITS, check_paths, given_splits, own_source, read_split
 
@@ -75,6 +76,11 @@ class TaskConfig(Config):
         return "source_field" if self.has_sources else "text_field"
 
     @property
+    def pair_changes(self) -> PairChanges:
+        """What is changed of pairs of files, and of inputs of `ostinato generate`, before they are tokenised."""
+        return PairChanges()
+
+    @property
     def fields(self) -> frozenset[str]:
         """Settings of `data` that name what is read of the user's files."""
         return PAIR_FIELDS if self.has_sources else TEXT_FIELD
@@ -82,7 +88,7 @@ class TaskConfig(Config):
     @property
     def of_train(self) -> tuple[str, ...]:
         """Settings that only the training split depends on, and that have no effect where `data.train` replaces it."""
-        return ()
+        return ("n_train",) if "n_train" in type(self).model_fields else ()
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Settings that another one makes useless."""
@@ -245,6 +251,17 @@ class Task(ABC):
     def why_no_split(self, split: str) -> str:
         """Return what would give a split that does not exist, or else which ones there are."""
         return self.why_missing(split) or f"the task {self.name} has the splits {', '.join(self.splits())}"
+
+    def by_of(self, split: str, asked: Sequence[str] | None) -> Sequence[str]:
+        """Return the columns that scores of a split are reported by.
+
+        Args:
+            asked: None: the task's own, of the training split, which may lack some, those that its first example has.
+        """
+        if asked is not None or not self.by or split != self.train_split:
+            return self.by if asked is None else asked
+        first = next(iter(self.examples(split)), None)
+        return [column for column in self.by if first is None or column in first.columns]
 
     def rules(self, source: str) -> dict[str, str]:
         """Return what rules without a model answer to a source, by their names, for `ostinato data baselines`."""

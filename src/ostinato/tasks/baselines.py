@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,11 @@ from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
 from ostinato.data.columns import numeric_order, with_columns
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
-from ostinato.data.tokenizers import Tokenizers
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.metrics import Metric, make_metric
+from ostinato.metrics.perplexity import perplexity
 from ostinato.tasks.base import Task
+from ostinato.tasks.packing import pack_source, training_tokenizers
 
 if TYPE_CHECKING:
     from ostinato.config.recipe import Recipe
@@ -98,10 +99,12 @@ def trivial_scores_by(
         DataError: the data cannot be downloaded or read, or an example has no such column, or it is no category.
     """
     by = [] if column is None else [column]
-    rows = list(with_columns(take_evenly(task.examples(split), max_examples), by, DataConfig(), split))
+    taken = take_evenly(_some(task.examples(split), split), max_examples)
+    rows = list(with_columns(taken, by, DataConfig(), split))
     names = task.metrics if metrics is None else metrics
     answer = {"text": _targets, "tags": _tags, "span": _spans, "last_word": _words}[task.answers]
-    found = answer(task.examples(task.splits()[0]), rows)
+    train_split = task.splits()[0]
+    found = answer(_some(task.examples(train_split), train_split), rows)
     for example in rows:
         for rule, output in task.rules(example.source or "").items():
             found.setdefault(rule, []).append(output)
@@ -132,8 +135,8 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
     Raises:
         ConfigError, DataError: as of training on the recipe.
     """
-    examples = list(task.examples(task.splits()[0]))
-    tokenizers = Tokenizers.train(recipe.data, examples, recipe.model.reads)
+    examples = list(_some(task.examples(task.splits()[0]), task.splits()[0]))
+    tokenizers = training_tokenizers(recipe, pack_source(recipe, task), examples)
     model, unknown, counts = recipe.model, recipe.data.unknown, Counter[int]()
     if model.generates or model.reads == "masked":
         encoder = tokenizers.target if model.generates else tokenizers.source
@@ -144,7 +147,7 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
         n_kinds = recipe.data.max_source_length if model.reads == "span" else tokenizers.target.vocab_size
         for row in encode_rows(examples, tokenizers, recipe.data, model, training=True, name=task.splits()[0]):
             counts.update(_counted_labels(row))
-    chosen = take_evenly(task.examples(split), recipe.evaluation.max_examples)
+    chosen = take_evenly(_some(task.examples(split), split), recipe.evaluation.max_examples)
     rows = list(encode_rows(chosen, tokenizers, recipe.data, model, training=False, name=split))
     labels = [_counted_labels(row) for row in rows]
     ((majority, _),) = counts.most_common(1)
@@ -152,12 +155,22 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
     n_labels, total = sum(map(len, labels)), counts.total() + n_kinds
     nll = sum(-n * math.log((counts[label] + 1) / total) for label, n in Counter(chain(*labels)).items())
     sizes = [row.size for row in rows if row.size is not None]
-    unigram = {"perplexity": math.exp(nll / n_labels)}
+    unigram = {"perplexity": perplexity(nll / n_labels)}
     if len(sizes) == len(rows):
-        unigram["word_perplexity"] = math.exp(nll / sum(size.n_words for size in sizes))
+        unigram["word_perplexity"] = perplexity(nll / sum(size.n_words for size in sizes))
     n_rows_right = sum(0 < len(row) == right for row, right in zip(labels, n_right, strict=True))
     scores = {"token_accuracy": sum(n_right) / n_labels, "sequence_accuracy_forced": n_rows_right / len(rows)}
     return {"majority": scores, "unigram": unigram}
+
+
+def _some(examples: Iterable[Example], split: str) -> Iterator[Example]:
+    """Yield the examples of a split; a DataError where there are none."""
+    is_empty = True
+    for example in examples:
+        is_empty = False
+        yield example
+    if is_empty:
+        raise DataError(f"{split}: there are no examples")
 
 
 def _counted_labels(row: AnyRow) -> list[int]:

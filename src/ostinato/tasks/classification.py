@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ostinato.config.data import FieldName
+from ostinato.config.files import say_once
 from ostinato.data.example import Example
 from ostinato.errors import DataError
 from ostinato.tasks.files import LanguagesConfig, LanguagesTask
@@ -25,7 +27,7 @@ class ClassificationConfig(LanguagesConfig):
     pair_field: FieldName | None = None
     """Key or column of a second text. None: `data.source_field` holds all, two texts with one tab between them."""
     skipped_labels: list[FieldName] = Field(default_factory=lambda: ["-"])
-    """Labels whose examples are left out: SNLI marks with - that its annotators did not agree."""
+    """Labels whose examples are left out; a note counts them. SNLI marks with - that its annotators did not agree."""
     choices: Annotated[list[FieldName], Field(min_length=2)] | None = None
     """All labels, to be ranked in dev and test by their probability as targets: `ranking`. None: they are not."""
 
@@ -57,10 +59,8 @@ class ClassificationTask(LanguagesTask):
             self.forced, self.contrast = ("ranking",), _OTHERS
 
     def _examples(self, split: str) -> Iterator[Example]:
-        examples = read_split(self.data, split)
-        kept = (example for example in examples if example.target.strip() not in self.config.skipped_labels)
         field = self.config.pair_field
-        for number, example in enumerate(self.config.select(kept, split), 1):
+        for number, example in enumerate(self.config.select(self._not_skipped(split), split), 1):
             example = self._with_other_labels(example, f"{split}: example {number}")
             if field is None:
                 yield example
@@ -71,6 +71,19 @@ class ClassificationTask(LanguagesTask):
             columns = {name: value for name, value in example.columns.items() if name != field}
             texts = [text.replace("\t", " ").strip() for text in (example.source or "", second)]
             yield Example("\t".join(texts), example.target, columns)
+
+    def _not_skipped(self, split: str) -> Iterator[Example]:
+        """Yield the examples that are not left out, and say in the end how many are."""
+        n, skipped = 0, Counter[str]()
+        for example in read_split(self.data, split):
+            n += 1
+            if (label := example.target.strip()) in self.config.skipped_labels:
+                skipped[label] += 1
+            else:
+                yield example
+        if skipped:
+            labels = ", ".join(skipped)
+            say_once(f"{split}: {skipped.total():,} of {n:,} examples are left out (task.skipped_labels: {labels})")
 
     def _with_other_labels(self, example: Example, where: str) -> Example:
         """Return an example with a column of the labels that it has not, where they are ranked."""

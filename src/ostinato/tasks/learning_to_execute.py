@@ -64,11 +64,6 @@ class LearningToExecuteConfig(TaskConfig):
             return self.max_length
         return _MEMORY_LENGTH if self.generator == "families" and self.family in MEMORY else _PROGRAM_LENGTH
 
-    @property
-    def of_train(self) -> tuple[str, ...]:
-        """The number of examples."""
-        return ("n_train",)
-
     def problems(self, path: str = "") -> Iterator[Problem]:
         """A stage lies below the maximum, and there must be enough programs to split in three."""
         yield from super().problems(path)

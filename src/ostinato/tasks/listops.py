@@ -63,11 +63,6 @@ class ListOpsConfig(TaskConfig):
     seed: Count = 0
     """Of the data; independent of the seed of training."""
 
-    @property
-    def of_train(self) -> tuple[str, ...]:
-        """The number of examples."""
-        return ("n_train",)
-
 
 class ListOpsTask(Task):
     """ListOps: the value of a nested list of digits, 500 to 2,000 tokens long, as in the Long Range Arena.

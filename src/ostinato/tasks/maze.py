@@ -37,11 +37,6 @@ class MazeConfig(TaskConfig):
     seed: Count = 0
     """Of the data; independent of the seed of training."""
 
-    @property
-    def of_train(self) -> tuple[str, ...]:
-        """The number of mazes."""
-        return ("n_train",)
-
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Sizes that have mazes and that are larger, paths that fit in."""
         yield from super().problems(path)

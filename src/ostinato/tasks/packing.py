@@ -6,18 +6,20 @@ bounded sample (`ostinato.data.packs.source`); words and characters are counted 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
+from ostinato.data.example import Example
 from ostinato.data.file_hashes import file_hash
 from ostinato.data.packs.make import Meter, OnProgress, hash_of, held, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
 from ostinato.data.tokenizers import Tokenizers, tokenizer_files, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.tasks.base import Task
+from ostinato.tasks.start import start_tokenizers
 
 AUTO_BYTES = 1 << 26
 """Of the texts of a training split, above which `data.packed: auto` reads a pack."""
@@ -55,6 +57,27 @@ def _why_none(recipe: Recipe, source: PackSource | None) -> str | None:
     if recipe.training.extend_vocabulary:
         return "has no effect with training.extend_vocabulary, which looks at all examples: remove one of them"
     return None
+
+
+def training_tokenizers(
+    recipe: Recipe, source: PackSource | None, examples: Sequence[Example], on_progress: OnProgress | None = None
+) -> Tokenizers:
+    """Return the tokenizers of a training: those of the run to start from, or else trained now or before.
+
+    Args:
+        source: what the training split is packed from (`pack_source`); None: it is held in memory.
+        examples: of the training split; none are needed where there is a source.
+        on_progress: see `tokenizers_of`.
+
+    Raises:
+        ConfigError: the run to start from is not there, or has others than the recipe needs. DataError: there are no
+            texts, or some cannot be read.
+    """
+    if recipe.training.init_from is not None:
+        return start_tokenizers(recipe, examples)
+    if source is not None:
+        return tokenizers_of(source, recipe.data, on_progress)
+    return Tokenizers.train(recipe.data, examples, recipe.model.reads)
 
 
 def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress | None = None) -> Tokenizers:

@@ -39,11 +39,6 @@ class ParityConfig(TaskConfig):
     seed: Count = 0
     """Of the data; independent of the seed of training."""
 
-    @property
-    def of_train(self) -> tuple[str, ...]:
-        """The number of examples."""
-        return ("n_train",)
-
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The split `long` is longer than what is trained on."""
         yield from super().problems(path)

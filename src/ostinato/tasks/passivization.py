@@ -63,11 +63,6 @@ class PassivizationConfig(TaskConfig):
     seed: Count = 0
     """generated: of the data; independent of the seed of training."""
 
-    @property
-    def of_train(self) -> tuple[str, ...]:
-        """The number of examples."""
-        return ("n_train",)
-
 
 class PassivizationTask(Task):
     """English passivization: copy a sentence or put it into the passive, as its last word says.

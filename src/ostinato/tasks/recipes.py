@@ -87,8 +87,14 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     """
     path = find_recipe(name_or_path)
     by_path = {shipped: name for name, shipped in shipped_files(_FOLDER).items()}
-    file_name = path.resolve().parent.name if path.name == RUN_RECIPE else path.stem
-    return load_recipe_config(path, overrides, find_recipe, _problems, default_name=by_path.get(path, file_name))
+    is_run = path.name == RUN_RECIPE
+    file_name = path.resolve().parent.name if is_run else path.stem
+
+    def problems(recipe: Recipe) -> Iterator[Problem]:
+        # A run may be loaded for a split of other files; those that are scored are looked for then.
+        return (one for one in _problems(recipe) if not (is_run and one.key == "evaluation.splits"))
+
+    return load_recipe_config(path, overrides, find_recipe, problems, default_name=by_path.get(path, file_name))
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:

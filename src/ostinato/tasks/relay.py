@@ -43,11 +43,6 @@ class RelayConfig(TaskConfig):
     seed: Count = 0
     """Of the data; independent of the seed of training."""
 
-    @property
-    def of_train(self) -> tuple[str, ...]:
-        """The number of examples."""
-        return ("n_train",)
-
     def problems(self, path: str = "") -> Iterator[Problem]:
         """The split `far` needs hops beyond those of training."""
         yield from super().problems(path)

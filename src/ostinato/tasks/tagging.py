@@ -9,12 +9,15 @@ from typing import ClassVar, Literal
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line, read_lines
 from ostinato.data.paths import find_files
+from ostinato.data.sources import kind_of_file
 from ostinato.errors import DataError
 from ostinato.tasks.base import Only
 from ostinato.tasks.files import LanguagesConfig, LanguagesTask
 from ostinato.tasks.own_files import check_no_data_set, paths_of, read_split
 
 _DOCUMENT = "-DOCSTART-"
+_OF_SENTENCES = {"json": "JSON lines", "csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
+"""Kinds of files that hold a sentence a row."""
 
 
 class TaggingConfig(LanguagesConfig):
@@ -65,6 +68,10 @@ class TaggingTask(LanguagesTask):
         else:
             check_no_data_set(self.data, split, "task.format=sentences reads data sets")
             paths = find_files(paths_of(self.data, split))
+            for path in paths:
+                if (kind := _OF_SENTENCES.get(kind_of_file(path))) is not None:
+                    reason = f"is {kind}, and task.format=columns reads a word a line: task.format=sentences reads it"
+                    raise DataError(f"{path}: {reason}")
             examples = (example for path in paths for example in self._read_columns(path))
         for number, example in enumerate(self.config.select(examples, split), 1):
             n_words, n_tags = len((example.source or "").split()), len(example.target.split())
@@ -99,11 +106,15 @@ class TaggingTask(LanguagesTask):
             is_number_or_range = cells[0].replace("-", "").replace(".", "").isdecimal()
             if len(cells) == 10 and is_number_or_range and not cells[0].isdecimal():
                 continue
+            word_column, tag_column = self.config.word_column, self.config.tag_column
             try:
-                word, tag = cells[self.config.word_column], cells[self.config.tag_column]
+                word, tag = cells[word_column], cells[tag_column]
             except IndexError as error:
-                wanted = f"columns {self.config.word_column} and {self.config.tag_column}"
-                raise bad_line(path, number, f"{len(cells)} columns, but {wanted} are asked for") from error
+                reason = f"{len(cells)} columns, but columns {word_column} and {tag_column} are asked for"
+                raise bad_line(path, number, reason) from error
+            if word_column != tag_column and word_column % len(cells) == tag_column % len(cells):
+                named = f"task.word_column={word_column} and task.tag_column={tag_column}"
+                raise bad_line(path, number, f"{named} name one of {len(cells)} columns: a word needs a tag beside it")
             words.append(word)
             tags.append(tag)
         if words:

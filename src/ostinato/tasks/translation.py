@@ -75,6 +75,16 @@ class TranslationConfig(TaskConfig):
         """Whether the text is the user's."""
         return self.corpus == "files"
 
+    @property
+    def input_field(self) -> str:
+        """Setting of `data` that names what is translated."""
+        return "target_field" if self.reads_own_files and self.swap_sides else super().input_field
+
+    @property
+    def pair_changes(self) -> PairChanges:
+        """What is changed of pairs: tags, letters, sides."""
+        return PairChanges(self.target_tag, _COMMAS if self.normalise == "romanian" else {}, self.swap_sides)
+
 
 class TranslationTask(Task):
     """Translation: Multi30k English to German, or parallel text of your own, scored by BLEU and chrF.
@@ -111,13 +121,8 @@ class TranslationTask(Task):
             return {}
         return {split: _FILES[f"{name}.en"].n_rows or 0 for split, name in _FILE_OF.items()}
 
-    @property
-    def _changes(self) -> PairChanges:
-        letters = _COMMAS if self.config.normalise == "romanian" else {}
-        return PairChanges(self.config.target_tag, letters, self.config.swap_sides)
-
     def _examples(self, split: str) -> Iterator[Example]:
-        is_own, changes = self.config.corpus == "files", self._changes
+        is_own, changes = self.config.corpus == "files", self.config.pair_changes
         pairs = read_split(self.data, split) if is_own else self._read_multi30k(_FILE_OF[split])
         for number, example in enumerate(pairs, 1):
             try:
@@ -129,7 +134,7 @@ class TranslationTask(Task):
         """Return the files of a split, or its data set; see `Task`."""
         if self.config.corpus != "files":
             return super().pack_source(split)
-        return own_source(self.data, split, changes=self._changes)
+        return own_source(self.data, split, changes=self.config.pair_changes)
 
     def _read_multi30k(self, name: str) -> Iterator[Example]:
         english, german = (self._published(_FILES[f"{name}.{language}"]) for language in ("en", "de"))
