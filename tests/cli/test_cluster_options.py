@@ -152,6 +152,28 @@ def test_a_copy_that_was_cut_off_is_copied_again(run, file: Path, scheme: str, m
     assert written == ["timings.jsonl", "results.jsonl"]
 
 
+def test_the_copy_of_a_run_that_was_trained_again_is_of_the_new_training_alone(
+    run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
+    store, copies = file.parent / "store", file.parent / "copies"
+    words = ["sweep", file, "--store", store, "--copy-to", f"file://{copies}"]
+    run(*words)
+    key = json.loads((store / "sweeps/mine/results.jsonl").read_text())["key"][:16]
+    # The copy of an earlier training: files of as many bytes, and some that this one does not have.
+    for path in (copies / key).rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[::-1])
+    (copies / key / "measures").mkdir()
+    (copies / key / "measures" / "other.json").write_text("{}")
+    assert f"copied to file://{copies}: 1 runs" in run(*words).out
+
+    def content(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert content(copies / key) == content(store / key)
+
+
 RESULT_FILES = {"sweeps", "locks", "hashes", "events"}
 
 

@@ -368,6 +368,7 @@ def test_table_averages_scores_by_a_column_over_its_values_and_over_seeds(run, t
     ("options", "expected"),
     [
         (["--by", "lang", "--csv"], "--csv: cannot go with --by"),
+        (["--json", "--markdown"], "--markdown --json: choose one of them"),
         (["--by", "lang", "--jsonl", "x"], "--jsonl: cannot go with --by"),
         (["--metric", "accuracy"], "--metric: is for --by COLUMN"),
         (["--csv", "--examples"], "--csv --examples: is for a sweep"),

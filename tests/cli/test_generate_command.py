@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import ostinato
 from ostinato import kernels
 from ostinato.cli import main
 
@@ -64,6 +65,39 @@ def test_json_lines_are_read_by_the_runs_field_and_carry_the_rest(run, trained: 
     assert [one["question"] for one in found] == ["1 2 3", "4 5"]
     assert [one["prediction"] for one in found] == run("generate", trained, path).out.splitlines() != ["old", ""]
     assert all(set(one) >= {"score", "log_prob", "finished", "n_tokens"} for one in found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "row", "line"),
+    [
+        ({"swap_sides": True, "normalise": "romanian"}, {"source": "x", "target": "a \u015f"}, "a \u0219"),
+        ({"target_tag": "to"}, {"source": "x y", "target": "", "to": "de"}, "<2de> x y"),
+    ],
+)
+def test_translation_reads_the_side_and_the_tag_that_it_was_trained_on(
+    run, tmp_path: Path, settings: dict[str, Any], row: dict[str, str], line: str
+) -> None:
+    pairs = [("x y", "a \u015f", "de"), ("y", "a", "fr"), ("x", "\u015f", "de")] * 4
+    rows = [{"source": source, "target": target, "to": to} for source, target, to in pairs]
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    _, _, rest = TINY.partition("model:\n")
+    task = json.dumps({"kind": "translation", "corpus": "files", **settings})
+    files = ", ".join(f"{split}: {data}" for split in ("train", "dev", "test"))
+    (tmp_path / "tiny.yaml").write_text(f"task: {task}\ndata: {{{files}}}\nmodel:\n{rest}", encoding="utf-8")
+    trained, given = tmp_path / "run", tmp_path / "in.jsonl"
+    assert run("train", tmp_path / "tiny.yaml", "--run-dir", trained).code == 0
+    given.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    (tmp_path / "in.tsv").write_text("\n".join("\t".join(one) for one in (row, row.values())) + "\n", encoding="utf-8")
+    (tmp_path / "in.txt").write_text(f"{line}\n", encoding="utf-8")
+    (output,) = objects(run("generate", trained, given, "--json").out)
+    (plain,) = objects(run("generate", trained, tmp_path / "in.txt", "--json").out)
+    assert (output["prediction"], output["score"]) == (plain["prediction"], plain["score"])
+    assert {key: output[key] for key in row} == row
+    (columns,) = objects(run("generate", trained, tmp_path / "in.tsv", "--json").out)
+    assert columns == output
+    (in_python,) = ostinato.load(trained, device="cpu").generations([line])
+    assert in_python.score == output["score"]
 
 
 @pytest.mark.parametrize("command", ["generate", "evaluate"])

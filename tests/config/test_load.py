@@ -154,6 +154,8 @@ def test_overrides_are_yaml_values() -> None:
             "training.optimizer.lr=1e-3",
             "training.clip_norm=null",
             "data.train=[a.en, a.de]",
+            "data.dev=*.jsonl.zst",
+            "data.test={new: '*.txt'}",
             "model.encoder.ffn.share=[0, null, 0, 1, 1, null]",
             "evaluation.max_examples=10",
             "name='7'",
@@ -164,6 +166,8 @@ def test_overrides_are_yaml_values() -> None:
     assert recipe.training.optimizer.lr == 0.001
     assert recipe.training.clip_norm is None
     assert recipe.data.train == ["a.en", "a.de"]
+    assert recipe.data.dev == "*.jsonl.zst"
+    assert recipe.data.test == {"new": "*.txt"}
     assert recipe.model.encoder.ffn.share == [0, None, 0, 1, 1, None]
     assert recipe.name == "7"
 

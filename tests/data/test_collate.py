@@ -48,6 +48,11 @@ def test_joined_rows_are_one_sequence_whose_labels_begin_at_the_begin_symbol() -
     assert batch.n_labels == 5
     assert [row.length for row in rows] == [6, 5]
     assert batch.target.ids_BT.shape == (2, max(row.length for row in rows))
+    with torch.device("meta"):
+        again = collate(rows)
+    assert torch.equal(again.loss_mask_BT, batch.loss_mask_BT)
+    assert again.prefix_lengths_B is not None
+    assert again.prefix_lengths_B.tolist() == [4, 2]
     with pytest.raises(DataError, match="1 of 2 rows are one sequence"):
         collate([Row([4], [5], is_joined=True), Row([4], [5])])
 

@@ -117,6 +117,7 @@ def test_names_of_files_that_are_not_utf_8_are_written_too(tmp_path: Path) -> No
 def test_what_other_processes_write_is_no_leftover(tmp_path: Path) -> None:
     (tmp_path / ".partial-update-000003").mkdir()
     (tmp_path / ".partial-average-best-2").mkdir()
+    (tmp_path / ".partial-deleting-average-best-2").mkdir()
     (tmp_path / ".partial-results.json").write_text("{")
     with new_file(tmp_path / "dev.jsonl") as file:
         file.write_text("a line\n")

@@ -131,7 +131,7 @@ def test_a_target_of_another_type_is_named_by_its_row(value: object, tmp_path: P
     rows.add_column("other", [value, value]).save_to_disk(tmp_path / "data")
     with pytest.raises(DataError) as caught:
         read(tmp_path / "data", columns={"source": "source", "target": "other"})
-    assert "split train, row 1: 'target' is " in str(caught.value)
+    assert "split train, row 1: column 'target' is " in str(caught.value)
     assert str(caught.value).endswith(f", a {type(value).__name__}, but has to be a string")
 
 
@@ -184,7 +184,10 @@ def test_a_column_may_be_source_and_target(lines: Path) -> None:
             {"columns": {"source": "source", "out": "target"}},
             "no column 'target' (data.target_field) among 'source', 'out'",
         ),
-        ({"columns": {"source": "n", "target": "target"}}, "row 1: 'source' is 0, a int, but has to be a string"),
+        (
+            {"columns": {"source": "n", "target": "target"}},
+            "row 1: column 'source' is 0, a int, but has to be a string",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(

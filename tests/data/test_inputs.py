@@ -33,6 +33,12 @@ def test_json_lines_carry_their_other_fields(tmp_path: Path) -> None:
     assert found[3].where == f"{tmp_path / 'b.json.gz'}, line 2"
     shared = InputReader("source", "data.source_field", prefix_field="begun", prefix="LA")
     assert [one.prefix for one in shared.read([tmp_path / "a.jsonl"])] == ["LA", "RE"]
+    (tmp_path / "c.txt").write_text("do\n", encoding="utf-8")
+    with pytest.raises(
+        DataError, match=r"c\.txt: lines of text have no 'begun': it is a key of JSON lines, or a column"
+    ):
+        list(shared.read([tmp_path / "c.txt"]))
+    assert not list(shared.read([], io.BytesIO(b"")))
 
 
 def test_standard_input_and_text_files_are_json_lines_where_the_first_line_is_an_object_with_the_text(

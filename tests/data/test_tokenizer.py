@@ -63,6 +63,21 @@ def test_subwords_give_back_any_text_exactly(text: str, tokenizer: Tokenizer) ->
     assert all(4 <= i < tokenizer.vocab_size for i in ids)
 
 
+@given(task_symbols | any_text, task_symbols | any_text, st.sampled_from([BPE, UNIGRAM]))
+def test_a_text_and_what_follows_it_are_the_whole(text: str, more: str, tokenizer: Tokenizer) -> None:
+    before, ids = tokenizer.encode(text), tokenizer.encode(more)
+    assert text + tokenizer.decode_after(before, ids) == tokenizer.decode([*before, *ids])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_follows_a_text_begins_with_the_blank_between_them(kind: str) -> None:
+    tokenizer = tokenizer_of(kind, ["the cat sat"])
+    before, ids = tokenizer.encode("the"), tokenizer.encode("the cat sat")
+    assert ids[: len(before)] == before
+    assert tokenizer.decode_after(before, ids[len(before) :]) == " cat sat"
+    assert tokenizer.decode_after([], ids) == "the cat sat"
+
+
 @given(st.sampled_from([BPE, UNIGRAM]), st.data())
 def test_any_ids_have_a_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))

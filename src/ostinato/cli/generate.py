@@ -224,12 +224,15 @@ def _decoding(
 def _reader(loaded: LoadedRun, input_format: Any, prefix: str, prefix_field: str | None) -> InputReader:
     from ostinato.data.inputs import InputReader
     from ostinato.data.sources import fields_of, has_header
+    from ostinato.tasks.registry import task_config
 
     if loaded.reads_prompts and (prefix or prefix_field):
         reason = "this language model's input is itself the beginning of its output"
         raise typer.BadParameter(reason, param_hint="--prefix")
     fields = fields_of(loaded.recipe.data, "language_model" if loaded.reads_prompts else "seq2seq")
-    return InputReader(*fields[0], prefix_field, prefix, input_format, has_header(fields))
+    names = {setting: name for name, setting in fields}
+    setting = f"data.{task_config(loaded.recipe.task).input_field}"
+    return InputReader(names[setting], setting, prefix_field, prefix, input_format, has_header(fields))
 
 
 def _text(number: int, output: Generation | DataError, has_lists: bool, scores: bool) -> list[str]:

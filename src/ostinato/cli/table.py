@@ -36,6 +36,7 @@ from ostinato.system_errors import naming
 
 _BY, _SWEEP = "Scores by a column", "Sweeps"
 _OF_BY, _OF_SWEEPS, _OF_RUNS = ("split", "metric"), ("csv", "examples"), ("source_length", "target_length", "jsonl")
+_FORMS = "csv", "markdown", "json"
 
 
 def table(
@@ -82,6 +83,8 @@ def table(
     """
     from ostinato.experiments.sweep.rows import is_sweep
 
+    if sum((csv, markdown, json)) > 1:
+        raise typer.BadParameter("choose one of them", param_hint=options_given(context, _FORMS))
     if by is not None:
         if named := options_given(context, (*_OF_SWEEPS, *_OF_RUNS)):
             raise typer.BadParameter("cannot go with --by", param_hint=named)

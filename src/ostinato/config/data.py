@@ -78,7 +78,7 @@ class MixtureConfig(Config):
     """Training on several data sets, drawn more evenly than by their sizes: see `ostinato.data.mixture`."""
 
     column: FieldName
-    """Names each example's data set: a language, or task.origin_column."""
+    """Names each example's data set: a language, or task.origin_column (task files)."""
     temperature: Annotated[float, Field(ge=1)] = 1.0
     """T of shares n^(1 / T): 1 by size, larger ones more evenly."""
     weights: Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)] | None = None

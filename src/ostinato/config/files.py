@@ -323,7 +323,9 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
 
 
 def parse_value(text: str) -> Any:
-    """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None."""
+    """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None; `*.txt` is text."""
+    if text.lstrip().startswith("*"):  # to YAML an alias, for which a value by itself has no anchor
+        return text.strip()
     check_size(text)
     parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
     return map_texts(cast(Settings, parsed)["value"])

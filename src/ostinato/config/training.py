@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -11,6 +11,7 @@ from pydantic import Field
 from ostinato.config.base import Config, Count, Number, Positive, Size, inert
 from ostinato.config.schema import slots_of
 from ostinato.errors import Inert, Problem
+from ostinato.plan import Plan
 
 Weight = Annotated[float, Field(ge=0)]
 ExpertBackend = Literal["auto", "loop", "segments", "padded", "grouped"]
@@ -291,6 +292,13 @@ class RoundLossConfig(Config):
         if self.weights and not self.weights[-1]:
             yield Problem(f"{path}weights", self.weights, "the last one, of the last round, must be positive")
 
+    def n_predictions(self, plans: Mapping[str, Plan]) -> int:
+        """Return how many predictions of a pass through such stacks, of which the last predicts, have a gradient."""
+        if not plans:
+            return 1
+        n_rounds = list(plans.values())[-1].n_rounds
+        return n_rounds if self.kind == "exit" else sum(weight > 0 for weight in self.of_rounds(n_rounds))
+
     def of_rounds(self, n_rounds: int, draw: float = 0.0) -> list[float]:
         """Return the weights of so many rounds, whose sum is 1, of a loss whose weights are not learned.
 
@@ -432,11 +440,11 @@ class TrainingConfig(Config):
     evaluate_every: Size = 500
     """Updates from one evaluation to the next."""
     save_every: Size = 500
-    """Updates from one checkpoint to the next."""
+    """Updates from one checkpoint to the next; an interrupt, the end and the best ones are saved besides."""
     log_every: Size = 50
     """Updates from one training record to the next."""
     keep_last: Size = 1
-    """Checkpoints that stay, of the newest; saved every `save_every` updates and where one is among the best."""
+    """Checkpoints that stay, of the newest: of those saved every `save_every` updates, and the last one."""
     keep_best: Size = 1
     """Checkpoints that stay besides, of the best by `selection`: what `--checkpoint best:N` may average."""
     selection: SelectionConfig = SelectionConfig()

@@ -147,12 +147,12 @@ class Batch:
             texts = cls.from_lists(targets, special_ids=special_ids)
             return replace(texts, source=Tokens.from_lists(read, special_ids.pad))
         # The source's own tokens are no labels: the labels have padding in their columns, which the mask leaves out.
-        prefix_lengths_B = torch.tensor([len(source) for source in read])
+        prefix_lengths_B = torch.tensor([len(source) for source in read], device="cpu")
         rows = zip(read, begun, labels, strict=True)
         both = [([*source, *target], [special_ids.pad] * len(source) + label) for source, target, label in rows]
         sequences = Tokens.from_lists([ids for ids, _ in both], special_ids.pad)
         padded = Tokens.from_lists([label for _, label in both], special_ids.pad)
-        is_target_BT = torch.arange(sequences.ids_BT.shape[1]) >= prefix_lengths_B[:, None]
+        is_target_BT = torch.arange(sequences.ids_BT.shape[1], device="cpu") >= prefix_lengths_B[:, None]
         return cls(sequences, padded.ids_BT, padded.keep_BT & is_target_BT, prefix_lengths_B=prefix_lengths_B)
 
     @property

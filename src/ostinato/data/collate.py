@@ -139,7 +139,7 @@ def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:
         labels.ids_BT.clamp_min(0),
         labels.keep_BT & (labels.ids_BT != IGNORED_LABEL),
         places_BL=Tokens.from_lists(places).ids_BT if places else None,
-        prefix_lengths_B=torch.tensor(prefixes) if prefixes else None,
+        prefix_lengths_B=torch.tensor(prefixes, device="cpu") if prefixes else None,
         continues=True,
     )
 

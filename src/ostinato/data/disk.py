@@ -59,7 +59,12 @@ def sha256_of(path: Path) -> str:
 
 def sha256_of_all(paths: Iterable[Path]) -> str:
     """Return the SHA-256 of the hashes of several files, in their order, in hexadecimal."""
-    return hashlib.sha256(b"".join(bytes.fromhex(sha256_of(path)) for path in paths)).hexdigest()
+    return hash_of_hashes(map(sha256_of, paths))
+
+
+def hash_of_hashes(hashes: Iterable[str]) -> str:
+    """Return the SHA-256 of several hashes, in their order; all in hexadecimal."""
+    return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
 
 
 @contextmanager
@@ -193,7 +198,8 @@ def remove_folder(path: Path) -> None:
         doomed = path.with_name(f"{PARTIAL}deleting-{path.name}")
         shutil.rmtree(doomed, ignore_errors=True)
         path = path.rename(doomed)
-    shutil.rmtree(path)
+    with suppress(FileNotFoundError):  # `remove_leftovers` of another process is at it, too
+        shutil.rmtree(path)
 
 
 def remove_leftovers(directory: Path, *, but: str = "") -> None:
@@ -205,10 +211,10 @@ def remove_leftovers(directory: Path, *, but: str = "") -> None:
     for path in directory.glob(f"{PARTIAL}*"):
         if OF_A_USER.fullmatch(path.name):
             continue
-        if but and path.name.startswith((f"{PARTIAL}{but}", f"{PARTIAL}deleting-{but}")):
+        if but and path.name.startswith(f"{PARTIAL}{but}"):
             continue
         if path.is_dir():
-            shutil.rmtree(path)
+            remove_folder(path)
         else:
             path.unlink()
 

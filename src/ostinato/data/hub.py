@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import glob
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.config.files import say_once
 from ostinato.data.example import Example
 from ostinato.data.lines import bad_line
-from ostinato.data.sources import Fields, checked_text, fields_of, missing
+from ostinato.data.sources import Fields, example_of, fields_of
 from ostinato.errors import DataError, on_one_line, see
 
 if TYPE_CHECKING:
@@ -84,18 +83,14 @@ def read_rows(
     where, names = where or title(given), [name for name, _ in fields]
     needed = None if wanted is None else {*names, *wanted}
     for number, record in enumerate(_records(rows, given.columns, where, needed, n_before), n_before + 1):
-        texts = []
-        for name, setting in fields:
-            if name not in record:
-                raise bad_line(where, number, missing("column", name, setting, list(record)), "row")
-            value = record[name]
-            if isinstance(value, list) and all(isinstance(word, str) for word in value):
-                value = " ".join(value)
-            if setting == "data.target_field" and isinstance(value, int):
-                value = json.dumps(value)
-            texts.append(checked_text(value, repr(name), where, number, "row"))
-        columns = {key: value for key, value in record.items() if key not in names}
-        yield number, Example(None if len(texts) == 1 else texts[0], texts[-1], columns)
+        row = {name: _joined(value) if name in names else value for name, value in record.items()}
+        yield number, example_of(row, fields, where, number, "row")
+
+
+def _joined(value: object) -> object:
+    """Return a list of words as a text; all else as it is."""
+    is_words = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return " ".join(value) if is_words else value  # type: ignore[arg-type]
 
 
 def why_missing(given: DataSetConfig) -> str | None:

@@ -67,7 +67,8 @@ class InputReader:
 
         Raises:
             DataError: a file that does not exist, or a table (before anything is read), a damaged gzip file, a file of
-                columns without that of the text, or a standard input that cannot be read.
+                columns without that of the text, lines of text where `prefix_field` names a key, or a standard input
+                that cannot be read.
         """
         kinds: list[str] = []
         for path in paths:
@@ -100,6 +101,9 @@ class InputReader:
     ) -> Iterator[Input]:
         first = list(islice(lines, 1))
         is_json = kind == "json" or (self.format == "auto" and self._is_object_with_text(first))
+        if first and not is_json and self.prefix_field is not None:
+            reason = f"lines of text have no '{self.prefix_field}': it is a key of JSON lines, or a column"
+            raise DataError(f"{where}: {reason}")
         for number, line in chain(first, lines):
             name = f"{where}, line {number}"
             if isinstance(line, DataError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ostinato.data.example import Example
@@ -10,12 +11,13 @@ from ostinato.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class PairChanges:
-    """Changes to a pair of texts, in this order.
+    """Changes to a pair of texts.
 
     Args:
         tag: column with the language of the target: `<2de>` and a blank are written before a source whose target is
             German (`de`); None: nothing is.
-        letters: of the target, each with the one that stands in its place. is_swapped: source and target change places.
+        letters: of the target, each with the one that stands in its place.
+        is_swapped: source and target change places; `letters` are then the source's.
     """
 
     tag: str | None = None
@@ -28,12 +30,18 @@ class PairChanges:
         Raises:
             DataError: it has no such column.
         """
+        if self.tag is not None and self.tag not in example.columns:
+            raise DataError(f"has no column {self.tag!r} (task.target_tag)")
         source, target = example.source or "", example.target
-        if self.tag is not None:
-            if self.tag not in example.columns:
-                raise DataError(f"has no column {self.tag!r} (task.target_tag)")
-            source = f"<2{example.columns[self.tag]}> {source}"
-        target = target.translate({ord(letter): other for letter, other in self.letters.items()})
-        return replace(
-            example, source=target if self.is_swapped else source, target=source if self.is_swapped else target
-        )
+        if self.is_swapped:
+            return replace(example, source=self.of_source(target, example.columns), target=source)
+        return replace(example, source=self.of_source(source, example.columns), target=self._with_letters(target))
+
+    def of_source(self, text: str, columns: Mapping[str, object]) -> str:
+        """Return what the model reads, changed as in a pair; without the column of the tag, none is written."""
+        if self.tag is not None and self.tag in columns:
+            text = f"<2{columns[self.tag]}> {text}"
+        return self._with_letters(text) if self.is_swapped else text
+
+    def _with_letters(self, text: str) -> str:
+        return text.translate({ord(letter): other for letter, other in self.letters.items()})

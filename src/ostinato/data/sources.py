@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import zip_longest
@@ -187,31 +187,39 @@ def _read_table(part: Part, fields: Fields, wanted: Sequence[str] | None) -> Ite
     groups = None if part.groups is None else range(*part.groups)
     rows = read_arrow(path, kept) if path.suffix == ".arrow" else read_parquet(path, kept, groups)
     for number, row in enumerate(rows, n_before + 1):
-        texts = [
-            checked_text(_as_text(row[name], setting), f"column {name!r}", path, number, "row")
-            for name, setting in fields
-        ]
-        yield number, _example(texts, {key: value for key, value in row.items() if key not in names})
+        yield number, example_of(row, fields, path, number, "row")
 
 
-def _as_text(value: object, setting: str) -> object:
-    """Return a target that is an integer or a boolean, a label, as its JSON text; all others as they are."""
-    return json.dumps(value) if setting == "data.target_field" and isinstance(value, int) else value
+def example_of(
+    row: Mapping[str, object], fields: Fields, where: Path | str, number: int, unit: Literal["line", "row"]
+) -> Example:
+    """Return the example that the object of a line, or a row of a table, holds.
+
+    A target that is an integer or a boolean, a label, is its JSON text.
+
+    Raises:
+        DataError: a field that is not there, or no text.
+    """
+    kind, texts, names = {"line": "key", "row": "column"}[unit], [], [name for name, _ in fields]
+    for name, setting in fields:
+        if name not in row:
+            raise bad_line(where, number, missing(kind, name, setting, list(row)), unit)
+        value = row[name]
+        if setting == "data.target_field" and isinstance(value, int):
+            value = json.dumps(value)
+        shown = repr(name) if unit == "line" else f"column {name!r}"
+        texts.append(checked_text(value, shown, where, number, unit))
+    return _example(texts, {key: value for key, value in row.items() if key not in names})
 
 
 def _read_json_lines(part: Part, fields: Fields) -> Iterator[tuple[int, Example]]:
     path = part.path
     for number, line in read_lines(path, part.stretch):
         record = parse_object(line, path, number)
-        texts, names = [], [name for name, _ in fields]
-        for name, setting in fields:
-            if name not in record:
-                raise bad_line(path, number, missing("key", name, setting, list(record)))
-            texts.append(checked_text(_as_text(record[name], setting), repr(name), path, number))
-        columns = {key: value for key, value in record.items() if key not in names}
+        example = example_of(record, fields, path, number, "line")
         if "\\u" in line:  # only an escape can be half of a surrogate pair: the line itself was UTF-8
-            checked_text(json.dumps(columns, ensure_ascii=False), "a column", path, number)
-        yield number, _example(texts, columns)
+            checked_text(json.dumps(example.columns, ensure_ascii=False), "a column", path, number)
+        yield number, example
 
 
 def parse_object(line: str, where: Path | str, number: int) -> dict[str, object]:

@@ -69,6 +69,15 @@ class Tokenizer(ABC):
                 raise DataError(f"token id {i} is outside the vocabulary of {self.vocab_size} ids")
         return self._text(kept)
 
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return what `decode` of all these ids writes behind that of `before`: with the blank between them.
+
+        Where the whole does not begin with the text of `before` (which may end within a character), the text of `ids`
+        alone.
+        """
+        first, whole = self.decode(before), self.decode([*before, *ids])
+        return whole.removeprefix(first) if whole.startswith(first) else self.decode(ids)
+
     @abstractmethod
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return for every id of `encode` its characters start .. end in the text, without white space at its ends.

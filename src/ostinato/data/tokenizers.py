@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,13 +143,19 @@ def tokenizer_file(path: Path) -> Path:
     return path / "tokenizer.json" if path.is_dir() else path
 
 
-def tokenizer_files(config: TokenizerConfig) -> list[Path]:
-    """Return the files that an existing tokenizer is read from; empty where `path` is not set."""
+def tokenizer_files(config: TokenizerConfig, noted: Container[str] = ()) -> list[Path]:
+    """Return the files that an existing tokenizer is read from; empty where `path` is not set.
+
+    Args:
+        noted: paths of files that were there once, and may be gone.
+    """
     if config.path is None:
         return []
-    file = tokenizer_file(Path(config.path))
+    inside = Path(config.path, "tokenizer.json")
+    file = inside if str(inside) in noted else tokenizer_file(Path(config.path))
     beside = file.with_name(_NAMES_OF_SYMBOLS)
-    return [file, beside] if config.kind == "hf" and beside.is_file() else [file]
+    is_there = config.kind == "hf" and (str(beside) in noted or beside.is_file())
+    return [file, beside] if is_there else [file]
 
 
 def read_kept(path: Path, given: Mapping[str, Sequence[int]] | None = None, vocab_size: int | None = None) -> Tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -49,10 +49,12 @@ class Generation:
     """One output.
 
     Args:
-        text: the output with the prefix that was given; a language model's prompt is not repeated.
+        text: the output with the prefix that was given; a language model's prompt is not repeated: the text goes on
+            behind it, with the blank that comes first.
         score, log_prob, finished: see `ostinato.decoding.Hypothesis`.
         n_tokens: number of generated tokens, the end symbol included.
-        tokens, token_log_probs: the generated tokens and their log-probabilities; None without `token_scores`.
+        tokens, token_log_probs: the generated tokens and their log-probabilities; None without `token_scores`. Every
+            token is written by itself, behind a prompt as it goes on behind the token before it.
         others: the next best outputs, best first; empty with `n_best` = 1.
     """
 
@@ -178,6 +180,28 @@ class _Started:
     batches: list[tuple[Batch, Callable[[], list[list[Hypothesis]]]]]
 
 
+def encode_prompt(model: TextModel, text: str, tokenizer: Tokenizer, data: DataConfig) -> list[int]:
+    """Return the ids of a prompt; an empty one has none, although a tokenizer may give it some.
+
+    It is never cut, whatever `data.over_length` says: what is written goes on where it ends. With its begin symbol it
+    may have as many tokens as a text or a block of the training, and no more than there are learned positions.
+
+    Raises:
+        DataError: it cannot be encoded, or is too long.
+    """
+    if not text:
+        return []
+    ids = tokenizer.encode(text, unknown=data.unknown)
+    n, n_positions = 1 + len(ids), getattr(model, "longest_target", None)
+    if n_positions is not None and n > n_positions:
+        raise DataError(f"{n} tokens, but the model has {n_positions} positions: shorten the prompt")
+    if n > max(data.max_target_length, data.block_length or 0):
+        limits = f"data.max_target_length is {data.max_target_length}"
+        limits += "" if data.block_length is None else f" and data.block_length {data.block_length}"
+        raise DataError(f"{n} tokens, but {limits}: a prompt is not cut: --set data.max_target_length={n}")
+    return ids
+
+
 class _Generator:
     """Encodes inputs as rows, and generates the outputs of rows.
 
@@ -214,16 +238,16 @@ class _Generator:
                     raise DataError(
                         "a language model's input is itself the beginning of its output: leave out the prefix"
                     )
-                return Row(None, self._target(given.text), {}, index, special_ids=self.special_ids)
+                ids = encode_prompt(self.model, given.text, self.tokenizers.target, self.data)
+                return Row(None, ids, {}, index, special_ids=self.special_ids)
             source = self._encode(given.text, self.tokenizers.source, "source", self.data.max_source_length)
-            target, is_joined = self._target(given.prefix), self.model.config.joins_pairs
+            target: list[int] = []
+            if given.prefix:  # of an empty text a tokenizer may make a blank
+                target = self._encode(given.prefix, self.tokenizers.target, "target", self.data.max_target_length)
+            is_joined = self.model.config.joins_pairs
             return Row(source, target, {}, index, is_joined=is_joined, special_ids=self.special_ids)
         except DataError as error:
             raise DataError(f"{given.where or f'input line {index + 1}'}: {error}") from error
-
-    def _target(self, text: str) -> list[int]:
-        """Return the ids of a prompt or prefix; an empty one has none, although a tokenizer may give it some."""
-        return self._encode(text, self.tokenizers.target, "target", self.data.max_target_length) if text else []
 
     def _encode(self, text: str, tokenizer: Tokenizer, side: str, longest: int) -> list[int]:
         ids = tokenizer.encode(text, unknown=self.data.unknown)
@@ -253,17 +277,18 @@ class _Generator:
         with inference(self.model, packs_weights=self.config.pack_weights):
             for batch, wait in started.batches:
                 for index, hypotheses in zip(batch.indices, wait(), strict=True):
-                    shown = [] if self.as_prompts else started.given[index]
-                    best, *others = (self._generation(hypothesis, shown) for hypothesis in hypotheses)
+                    best, *others = (self._generation(hypothesis, started.given[index]) for hypothesis in hypotheses)
                     outputs[index] = replace(best, others=tuple(others))
                 if on_progress is not None:
                     on_progress(len(batch.indices))
         return outputs
 
-    def _generation(self, found: Hypothesis, prefix_ids: list[int]) -> Generation:
-        tokenizer = self.tokenizers.target
-        text, log_probs = tokenizer.decode([*prefix_ids, *found.ids]), found.token_log_probs
+    def _generation(self, found: Hypothesis, given: list[int]) -> Generation:
+        tokenizer, log_probs, ids = self.tokenizers.target, found.token_log_probs, [*given, *found.ids]
+        text = tokenizer.decode_after(given, found.ids) if self.as_prompts else tokenizer.decode(ids)
         tokens = None
         if log_probs is not None:
-            tokens = [tokenizer.decode([i]) for i in found.ids] + [END_TEXT] * found.finished
+            before = [given[-1:], *([i] for i in found.ids)] if self.as_prompts else repeat(list[int]())
+            tokens = [tokenizer.decode_after(last, [i]) for last, i in zip(before, found.ids, strict=False)]
+            tokens += [END_TEXT] * found.finished
         return Generation(text, found.score, found.log_prob, found.finished, found.n_tokens, tokens, log_probs)
