@@ -309,9 +309,11 @@ def test_who_waits_for_another_packing_says_so(tmp_path: Path, own_cache: Path) 
 
     def waited(progress: Progress) -> None:
         told.append(progress)
+        end.rename(done.folder / shards.PACK_FILE)
         lock.release()
 
     lock.acquire()
+    end = (done.folder / shards.PACK_FILE).rename(tmp_path / "end")  # it is being packed
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(make_pack, files, JOINT, on_progress=waited).result(30)
     assert found.folder == done.folder

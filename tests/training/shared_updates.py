@@ -272,9 +272,9 @@ def updates(
     """
     recipe, batches = case
     model = shared_model(recipe)
-    parallel = None if hold is None else hold(model, recipe.training)
+    parallel = Parallel(model, processes) if hold is None else hold(model, recipe.training)
     optimizer = build_optimizer(model, recipe.training.optimizer)
-    updater = Updater(model, optimizer, recipe.training, processes, parallel=parallel)
+    updater = Updater(model, optimizer, recipe.training, parallel=parallel)
     found: dict[str, Tensor] = {}
     said = []
     for update in range(1, n_updates + 1):

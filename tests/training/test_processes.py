@@ -111,6 +111,11 @@ def test_every_process_of_a_machine_takes_a_gpu_of_its_own_in_turn(monkeypatch: 
     assert [str(device) for device in taken] == ["cuda:0", "cuda:1", "cuda:0", "cuda:0"]
     assert SINGLE_PROCESS.device("cuda") == torch.device("cuda")
     assert len(taken) == 4
+    # With a GPU for each of them NCCL is used, which refuses one that several have.
+    monkeypatch.setattr(processes.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"training\.device is 'cuda:1': every process of this machine would have"):
+        Processes(1, 2).device("cuda:1")
 
 
 def test_gradients_are_added_up_in_buckets_and_one_that_nobody_has_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:

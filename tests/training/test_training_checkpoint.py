@@ -17,6 +17,9 @@ from ostinato.evaluation.loading import find_checkpoint
 from ostinato.models import LanguageModel, build_model
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.optim import build_optimizer
+from ostinato.training.parallel import Parallel
+from ostinato.training.processes import SINGLE_PROCESS
+from ostinato.training.rng import RandomState
 from ostinato.training.state import Best, LossWindow, Progress
 from ostinato.version import __version__
 
@@ -46,7 +49,11 @@ class _Run:
 
     def save(self, update: int, *, best: bool = False) -> Path:
         self.update(update, best=best)
-        return self.checkpoints.save(self.model, self.optimizer, self.progress)
+        return self.write()
+
+    def write(self) -> Path:
+        parallel = Parallel(self.model, SINGLE_PROCESS)
+        return self.checkpoints.save(parallel, self.optimizer, self.progress, [RandomState.capture()], {})
 
     def updates_on_disk(self) -> list[int]:
         return sorted(int(path.name.split("-")[1]) for path in self.checkpoints.root.glob("update-*"))
@@ -269,7 +276,7 @@ def test_checkpoints_that_are_ranked_are_kept_until_better_ones_come(tmp_path: P
         run.update(update)
         run.progress.ranking = [one for one in run.progress.ranking if one.update != update]  # what `update` put there
         run.progress.judge(value, selection, keep=2)
-        run.checkpoints.save(run.model, run.optimizer, run.progress)
+        run.write()
         kept.append(run.updates_on_disk())
     assert kept == [[10], [10, 20], [20, 30], [20, 30, 40], [20, 50]]
     run.checkpoints.recover()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock
@@ -38,9 +39,10 @@ def file_hash(path: Path) -> str:
     is_settled = now.st_mtime_ns < time.time_ns() - _SETTLED_NS
     digest = sha256_of(path)
     if is_settled:
-        make_folder(note.parent)
-        with FileLock(note.with_suffix(".lock")):  # who reads the same file at the same time writes the same note
-            write_json(note, seen | {"sha256": digest})
+        with suppress(OSError):  # of a cache that only others may write to
+            make_folder(note.parent)
+            with FileLock(note.with_suffix(".lock")):  # who reads the same file at the same time writes the same note
+                write_json(note, seen | {"sha256": digest})
     return digest
 
 

@@ -22,7 +22,7 @@ from ostinato.config.files import say_once
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import new_folder, sha256_of, write_json
 from ostinato.errors import CheckpointError
-from ostinato.models.checkpoint import checkpoint_folders, counted_updates, save_average
+from ostinato.models.checkpoint import checkpoint_folders, newest_updates, save_average
 from ostinato.tasks.recipes import load_recipe
 
 _CHECKPOINTS, _METRICS, _NOTE, _WEIGHTS = "checkpoints", "metrics.jsonl", "average.json", "model.safetensors"
@@ -89,7 +89,7 @@ def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:
     saved = checkpoint_folders(directory / _CHECKPOINTS)
     folders = {update: path for update, path in saved.items() if (path / "model.json").is_file()}
     values = _values(directory / _METRICS, training)
-    updates = counted_updates(folders, training.save_every, max(folders, default=0))[::-1]
+    updates = newest_updates(folders, training.save_every, max(folders, default=0), n)[::-1]
     lost: list[int] = []
     if role == "best":
         sign, begins = -1.0 if training.selection.mode == "max" else 1.0, training.halting.off_updates

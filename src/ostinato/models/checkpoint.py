@@ -115,13 +115,15 @@ def checkpoint_folders(root: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def counted_updates(updates: Iterable[int], save_every: int, last: int) -> list[int]:
-    """Return, in order, those of a run's checkpoints that count among its newest: multiples of save_every, and `last`.
+def newest_updates(updates: Iterable[int], save_every: int, last: int, n: int) -> list[int]:
+    """Return, in order, the n newest of a run's checkpoints: multiples of save_every, and `last`.
 
-    What was saved at other updates, for an interrupt, at an earlier end, or as one of the best, does not: the newest N
-    are the same wherever the run was interrupted, and however many of the best it keeps.
+    What was saved at other updates, for an interrupt, at an earlier end, or as one of the best, counts only as long as
+    there are fewer of these: the newest are the same wherever the run was interrupted, and however many of the best it
+    keeps.
     """
-    return [update for update in sorted(updates) if update % save_every == 0 or update == last]
+    by_worth = sorted(updates, key=lambda update: (update % save_every == 0 or update == last, update))
+    return sorted(by_worth[-n:])
 
 
 def save_average(members: Sequence[Path], directory: Path) -> None:

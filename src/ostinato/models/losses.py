@@ -171,14 +171,6 @@ def _log(probs: Tensor) -> Tensor:
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
-def count_labels(batches: Sequence[Batch]) -> int:
-    """Return the number of labels that count in all batches of one update.
-
-    Dividing every batch's summed loss by this number makes the accumulated gradient that of one large batch.
-    """
-    return sum(batch.n_labels for batch in batches)
-
-
 def raw_balance_loss(name: str, routings: Sequence[Routing] | JoinedRoutings, temperature: float) -> Tensor:
     """Return one balance loss of one router, without its weight; `temperature` is tau_0 of X-MoE's."""
     if name == "hypersphere":

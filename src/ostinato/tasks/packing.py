@@ -7,6 +7,7 @@ bounded sample (`ostinato.data.packs.source`); words and characters are counted 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ostinato.config.data import DataConfig, TokenizerConfig
@@ -101,17 +102,26 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     if given:  # others may have their names later
         what["tokenizer_files"] = [file_hash(path) for path in given if path.is_file()]
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
+    if (stored := _stored(folder)) is not None:  # also where this process may not write
+        return stored
     make_folder(folder.parent)
     with held(folder.with_name(f"{folder.name}.lock"), source, on_progress, "read for the tokenizer"):
-        if folder.is_dir():
-            try:
-                return Tokenizers.load(folder)
-            except (CheckpointError, OSError):  # damaged: it is made again
-                pass
+        if (stored := _stored(folder)) is not None:
+            return stored
         tokenizers = _train(source, data, on_progress)
         with new_folder(folder) as inside:
             tokenizers.save(inside)
     return tokenizers
+
+
+def _stored(folder: Path) -> Tokenizers | None:
+    """Return the tokenizers of a folder; None where there are none, or what is damaged and made again."""
+    if not folder.is_dir():
+        return None
+    try:
+        return Tokenizers.load(folder)
+    except (CheckpointError, OSError):
+        return None
 
 
 def _train(source: PackSource, data: DataConfig, on_progress: OnProgress | None) -> Tokenizers:

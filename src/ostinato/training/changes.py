@@ -32,7 +32,7 @@ FREE_TO_CHANGE = (
 )
 """Beginnings of the keys of settings that may differ where a run is resumed."""
 _PLACES = tuple(f"data.{split}" for split in SPLITS)
-"""Beginnings of the keys that say where examples lie; `RunDirectory.check_data` refuses other examples."""
+"""Beginnings of the keys that say where examples lie; `check_data` refuses others than a run has read."""
 _LENGTH, _SCHEDULE = "training.n_updates", "training.schedule."
 _RECORDED = (
     _LENGTH,
@@ -63,7 +63,7 @@ class Done:
 
     Args:
         update: of the last checkpoint, 0 without one. evaluated: the last update that an evaluation is recorded of.
-        n_checkpoints: how many it has that count among its newest. n_ranked: how many are ranked as the best.
+        n_checkpoints, n_ranked: how many it has, and how many of them are ranked as the best.
     """
 
     update: int = 0

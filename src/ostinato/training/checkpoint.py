@@ -46,12 +46,11 @@ from ostinato.data.disk import (
 )
 from ostinato.errors import CheckpointError
 from ostinato.models import Model, load_model
-from ostinato.models.checkpoint import checkpoint_folders, counted_updates
+from ostinato.models.checkpoint import checkpoint_folders, newest_updates
 from ostinato.nn.execution import Execution
 from ostinato.system_errors import naming
 from ostinato.training.optim import OPTIMIZER, OPTIMIZER_PARTS, load_optimizer_tensors
 from ostinato.training.parallel import Parallel
-from ostinato.training.processes import SINGLE_PROCESS
 from ostinato.training.rng import RandomState, preserved_randomness
 from ostinato.training.state import Progress
 from ostinato.version import __version__
@@ -88,7 +87,7 @@ class Checkpoints:
     Args:
         root: the folder that holds them.
         keep_last: how many of the newest stay; those that the progress ranks as the best stay too.
-        save_every: of the run, see `counted_updates`.
+        save_every: of the run, see `newest_updates`.
     """
 
     def __init__(self, root: Path, keep_last: int, save_every: int = 1) -> None:
@@ -102,23 +101,22 @@ class Checkpoints:
 
     def save(
         self,
-        model: Model,
+        parallel: Parallel,
         optimizer: torch.optim.Optimizer,
         progress: Progress,
-        randoms: Sequence[RandomState] | None = None,
-        parallel: Parallel | None = None,
-        trained: Mapping[str, Tensor] | None = None,
+        randoms: Sequence[RandomState],
+        trained: Mapping[str, Tensor],
     ) -> Path:
         """Write a checkpoint of the present update and make it the last one; return its folder.
 
         Args:
-            randoms: random states of every process of the run, which rank 0 has; None: of this process, the only one.
-            parallel: how processes hold the model; where one alone does not have it all, every one calls this.
+            parallel: the model, and how processes hold it; where one alone does not have it all, every one calls this.
+            randoms: random states of every process of the run, which rank 0 has.
             trained: the weights that are trained, where the model shows a mean of them (`MovingAverage.shown`).
         """
         directory = self.directory(progress.update)
-        _write(directory, parallel or Parallel(model, SINGLE_PROCESS), optimizer, progress, randoms, trained or {})
-        if parallel is None or parallel.processes.is_main:
+        _write(directory, parallel, optimizer, progress, randoms, trained)
+        if parallel.processes.is_main:
             self.write_pointer("last", progress.update)
             self._after_save(progress)
         return directory
@@ -136,13 +134,12 @@ class Checkpoints:
 
     def save_failed(
         self,
-        model: Model,
+        parallel: Parallel,
         optimizer: torch.optim.Optimizer,
         progress: Progress,
+        randoms: Sequence[RandomState],
+        trained: Mapping[str, Tensor],
         report: dict[str, Any],
-        randoms: Sequence[RandomState] | None = None,
-        parallel: Parallel | None = None,
-        trained: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write the state before an update that failed, and a report, to `failed-update-N`.
 
@@ -150,8 +147,7 @@ class Checkpoints:
         batches. Args: see `save`.
         """
         directory = self.root / f"failed-update-{progress.update + 1}"
-        parallel = parallel or Parallel(model, SINGLE_PROCESS)
-        _write(directory, parallel, optimizer, progress, randoms, trained or {}, report)
+        _write(directory, parallel, optimizer, progress, randoms, trained, report)
         return directory
 
     def last_update(self) -> int | None:
@@ -167,9 +163,9 @@ class Checkpoints:
         last = self.last_update()
         return Progress() if last is None else _read_progress(self.directory(last))
 
-    def n_counted(self, last: int) -> int:
-        """Return how many checkpoints count among the newest of a run whose last update is this one."""
-        return len(counted_updates(self._updates(), self.save_every, last))
+    def n_kept(self) -> int:
+        """Return how many checkpoints there are."""
+        return len(self._updates())
 
     def load(self, device: torch.device, execution: Execution | None = None, update: int | None = None) -> SavedState:
         """Read a checkpoint.
@@ -210,7 +206,7 @@ class Checkpoints:
 
     def _prune(self, progress: Progress) -> None:
         updates = self._updates()
-        newest = counted_updates(updates, self.save_every, progress.update)[-self.keep_last :]
+        newest = newest_updates(updates, self.save_every, progress.update, self.keep_last)
         kept = {*newest, progress.update, *(one.update for one in progress.ranking)}
         for update in updates:
             if update not in kept:
@@ -236,7 +232,7 @@ def _write(
     parallel: Parallel,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-    randoms: Sequence[RandomState] | None,
+    randoms: Sequence[RandomState],
     trained: Mapping[str, Tensor],
     report: dict[str, Any] | None = None,
 ) -> None:
@@ -252,19 +248,18 @@ def _write_state(
     folder: Path,
     tensors: dict[str, Tensor],
     progress: Progress,
-    randoms: Sequence[RandomState] | None,
+    randoms: Sequence[RandomState],
     report: dict[str, Any] | None,
 ) -> None:
     """Write all of a training state that is not there yet; tensors: what is left of the optimiser's."""
-    states = [RandomState.capture()] if randoms is None else randoms
-    for rank, state in enumerate(states):
+    for rank, state in enumerate(randoms):
         tensors |= {f"{_random_prefix(rank)}{name}": value for name, value in state.torch.items()}
-    first, *others = ({"python": state.python, "numpy": state.numpy} for state in states)
+    first, *others = ({"python": state.python, "numpy": state.numpy} for state in randoms)
     content = {
         "format_version": FORMAT_VERSION,
         "ostinato": __version__,
         "progress": progress.to_dict(),
-        "processes": len(states),
+        "processes": len(randoms),
         "random": first,
     }
     content |= {"random_of_others": others} if others else {}

@@ -85,6 +85,7 @@ class Processes:
         Raises:
             ConfigError: the device is not there, or several processes cannot communicate from it.
         """
+        is_named = name.startswith("cuda:")
         if self.is_distributed and name in ("auto", "cuda") and torch.cuda.is_available():
             local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
             name = f"cuda:{local_rank % torch.cuda.device_count()}"
@@ -93,6 +94,9 @@ class Processes:
             return device
         if device.type != "cuda":
             raise ConfigError([Problem("training.device", name, "several processes need 'cuda' or 'cpu'")])
+        if is_named and _n_local() > 1 and _have_own_gpus():
+            reason = "every process of this machine would have that GPU, which NCCL refuses: use cuda"
+            raise ConfigError([Problem("training.device", name, reason)])
         torch.cuda.set_device(device)
         return device
 
@@ -296,6 +300,16 @@ def _from_bytes(content_N: Tensor) -> Any:
     return json.loads(content_N.numpy().tobytes())
 
 
+def _n_local() -> int:
+    """Return the number of processes of this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _have_own_gpus() -> bool:
+    """Return whether NCCL is used, which wants a GPU for each process; gloo also works between some that share one."""
+    return dist.is_nccl_available() and _n_local() <= torch.cuda.device_count()
+
+
 def _init_process_group() -> None:
     """Join the process group that the environment describes; leave it when the interpreter ends."""
     missing = [name for name in _REQUIRED if not os.environ.get(name)]
@@ -303,12 +317,9 @@ def _init_process_group() -> None:
         reason = f"{', '.join(missing)} not set: start several processes with torchrun, or unset WORLD_SIZE"
         reason += see("several-processes")
         raise ConfigError([Problem("environment variable WORLD_SIZE", os.environ["WORLD_SIZE"], reason)])
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # NCCL wants a GPU for each process; gloo also works between processes that share one.
-    has_own_gpus = dist.is_nccl_available() and n_local <= torch.cuda.device_count()
     try:
         with communicating():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if has_own_gpus else "gloo")
+            dist.init_process_group("cpu:gloo,cuda:nccl" if _have_own_gpus() else "gloo")
     except TrainingError as error:
         if "EADDRINUSE" not in str(error.__cause__):
             raise

@@ -106,15 +106,6 @@ def shorter_execution(model: Model, paths: Mapping[str, tuple[float, ...]]) -> d
     return {"rounds": given | {name: len(paths[name]) for name in paths if name not in timed}, "paths": timed}
 
 
-def gradient_of_rounds(config: RoundsConfig) -> dict[str, Any]:
-    """Return which rounds the gradient goes through, and which changes of states in them, as a model is told it."""
-    repeats = config.gradient_repeats
-    return {
-        "gradient_rounds": config.gradient_rounds,
-        "gradient_repeats": None if repeats is None else tuple(repeats),
-    }
-
-
 def _generator(seed: int, update: int) -> torch.Generator:
     return torch.Generator().manual_seed((seed * 2**31 + update) % 2**64)
 

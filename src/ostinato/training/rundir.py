@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -49,7 +49,7 @@ from ostinato.data.example import Example, fingerprint
 from ostinato.data.file_hashes import file_hash
 from ostinato.data.paths import find_files
 from ostinato.data.tokenizers import tokenizer_files
-from ostinato.errors import CheckpointError, DataError
+from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.own_files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
@@ -175,16 +175,14 @@ class RunDirectory:
             )
         # Earlier versions kept the folder of a data set as it was given.
         own = with_absolute_paths(load_recipe(self.path / _RECIPE))
-        return changes_between(own, recipe, lambda: self._done(recipe.training), self.path)
+        return changes_between(own, recipe, self._done, self.path)
 
-    def _done(self, training: TrainingConfig) -> Done:
-        """Return what the run has done, as it counts where it goes on with these settings."""
-        checkpoints = Checkpoints(self.checkpoints, training.keep_last, training.save_every)
-        records = Records(self.path)
+    def _done(self) -> Done:
+        checkpoints, records = Checkpoints(self.checkpoints, keep_last=1), Records(self.path)
         progress = checkpoints.progress()
         records.check(progress.metrics_bytes, progress.metrics_sha256)
         evaluated = records.last_evaluation(progress.metrics_bytes)  # what came after it is cut off, and done again
-        return Done(progress.update, evaluated, checkpoints.n_counted(training.n_updates), len(progress.ranking))
+        return Done(progress.update, evaluated, checkpoints.n_kept(), len(progress.ranking))
 
     def change(self, recipe: Recipe, changes: Changes, new_splits: dict[str, Any]) -> None:
         """Go on with a changed recipe: record what changes at the update of the last checkpoint.
@@ -214,14 +212,20 @@ class RunDirectory:
     def keep(self, training: TrainingConfig) -> bool:
         """Go on with other numbers of checkpoints that stay (keep_last, keep_best); return whether they are others.
 
-        They change no results, and are not recorded as changes.
+        They change no results, and are not recorded as changes. A finished run stays as it is.
+
+        Raises:
+            ConfigError: fewer stay than the run's own mean is of.
         """
         own = load_recipe(self.path / _RECIPE)
         kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
-        other = own.training.model_copy(update=kept)
-        if other == own.training:
+        other = own.model_copy(update={"training": own.training.model_copy(update=kept)})
+        if other == own:
             return False
-        self._write_recipe(own.model_copy(update={"training": other}))
+        if self.results() is None:
+            if problems := list(other.too_few_to_average(own.evaluation.checkpoint, "evaluation.checkpoint")):
+                raise ConfigError(problems)
+            self._write_recipe(other)
         return True
 
     def recorded_changes(self) -> list[dict[str, Any]]:
@@ -306,16 +310,12 @@ def _seal(text: str) -> str:
     return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def versions() -> dict[str, Any]:
+@cache
+def versions() -> Mapping[str, Any]:
     """Return the versions of everything that decides a run's numbers; `source` is a hash of the code itself.
 
     They are found once in a process, which goes on with the code that it has when files are changed meanwhile.
     """
-    return dict(_versions())
-
-
-@cache
-def _versions() -> dict[str, Any]:
     found: dict[str, Any] = {"ostinato": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         try:

@@ -29,7 +29,7 @@ from ostinato.training.moving_average import MovingAverage
 from ostinato.training.optim import build_optimizer
 from ostinato.training.parallel import replicated
 from ostinato.training.prepare import Prepared
-from ostinato.training.processes import SINGLE_PROCESS, Interrupts, Processes
+from ostinato.training.processes import Interrupts, Processes
 from ostinato.training.records import Records
 from ostinato.training.reporter import Reporter
 from ostinato.training.rng import RandomState, preserved_randomness, seed_everything, seed_rank
@@ -77,7 +77,7 @@ class Session:
         records: Records,
         reporter: Reporter,
         device: torch.device,
-        processes: Processes = SINGLE_PROCESS,
+        processes: Processes,
     ) -> None:
         self.prepared, self.checkpoints, self.records, self.reporter = prepared, checkpoints, records, reporter
         self.processes = processes
@@ -94,7 +94,7 @@ class Session:
             self._start()
         else:
             self._resume(last)
-        self.updater = Updater(self.model, self.optimizer, self.config, processes, prepared.recipe.seed, self.parallel)
+        self.updater = Updater(self.model, self.optimizer, self.config, prepared.recipe.seed, self.parallel)
         if processes.is_main:
             records.cut(self.progress.metrics_bytes, self.progress.metrics_sha256)
             records.mend_timings()
@@ -123,6 +123,7 @@ class Session:
             if self.config.init_from is not None:
                 self.initial = start_from(model, self.config)
         if sharded is not None:
+            self.processes.barrier()  # what rank 0 starts from may take longer than a sum may be waited for
             sharded.scatter(model)
             self._hold(sharded.model, sharded)
         elif model is not None:
@@ -351,9 +352,8 @@ class Session:
         if self.processes.is_main:
             self.progress.metrics_bytes, self.progress.metrics_sha256 = self.records.flush()
         if self.processes.is_main or not self.parallel.saves_alone:
-            state = self.model, self.optimizer, self.progress, randoms, self.parallel
             with self.average.shown() as trained:
-                directory = self.checkpoints.save(*state, trained)
+                directory = self.checkpoints.save(self.parallel, self.optimizer, self.progress, randoms, trained)
             self.reporter.on_save(self.progress.update, directory)
         self.processes.barrier()  # the next update's sums wait for rank 0 minutes only, and a save may take longer
 
@@ -385,9 +385,9 @@ class Session:
         randoms = self._randoms()
 
         def save() -> str:
-            state = self.model, self.optimizer, self.progress
+            state = self.parallel, self.optimizer, self.progress, randoms
             with self.average.shown() as trained:
-                return str(self.checkpoints.save_failed(*state, report, randoms, self.parallel, trained))
+                return str(self.checkpoints.save_failed(*state, trained, report))
 
         directory = self.processes.broadcast(save) if self.parallel.saves_alone else save()
         suspects = [batch for loss_sum, batch in losses if not math.isfinite(loss_sum)] or batches

@@ -10,7 +10,7 @@ forward pass to the end of the backward pass. Parameters without dimensions stay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from ostinato.models import Model, build_model
 from ostinato.models.checkpoint import WEIGHTS, write_description
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.sub_layer import Runnable, SubLayer
+from ostinato.system_errors import naming
 from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.optim import OPTIMIZER, OPTIMIZER_PARTS, load_optimizer_tensors, optimizer_tensors
 from ostinato.training.parallel import Call, Computed, Parallel, run_through
@@ -192,7 +193,7 @@ class Sharded(Parallel):
     @contextmanager
     def new_folder(self, path: Path) -> Iterator[Path]:
         """See `Parallel`: the same folder for all processes, which leave it when it has its name."""
-        with new_folder(path) if self.processes.is_main else nullcontext() as made:
+        with new_folder(path) if self.processes.is_main else naming(path) as made:
             folder = Path(self.processes.broadcast(lambda: str(made)))
             yield folder
             self.processes.barrier()

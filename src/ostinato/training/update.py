@@ -23,7 +23,6 @@ from ostinato.models.losses import (
     TokenShares,
     add_auxiliary,
     balance_loss,
-    count_labels,
     depth_cost,
     label_smoothed_loss,
     loss_of_rounds,
@@ -36,12 +35,11 @@ from ostinato.nn.halting import NoHalting
 from ostinato.training.depth import DepthObservation, observe_depth
 from ostinato.training.optim import learning_rate, set_learning_rate
 from ostinato.training.parallel import Parallel
-from ostinato.training.processes import SINGLE_PROCESS, Processes
+from ostinato.training.processes import SINGLE_PROCESS
 from ostinato.training.rounds import (
     draw_round_of_loss,
     draw_rounds,
     draw_shorter,
-    gradient_of_rounds,
     rounds_of_stacks,
     shorter_execution,
 )
@@ -94,9 +92,9 @@ class Updater:
     Args:
         model, optimizer: what is updated.
         config: its loss, clipping, precision, and schedule.
-        processes: those that do every update together, each with its share of the rows.
         seed: of the run, from which `config.rounds`, `config.round_loss` and `config.consistency` draw.
-        parallel: how the processes hold the model; None: all of it in each.
+        parallel: the processes that do every update together, each with its share of the rows, and how they hold the
+            model; None: this one alone.
     """
 
     def __init__(
@@ -104,13 +102,13 @@ class Updater:
         model: Model,
         optimizer: torch.optim.Optimizer,
         config: TrainingConfig,
-        processes: Processes = SINGLE_PROCESS,
         seed: int = 1,
         parallel: Parallel | None = None,
     ):
         self.seed = seed
-        self.parallel = parallel or Parallel(model, processes)
-        self.model, self.optimizer, self.config, self.processes = model, optimizer, config, processes
+        self.parallel = parallel or Parallel(model, SINGLE_PROCESS)
+        self.processes = self.parallel.processes
+        self.model, self.optimizer, self.config = model, optimizer, config
         # Only training passes are compiled: evaluation and decoding have many more shapes.
         # Lengths are dynamic, and every batch is taken for a padded one: with a graph for each length, or for batches
         # with and without padding, an epoch would be spent compiling. Halting reads numbers between rounds, and a graph
@@ -129,12 +127,12 @@ class Updater:
             update: 1, 2, ..., which decides whether tokens halt and what depth costs; None: as at the end of training.
             observed: also return what routers and halting rules did in the last batch.
         """
-        n_labels, n = count_labels(batches), len(batches)
+        n_labels, n = sum(batch.n_labels for batch in batches), len(batches)
         update = self.config.n_updates if update is None else update
         sums: list[LossSums] = []
         observations: _Observations = (None, None)
         drawn = draw_rounds(self.config.rounds, self.seed, update, sum(batch.n_sentences for batch in batches))
-        halts, first = update > self.config.halting.off_updates, 0
+        halts, first, cut = update > self.config.halting.off_updates, 0, self.config.rounds
         for number, batch in enumerate(batches, 1):
             own: int | RoundsBySentence | None = None if isinstance(drawn, tuple) else drawn
             if isinstance(drawn, tuple):
@@ -147,7 +145,8 @@ class Updater:
                     halting=halts,
                     left_out=self.config.halting.left_out_at(update),
                     rounds=rounds,
-                    **gradient_of_rounds(self.config.rounds),
+                    gradient_rounds=cut.gradient_rounds,
+                    gradient_repeats=None if cut.gradient_repeats is None else tuple(cut.gradient_repeats),
                     any_process=self.processes.all_reduce_any if self.parallel.runs_alike else None,
                 ),
                 self._noting_plan(batch),

@@ -103,6 +103,8 @@ def make_pack(
     # What another version lays out in another way has another name.
     layout = {"content": digest, "tokenizers": _hash_of(tokenizers), "format": PACK_VERSION, "unit_bytes": UNIT_BYTES}
     folder = packs_folder() / hash_of(layout)[:32]
+    if (folder / PACK_FILE).is_file():  # written last: the folder need not be one that this process may write to
+        return Pack(folder)
     make_folder(folder.parent)
     with held(folder.with_name(f"{folder.name}.lock"), source, on_progress):
         if not (folder / PACK_FILE).is_file():
