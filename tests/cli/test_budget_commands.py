@@ -74,6 +74,12 @@ def test_every_written_arm_is_a_recipe_of_equal_parameters(run, tmp_path: Path) 
     assert first == f"# Written by: ostinato family cogs/transformer seed=5 --depths 1..3 --rounding nearest {of_data}"
 
 
+def test_arms_of_recipes_whose_names_have_dots_have_files_of_their_own(run, tmp_path: Path) -> None:
+    sizes = ["--target-vocab", 400, "--depths", "2", "--write", tmp_path, "--json"]
+    files = [json.loads(run("family", f"dense/t5-v1.1-{size}", *sizes).out)["files"] for size in ("small", "toy")]
+    assert files == [[str(tmp_path / f"dense-t5-v1.1-{size}-2-steps.yaml")] for size in ("small", "toy")]
+
+
 @pytest.mark.parametrize("depths", ["0..3", "x", "1..", "1,,2", "-1"])
 def test_depths_that_are_none_are_wrong_use(run, depths: str) -> None:
     outcome = run("family", "depth/41m", f"--depths={depths}")

@@ -45,6 +45,9 @@ def file(tmp_path: Path) -> Path:
         (["--store", "memory://x", "--copy-to", "memory://y"], "--copy-to: copies a store that is a folder"),
         (["--store", "mine.yaml", "--dry-run"], "'mine.yaml' is a file, no folder"),
         (["--copy-to", "nowhere://x"], "--copy-to: nowhere://x: Protocol not known"),
+        (["--copy-to", ""], "--copy-to: '' names no folder"),
+        (["--copy-to", "memory://"], "--copy-to: 'memory://' names no folder"),
+        (["--store", "file://"], "'file://' names no folder"),
         (["--executor", "slurm", "--slurm", "timeout_min"], "--slurm: 'timeout_min' is no KEY=VALUE"),
     ],
 )
@@ -150,6 +153,12 @@ def test_a_copy_that_was_cut_off_is_copied_again(run, file: Path, scheme: str, m
     monkeypatch.setattr(type(files), "put_file", noted)
     assert f"copied to {copies}: 0 runs" in run(*words).out
     assert written == ["timings.jsonl", "results.jsonl"]
+    # Killed before results.json: what is there is not copied again.
+    for name in ("results.json", "metrics.jsonl"):
+        files.rm_file(f"{root}/{key}/{name}")
+    written.clear()
+    assert f"copied to {copies}: 1 runs" in run(*words).out
+    assert written == ["metrics.jsonl", "results.json", "timings.jsonl", "results.jsonl"]
 
 
 def test_the_copy_of_a_run_that_was_trained_again_is_of_the_new_training_alone(
@@ -228,6 +237,7 @@ def test_whatever_a_library_says_of_a_place_is_one_line_without_the_password(
     run, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ostinato.experiments.sweep.choose.LocalPool", lambda n_workers: InProcess())
+    monkeypatch.chdir(file.parent)  # where the library takes the password for a folder
     url = f"file://me:secret@{file.parent}/copies"
 
     class OfSomeLibraryError(Exception):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.config.load import check_recipe, dump_recipe
+from ostinato.errors import ConfigError
 from ostinato.evaluation import loading
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -105,6 +106,8 @@ def test_a_split_that_is_named_instead_of_those_of_the_recipe_is_scored(run, fol
     assert "split is 'one': the task files has the splits train, dev, test" in run("evaluate", folder / "run", *new).err
     again = run("train", folder / "run", new[1], "--run-dir", folder / "again")
     assert (again.code, again.err.count("evaluation.splits is 'one'")) == (2, 1)
+    with pytest.raises(ConfigError, match=r"evaluation\.splits is 'three'"):
+        load_recipe(folder / "run", ["evaluation.splits=[three]"])
 
 
 def test_training_still_needs_all_files(run, folder: Path) -> None:

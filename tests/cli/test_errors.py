@@ -368,6 +368,10 @@ def test_memory_that_training_lacks_names_the_settings_and_the_plan(run, monkeyp
         (["plan", "digits/transformer", "--expected-depth", "encoder=nan"], "'encoder=nan' is not STACK=ROUNDS"),
         (["family", "digits/transformer", "--depths", "1..1000000000"], "'1..1000000000' is no depth"),
         (["claims", "--paper", "typo", "--check"], "'typo' must be one of depth, one-wide-ffn"),
+        (["claims", "--markdown", "--check"], "--markdown --check: choose one of them"),
+        (["claims", "--markdown", "--json"], "--json: --markdown writes no JSON"),
+        (["claims", "--check", "--outcomes", "mine"], "--outcomes: --check is for the outcomes of the library"),
+        (["compare", "a", "b", "--json", "--markdown"], "--markdown --json: choose one of them"),
     ],
 )
 def test_values_that_would_pass_every_limit_are_refused(run, command: list[str], message: str) -> None:

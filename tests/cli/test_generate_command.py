@@ -65,6 +65,12 @@ def test_json_lines_are_read_by_the_runs_field_and_carry_the_rest(run, trained: 
     assert [one["question"] for one in found] == ["1 2 3", "4 5"]
     assert [one["prediction"] for one in found] == run("generate", trained, path).out.splitlines() != ["old", ""]
     assert all(set(one) >= {"score", "log_prob", "finished", "n_tokens"} for one in found)
+    # What an earlier pass over these lines had found is not this one's.
+    again = [{"question": "1 2 3", "error": "old"}, {"question": "?", "prediction": "old", "score": 1.0}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in again), encoding="utf-8")
+    done, failed = objects(run("generate", trained, path, "--json").out)
+    assert ("prediction" in done, "error" in done) == (True, False)
+    assert set(failed) == {"question", "error"}
 
 
 @pytest.mark.parametrize(

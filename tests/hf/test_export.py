@@ -372,7 +372,7 @@ LONGEST: dict[str, tuple[str, list[str], int, int]] = {
         "pairs",
         ["data.max_source_length=12", "data.max_target_length=20",
          "model.encoder={positions: {kind: learned, max_length: 12}}"],
-        12,
+        20,
         12,
     ),
     "classification": ("classification", ["data.max_source_length=12", "data.max_target_length=20"], 12, 12),

@@ -147,6 +147,7 @@ SEARCHES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ),
     ({"strategy": "beam", "beam": 4}, {"num_beams": 5, "do_sample": True}, ["do_sample=True", "num_beams=5"]),
     ({}, {"do_sample": False, "num_beams": 1, "top_k": 50, "temperature": 1.0}, []),
+    ({}, {"do_sample": False, "temperature": 0.6, "top_p": 0.9}, []),  # neither samples
 ]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,23 @@ def test_a_split_is_of_the_runs_own_task(tmp_path: Path, capsys: pytest.CaptureF
         main(["lm-eval", str(tmp_path), "--tasks", "mine.yaml", "--split", "gen"])
     assert end.value.code == 2
     assert "is for the run's own task" in capsys.readouterr().err
+
+
+def test_the_runs_own_task_shows_no_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["lm-eval", str(tmp_path), "num_fewshot=5"])
+    assert end.value.code == 2
+    assert "the run's own task shows no examples" in " ".join(capsys.readouterr().err.split())
+
+
+def test_splits_of_any_names_have_files_of_their_own(tmp_path: Path) -> None:
+    run = runs.make_run("looped", tmp_path / "run")
+    texts = lines(tmp_path / "texts.jsonl", [{"text": text} for text in runs.TEXTS[:2]])
+    names = ["\u7b80\u5355", "\u56f0\u96be", "de-en", "de_en", "de_en"]
+    tests = {name: str(texts) for name in names}
+    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update={"test": tests})})
+    written = write_tasks(replace(run, recipe=recipe), tmp_path / "tasks", names)
+    assert len({*written}) == len({path.with_suffix(".jsonl") for path in written if path.is_file()}) == 4
 
 
 @pytest.mark.parametrize("wrong", ["limit=0", "limit=-1", "limit=inf", "batch_size=0", "num_fewshot=-1"])

@@ -67,7 +67,8 @@ def check_figure(path: Path, *, overwrite: bool = False) -> tuple[Path, Path]:
     Raises:
         ConfigError: they cannot be written; see `ostinato.data.output_files`.
     """
-    files = path.with_suffix(".svg"), path.with_suffix(".png")
+    stem = path.stem if path.suffix in (".svg", ".png", ".json") else path.name  # which may have a dot
+    files = path.with_name(f"{stem}.svg"), path.with_name(f"{stem}.png")
     for file in files:
         check_output(file, overwrite=overwrite)
     return files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.analysis.drawing import COLOURS, FONT, name_axes, panels
+from ostinato.analysis.drawing import COLOURS, FONT, name_axes, panels, without_math
 from ostinato.metrics.base import unit_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def figure_of(tuning: Tuning, narrow: bool = False) -> Figure:
     figure, (by_share, by_threshold) = panels(2, narrow, height=3.8)
     _against_share(by_share, tuning)
     _against_threshold(by_threshold, tuning)
-    figure.suptitle(f"{tuning.checkpoint}, {tuning.split}: {tuning.n:,} examples", fontsize=10)
+    figure.suptitle(without_math(f"{tuning.checkpoint}, {tuning.split}: {tuning.n:,} examples"), fontsize=10)
     return figure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from ostinato.cli.family import family
 from ostinato.cli.generate import generate
 from ostinato.cli.help import GroupedCommand, GroupedCommands
 from ostinato.cli.lm_eval import lm_eval
-from ostinato.cli.output import print_line, print_stderr
+from ostinato.cli.output import print_line, print_stderr, rank
 from ostinato.cli.plan import plan
 from ostinato.cli.plot import plot
 from ostinato.cli.settings import recipes, settings
@@ -148,6 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Imports make objects that stay. By default the collector of garbage goes through all of them after every 70,000
     # new ones, as long as they grow by a quarter: a large part of the time to the first update.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
+    if rank():  # of several processes the first one says what is to be known
+        logging.getLogger("ostinato").setLevel(logging.ERROR)
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.
     debug = _DEBUG in given

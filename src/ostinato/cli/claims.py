@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.completion import claim_names
-from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, read_inputs
+from ostinato.cli.options import STORE, AccessOption, InputOption, JsonOption, StoreOption, options_given, read_inputs
 from ostinato.cli.output import check_output_file, console, print_json, print_line, print_stderr, print_table
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ OutcomesOption = Annotated[
 
 
 def claims(
+    context: typer.Context,
     paper: Annotated[str | None, typer.Option(help="Only this paper's.")] = None,
     outcomes: OutcomesOption = OUTCOMES,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the library's own outcomes in full.")] = False,
@@ -46,6 +47,12 @@ def claims(
     """
     from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
 
+    if " " in (named := options_given(context, ("markdown", "plots", "check", "record_scores"))):
+        raise typer.BadParameter("choose one of them", param_hint=named)
+    if json and named not in ("", "--check"):
+        raise typer.BadParameter(f"{named} writes no JSON", param_hint="--json")
+    if options_given(context, ["outcomes"]) and named not in ("", "--record-scores"):
+        raise typer.BadParameter(f"{named} is for the outcomes of the library", param_hint="--outcomes")
     if paper is not None and paper not in (papers := sorted({claim.config.paper for claim in list_claims()})):
         raise typer.BadParameter(f"'{paper}' must be one of {', '.join(papers)}", param_hint="--paper")
     if markdown:

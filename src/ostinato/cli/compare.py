@@ -102,6 +102,8 @@ def compare(
     from ostinato.experiments.compare.paired import compare as compare_systems
     from ostinato.experiments.compare.systems import Choices
 
+    if json and markdown:
+        raise typer.BadParameter("choose one of them", param_hint="--markdown --json")
     not_here = (*_OF_INTERVALS, *(_OF_LOSS if match == "perplexity" else ())) if match else ["points"]
     if named := options_given(context, not_here):
         raise typer.BadParameter(

@@ -33,7 +33,7 @@ from ostinato.cli.options import (
     run_settings,
 )
 from ostinato.cli.output import print_json, print_line, print_stderr
-from ostinato.cli.results import describe_average, print_published, print_splits
+from ostinato.cli.results import describe_average, print_published, print_splits, scored_splits
 
 
 def evaluate(
@@ -110,9 +110,7 @@ def evaluate(
         round_lengths=round_lengths,
         cached_rounds=cached_rounds,
     )
-    splits = split or loaded.recipe.evaluation.splits or []
-    if not splits:
-        raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")
+    splits = scored_splits(loaded, split)
     if predictions is not None and len(splits) > 1:
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
     # Before the first split is scored: all that are to be.

@@ -10,6 +10,7 @@ import typer
 from ostinato.cli.exporting_graphs import ONNX_EPILOG, TORCH_EPILOG, export_onnx, export_torch
 from ostinato.cli.options import AccessOption, CheckpointOption, RunArgument, SetOption
 from ostinato.cli.output import print_line
+from ostinato.cli.results import scored_splits
 from ostinato.errors import ConfigError, see
 
 EPILOG = "Example: ostinato export hf runs/x models/x"
@@ -78,6 +79,5 @@ def export_lm_eval(
             f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'{see('hugging-face')}"
         ) from error
     loaded = load(run, device="cpu", overrides=settings or [])
-    splits = split or loaded.recipe.evaluation.splits or []
-    for file in write_tasks(loaded, folder, splits, access):
+    for file in write_tasks(loaded, folder, scored_splits(loaded, split), access):
         print_line(str(file))

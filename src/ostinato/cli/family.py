@@ -116,10 +116,11 @@ def parse_depths(text: str) -> list[int]:
 
 
 def _write(folder: Path, base: str, overrides: list[str], found: Family, options: list[str]) -> list[Path]:
+    from ostinato.config.files import YAML_SUFFIXES
     from ostinato.tasks.recipes import write_derived
 
     command = shlex.join(["ostinato", "family", base, *overrides, *options])
-    stem = Path(base).stem if Path(base).suffix else base.strip("/").replace("/", "-")
+    stem = Path(base).stem if base.endswith(YAML_SUFFIXES) else base.strip("/").replace("/", "-")
     return [
         write_derived(
             folder / f"{stem}-{arm.n_steps}-steps.yaml",

@@ -33,7 +33,7 @@ from ostinato.cli.options import (
     run_settings,
 )
 from ostinato.cli.output import print_line, print_stderr, progress_bar
-from ostinato.cli.results import TUNED, describe_average
+from ostinato.cli.results import describe_average, describe_threshold
 from ostinato.data.disk import as_json
 from ostinato.errors import DataError
 from ostinato.system_errors import kind_of
@@ -47,6 +47,8 @@ _UNREADABLE_LINES = 1
 _LINE = 32
 """Tokens of a line, as `ostinato plan` counts them, where memory is lacking."""
 _SAMPLING, _INPUT, _OUTPUT = "Sampling", "Input", "Output"
+_OWN_FIELDS = ("prediction", "score", "log_prob", "finished", "n_tokens", "error")
+"""Keys of every output with --json."""
 
 
 def generate(
@@ -149,10 +151,8 @@ def generate(
         round_lengths=round_lengths,
         cached_rounds=cached_rounds,
     )
-    if loaded.halting_threshold_from == "tuned":
-        execution = loaded.model.current_execution
-        by = "" if execution.exit is None else f" of {execution.exit}"
-        print_stderr(f"halting threshold{by} {execution.halting_threshold:g}, {TUNED}")
+    if line := describe_threshold(loaded):
+        print_stderr(line)
     if line := describe_average(loaded.checkpoint):
         print_stderr(line)
     decoding = _decoding(
@@ -246,9 +246,11 @@ def _text(number: int, output: Generation | DataError, has_lists: bool, scores: 
 
 def _json(given: Input, output: Generation | DataError, has_lists: bool) -> str:
     """Return an object: the input's own fields, the output, and with n-best lists all outputs."""
+    # What an earlier pass over these lines had found is not this one's.
+    own = {name: value for name, value in given.fields.items() if name not in _OWN_FIELDS}
     if isinstance(output, DataError):
-        return as_json({**given.fields, "error": str(output)})
-    found = {**given.fields, **_fields(output)}
+        return as_json({**own, "error": str(output)})
+    found = {**own, **_fields(output)}
     if has_lists:
         found["n_best"] = [_fields(one) for one in (output, *output.others)]
     return as_json(found)

@@ -19,9 +19,16 @@ from ostinato.cli.options import (
     RunArgument,
     SetOption,
 )
-from ostinato.cli.output import number, print_json, print_table
+from ostinato.cli.output import number, print_json, print_stderr, print_table
+from ostinato.cli.results import describe_threshold, scored_splits
 
-_OF_MODEL = {"n_steps": int, "halting_threshold": float, "exit": str, "exit_scope": str}
+
+def threshold(value: str) -> float | str:
+    """Return a halting threshold, which may be the trained one."""
+    return value if value == "trained" else float(value)
+
+
+_OF_MODEL: dict[str, Any] = {"n_steps": int, "halting_threshold": threshold, "exit": str, "exit_scope": str}
 _OF_HARNESS = {"batch_size": int, "limit": float, "num_fewshot": int}
 
 
@@ -64,14 +71,18 @@ def lm_eval(
     if tasks and split:
         raise typer.BadParameter("is for the run's own task: leave out --tasks", param_hint="--split")
     how = _read(arguments or [])
+    if not tasks and how.get("num_fewshot"):
+        raise typer.BadParameter("'num_fewshot': the run's own task shows no examples: give it with --tasks")
     n_steps = how.pop("n_steps", None)
     execution = {name: how.pop(name) for name in _OF_MODEL if name in how}
     loaded = load(
         run, checkpoint=checkpoint, device=device, verify=not no_verify, overrides=settings or [], **execution
     )
+    if line := describe_threshold(loaded):
+        print_stderr(line)
     with tempfile.TemporaryDirectory() as folder:
         if not tasks:
-            splits = split or loaded.recipe.evaluation.splits or []
+            splits = scored_splits(loaded, split)
             tasks = [str(file) for file in write_tasks(loaded, Path(folder) / "tasks", splits, access)]
         found = score(loaded, tasks, n_steps=n_steps, **how)
     results = found["results"]
@@ -91,7 +102,7 @@ def lm_eval(
 
 def _read(arguments: list[str]) -> dict[str, Any]:
     """Return the values of KEY=VALUE arguments."""
-    known: dict[str, type] = _OF_MODEL | _OF_HARNESS
+    known = _OF_MODEL | _OF_HARNESS
     found: dict[str, Any] = {}
     for text in arguments:
         key, _, value = text.partition("=")

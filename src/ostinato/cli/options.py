@@ -56,6 +56,8 @@ def _store(value: str | Path) -> Path:
         where = f"{folder} has what a sweep has of it here" if folder.is_dir() else "no sweep has used it here"
         reason = f"'{name}' is no folder, as this command needs: {where}"
         raise typer.BadParameter(reason, param_hint="--store")
+    if str(value) == "file://":
+        raise typer.BadParameter(f"'{value}' names no folder", param_hint="--store")
     if Path(text).is_file():
         raise typer.BadParameter(f"'{text}' is a file, no folder", param_hint="--store")
     return Path(text)

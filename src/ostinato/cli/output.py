@@ -103,7 +103,7 @@ def print_table(
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
         is_number = bool(cells) and all(isinstance(row[i], int | float | None) for row in cells)
-        table.add_column(name, justify="right" if is_number or (right and i) else "left", overflow="fold")
+        table.add_column(Text(name), justify="right" if is_number or (right and i) else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(number(cell)) for cell in row))
     with naming(STANDARD_OUTPUT):

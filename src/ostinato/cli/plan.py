@@ -179,7 +179,9 @@ def _measure(planned: Sequence[PlannedRecipe], timer: Timer, work: Sequence[Work
     from ostinato.experiments.timing.speed import measure_models
     from ostinato.experiments.timing.workloads import TimedModel
 
-    candidates = [TimedModel(one.name, one.model, one.training) for one in planned]
+    candidates = [
+        TimedModel(one.name, one.model, one.training, one.budget.assumptions.cached_rounds) for one in planned
+    ]
     found = measure_models(timer, candidates, work, Effort(rounds=rounds), lambda plan: print_stderr(str(plan)))
     environment = asdict(timer.environment())
     return [{"environment": environment, "workloads": rows} for rows in found.values()]

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from ostinato.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
     from ostinato.config.recipe import ReferenceRow
+    from ostinato.evaluation.loading import LoadedRun
 
 _NOT_SCORES = (
     *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
@@ -35,6 +38,26 @@ def describe_average(checkpoint: Path) -> str:
     values = [(one["checkpoint"], one["value"]) for one in read_members(checkpoint) or []]
     texts = [name if value is None else f"{name} ({value:.6g})" for name, value in values]
     return f"{checkpoint.name}: the mean of {', '.join(texts)}" if texts else ""
+
+
+def describe_threshold(run: LoadedRun) -> str:
+    """Return the line that says at which threshold tokens halt, where that was tuned after training; else nothing."""
+    if run.halting_threshold_from != "tuned":
+        return ""
+    execution = run.model.current_execution
+    by = "" if execution.exit is None else f" of {execution.exit}"
+    return f"halting threshold{by} {execution.halting_threshold:g}, {TUNED}"
+
+
+def scored_splits(run: LoadedRun, asked: Sequence[str] | None) -> Sequence[str]:
+    """Return the splits that are asked for, else those of the run's recipe.
+
+    Raises:
+        BadParameter: there are none.
+    """
+    if found := asked or run.recipe.evaluation.splits:
+        return found
+    raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")
 
 
 def print_splits(results: Mapping[str, Scores]) -> None:

@@ -178,12 +178,11 @@ def longest_sequence(run: LoadedRun) -> int:
     """Return the most tokens that a run's model is given at once; a source and its target may be one sequence."""
     data, model, has_sources = run.recipe.data, run.model.config, task_config(run.recipe.task).has_sources
     if model.has_two_sides:
-        longest = max(data.max_source_length, data.max_target_length)
-    else:
-        of_target = data.max_target_length * (model.generates or model.reads == "masked")
-        of_source = data.max_source_length * (has_sources or not of_target)
-        longest = max(data.block_length or 0, of_target + of_source)
-    # Texts in blocks, and one side of a pair, may be longer than there are positions.
+        return max(data.max_source_length, data.max_target_length)
+    of_target = data.max_target_length * (model.generates or model.reads == "masked")
+    of_source = data.max_source_length * (has_sources or not of_target)
+    longest = max(data.block_length or 0, of_target + of_source)
+    # Texts in blocks may be longer than there are positions.
     stacks = model.stacks().values()
     return min(longest, *(stack.positions.max_length for stack in stacks if stack.positions.kind == "learned"), longest)
 

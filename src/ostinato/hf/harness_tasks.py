@@ -57,11 +57,13 @@ def write_tasks(
         reason = "lm-eval scores every text by itself: load the run with data.block_length=null"
         raise ConfigError([Problem("data.block_length", run.recipe.data.block_length, reason)])
     task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
-    written = []
+    written: list[Path] = []
     with new_folder(folder) as target:
-        for split in splits:
+        for number, split in enumerate(dict.fromkeys(splits), 1):
             contrast = None if split == task.train_split else task.contrast
             name = re.sub(r"\W+", "_", f"ostinato_{task.name}_{split}", flags=re.ASCII)
+            if folder / f"{name}.yaml" in written:
+                name += f"_{number}"
             examples = list(task.examples(split))
             documents = [json.dumps(one) for one in _documents(run, examples, split, contrast)]
             write_text(target / f"{name}.jsonl", "".join(f"{line}\n" for line in documents))

@@ -61,7 +61,8 @@ class OstinatoForCausalLM(OstinatoPreTrainedModel, GenerationMixin):
         check_others(others, attention_mask, is_start=cache is None and past_key_values is None)
         asked = self._asked(output_hidden_states, output_attentions, return_dict)
         output_hidden_states, output_attentions, return_dict = asked
-        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if use_cache is None:  # a cached pass has the loss of its logits alone
+            use_cache = self.config.use_cache and labels is None
         self._project_routers()
         cache = past_key_values if cache is None else cache
         if cache is not None:

@@ -110,7 +110,8 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
         check_others(others, attention_mask, is_start=False)  # positions would be the target's
         asked = self._asked(output_hidden_states, output_attentions, return_dict)
         output_hidden_states, output_attentions, return_dict = asked
-        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if use_cache is None:  # a cached pass has the loss of its logits alone
+            use_cache = self.config.use_cache and labels is None
         if decoder_input_ids is None and labels is None:
             raise ValueError("a seq2seq model needs decoder_input_ids or labels")
         if labels is not None and (decoder_input_ids is None or decoder_attention_mask is None):

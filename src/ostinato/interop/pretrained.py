@@ -176,14 +176,11 @@ _OF_SEARCH: dict[str, object] = {
     "early_stopping": False,
     "no_repeat_ngram_size": 0,
     "repetition_penalty": 1.0,
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-    "min_p": None,
-    "typical_p": 1.0,
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens")),
 }
 """Settings of `generate` with the values that they have where nothing is said."""
+_OF_SAMPLING: dict[str, object] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "typical_p": 1.0}
+"""Those of what is sampled."""
 
 
 def other_ends(folder: Path, end: int) -> list[int]:
@@ -210,7 +207,9 @@ def other_search(folder: Path, decoding: DecodingConfig) -> list[str]:
     """Return the settings of `generate` that a folder names and that a run with this `decoding` does not search by, but
     for lengths and ends."""
     given = {name: value for one in _of_generation(folder) for name, value in one.items()}
-    stated = ((name, given.get(name), own) for name, own in (_OF_SEARCH | search_of(decoding)).items())
+    samples = given.get("do_sample") or decoding.strategy == "sample"
+    searched = _OF_SEARCH | (_OF_SAMPLING if samples else {}) | search_of(decoding)
+    stated = ((name, given.get(name), own) for name, own in searched.items())
     return [
         f"{name}={value}"
         for name, value, own in stated

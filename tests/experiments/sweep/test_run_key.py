@@ -340,7 +340,8 @@ def test_runs_of_a_folder_that_was_moved_are_taken_with_those_that_they_start_fr
     shutil.copytree(tmp_path / "moved" / next_run, tmp_path / "alone" / next_run)
     planned = plan_runs(sweep, tmp_path / "new")
     said = f"{tmp_path}/alone/{next_run} began from {tmp_path}/old/{base}, which holds no run, and whose key is part"
-    assert import_runs([tmp_path / "alone"], planned) == ([], {})
+    with pytest.raises(ConfigError, match="alone: holds no run whose address can be computed"):
+        import_runs([tmp_path / "alone"], planned)
     assert f"{tmp_path}/alone/{next_run} is not taken: {said}" in caplog.text
     with pytest.raises(CheckpointError, match=re.escape(said)):
         plan_runs(tiny(arms=[{"name": "x", "set": {"training.init_from": f"{tmp_path}/alone/{next_run}"}}]), tmp_path)

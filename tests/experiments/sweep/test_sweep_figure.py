@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.analysis.drawing import check_figure
 from ostinato.errors import ConfigError
 from ostinato.experiments.sweep.figure import draw_sweep
 
@@ -47,6 +48,11 @@ def test_large_counts_are_drawn_in_the_units_of_the_table(tmp_path: Path) -> Non
     assert "<!-- 1e7 -->" not in text
     assert {"<!-- 10M -->", "<!-- 20M -->"} <= set(re.findall("<!-- [0-9.]+M? -->", text))
     assert "<!-- 0.400 -->" in text
+
+
+def test_names_of_figures_may_have_dots(tmp_path: Path) -> None:
+    for name, stem in (("rate 0.1", "rate 0.1"), ("figure.png", "figure"), ("data.json", "data")):
+        assert check_figure(tmp_path / name) == (tmp_path / f"{stem}.svg", tmp_path / f"{stem}.png")
 
 
 def test_a_figure_is_not_drawn_over_another_file(tmp_path: Path) -> None:
