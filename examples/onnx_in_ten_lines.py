@@ -19,6 +19,8 @@ given = {one.name: np.zeros([sizes.get(n, n) for n in one.shape if n != "columns
 if "rounds" in given:
     given["rounds"] = np.array(about["rounds"])
 ids = new = [int(word) for word in sys.argv[2:]]
+if "prefix_lengths" in given:  # tokens of a prompt that see each other in both directions
+    given["prefix_lengths"] = np.array([len(ids)])
 for _ in range(20):
     given |= {"ids": np.array([new]), "keep": np.ones((1, len(new)), np.bool_)}
     made = dict(zip([one.name for one in session.get_outputs()], session.run(None, given), strict=True))

@@ -13,6 +13,7 @@ import ostinato
 import ostinato.nn
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import CheckpointError, ConfigError, DataError
+from ostinato.nn.halting import NoHalting
 
 SIZES = {"n_steps": 2, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
 
@@ -222,3 +223,22 @@ def test_what_wraps_a_model_is_refused_before_anything_is_replaced(tmp_path: Pat
     with pytest.raises(CheckpointError, match="DataParallel is no model of this library: save what it wraps"):
         ostinato.save_model(torch.nn.DataParallel(model), tmp_path)  # type: ignore[arg-type]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_rounds_that_are_no_whole_number_are_named() -> None:
+    shared = {"n_steps": 2, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
+    model = ostinato.build_model(
+        ostinato.LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": shared})
+    )
+    with pytest.raises(ConfigError, match=r"n_steps is .*must be a whole number"):
+        model(torch.tensor([[1, 4]]), n_steps=torch.tensor(3.0))
+
+
+def test_a_rule_that_was_put_in_place_of_a_gate_is_not_given_one() -> None:
+    halting = {"kind": "act", "freeze_halted_state": True}
+    shared = {"n_steps": 2, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
+    config = {"d_model": 8, "vocab_size": 9, "decoder": shared | {"halting": halting}}
+    stack = ostinato.build_model(ostinato.LanguageModelConfig.model_validate(config)).stacks["decoder"]
+    stack.halting = NoHalting()
+    (loop,) = stack.program(None, ostinato.nn.Execution())
+    assert loop.rule is stack.halting

@@ -9,7 +9,11 @@ import pytest
 from documents import README, ROOT, blocks, commands, links
 
 from ostinato.cli import main
+from ostinato.config.data import DataConfig
+from ostinato.config.recipe import TaskRef
 from ostinato.metrics import make_metric
+from ostinato.tasks.base import Task
+from ostinato.tasks.registry import build_task
 
 DOCUMENT = ROOT / "docs" / "extending.md"
 TINY = [
@@ -87,6 +91,63 @@ def test_what_cannot_be_used_is_one_line_before_anything_is_written(
     assert message in err
     assert err.count("\n") == 1
     assert not (folder / "runs").exists()
+
+
+TEXTS = """
+
+class TextsConfig(TaskConfig):
+    kind: str = "mine:Texts"
+    low: int = 1
+
+    @property
+    def has_sources(self) -> bool:
+        return False
+
+    @model_validator(mode="after")
+    def _in_order(self):
+        if self.low > 9:
+            raise ValueError("low must be below 10")
+        return self
+
+
+class Texts(Task):
+    \"\"\"Digits.\"\"\"
+
+    config: TextsConfig
+
+    def _examples(self, split):
+        for number in range(40):
+            yield Example(None, " ".join(str(self.config.low + number)))
+
+
+class LowerConfig(FilesConfig):
+    kind: str = "mine:Lower"
+
+
+class Lower(FilesTask):
+    config: LowerConfig
+
+    def _examples(self, split):
+        for example in super()._examples(split):
+            yield Example(None, example.target.lower())
+"""
+
+
+def test_a_task_of_texts_has_no_metrics_of_outputs_and_its_validators_words_are_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imports = "from pydantic import model_validator\nfrom ostinato.tasks.files import FilesConfig, FilesTask\n"
+    (folder / "mine.py").write_text(f"{(folder / 'mine.py').read_text()}\n{imports}{TEXTS}", encoding="utf-8")
+    assert Task.metrics
+    assert build_task(TaskRef(kind="mine:Texts"), DataConfig()).metrics == ()
+    assert call("train", "lm/transformer", "task={kind: mine:Texts, low: 12}", "--run-dir", "runs/none") == 2
+    assert capsys.readouterr().err.strip() == "task.kind is 'mine:Texts': low must be below 10"
+    # A pack would pass by the code of a class that reads files in its own way.
+    (folder / "a.txt").write_text("A\n", encoding="utf-8")
+    data = DataConfig(train=str(folder / "a.txt"))
+    kinds = ("files", "mine:Lower")
+    packs = [build_task(TaskRef.model_validate({"kind": k, "model_kind": "language_model"}), data) for k in kinds]
+    assert [task.pack_source("train") is None for task in packs] == [False, True]
 
 
 def test_a_metric_that_fails_on_an_output_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -277,6 +277,19 @@ def test_workers_share_the_gpus_unless_another_than_the_first_is_named(device: s
     assert workers.model_source(run_on(device), 2).device == of_workers
 
 
+def test_a_model_that_runs_otherwise_than_its_runner_knows_is_refused(
+    model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    run: Any = SimpleNamespace(recipe=load_recipe("digits/transformer"), checkpoint=tmp_path, model=model)
+    with Jobs(journal=tmp_path / "journal").runner(run) as runner:
+        scores(model, tokenizers, runner)
+        with model.execution(halting=False), pytest.raises(ConfigError, match="otherwise than when its runner began"):
+            scores(model, tokenizers, runner)
+    with Jobs().runner(run) as runner, model.execution(halting=False):
+        scores(model, tokenizers, runner)  # nobody but this process does the batches
+
+
 def test_a_journal_says_what_does_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = run_on("cpu", tmp_path), []
 

@@ -224,6 +224,10 @@ def test_norms_and_attention_of_ones_own_are_called() -> None:
     assert attention_link(plain, nn.LayerNorm(8).eval(), is_before=True, makes_keys=True) is not None
     assert attention_link(plain, Doubled(8).eval(), is_before=True, makes_keys=True) is None
     assert attention_link(own, nn.LayerNorm(8).eval(), is_before=True, makes_keys=True) is None
+    assert plain.is_read_plainly
+    for name in ("attend", "query_heads", "key_value_heads", "normed_and_turned", "_mask"):
+        changed = type("Changed", (Attention,), {name: lambda self, *given, **named: None})
+        assert not changed(8, 2, 4, bias=False, dropout=0.0).is_read_plainly
 
 
 @pytest.mark.parametrize("name", ["qkv", "out", "up", "down"])

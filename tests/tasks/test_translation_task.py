@@ -96,7 +96,8 @@ def test_an_input_is_read_and_changed_as_the_sources_of_training(settings, field
     config = task_config(TaskRef.model_validate({"kind": "translation", **settings}))
     assert config.input_field == field
     assert config.pair_changes.of_source("\u015f", {"to": "ro"}) == text
-    assert config.pair_changes.of_source("b", {}) == "b"
+    assert config.pair_changes.of_source("b", {}) == config.pair_changes.of_source("b", {"to": None}) == "b"
+    assert config.pair_changes.of_source(text, {"to": "ro"}) == text  # it is written already
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.config.model import LanguageModelConfig
 from ostinato.evaluation.loading import load
+from ostinato.models import build_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 from ostinato.viewer.calls import Call
 from ostinato.viewer.curve import draw_curve
 from ostinato.viewer.describe import describe_run
-from ostinato.viewer.inspecting import attention, inspect
+from ostinato.viewer.inspecting import _request, attention, inspect
 from ostinato.viewer.opened import open_runs
 from ostinato.viewer.schema import AttentionRequest, CurveRequest, End, Limits, Point, Sentence
 
@@ -54,3 +56,13 @@ def test_looped_models_are_looked_into_at_every_setting(recipe: str, tmp_path: P
         macs = [line.macs for line in lines[1:] if isinstance(line, Point)]
         assert macs == sorted(macs)
     opened.close()
+
+
+@pytest.mark.parametrize(
+    ("halting", "what"), [("none", "rounds"), ("act", "residual"), ("select", "rounds"), ("token_choice", "rounds")]
+)
+def test_predictions_by_round_are_read_of_what_routers_leave(halting: str, what: str) -> None:
+    shared = {"n_steps": 3, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
+    decoder = shared | {"halting": {"kind": halting}}
+    config = LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": decoder})
+    assert _request(build_model(config)) == {what}

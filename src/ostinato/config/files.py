@@ -390,9 +390,13 @@ def write_yaml(settings: Settings, path: Path) -> None:
 
 def readable_yaml(settings: Settings) -> str:
     """Return settings as YAML that reads as equal ones."""
-    # Text that looks like a `${...}` reference must not be resolved when it is read again.
-    escaped = map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
-    return yaml_text(escaped)
+    return yaml_text(without_references(settings))
+
+
+def without_references(settings: Settings) -> Settings:
+    """Return settings in which a text that looks like a `${...}` reference is written so that it is not resolved."""
+    escaped: Settings = map_texts(settings, lambda text: re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text))
+    return escaped
 
 
 def yaml_text(settings: Settings) -> str:

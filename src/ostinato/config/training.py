@@ -444,7 +444,8 @@ class TrainingConfig(Config):
     log_every: Size = 50
     """Updates from one training record to the next."""
     keep_last: Size = 1
-    """Checkpoints that stay, of the newest: of those saved every `save_every` updates, and the last one."""
+    """Checkpoints that stay, of the newest: of those saved every `save_every` updates, and the last one; as long as
+    there are fewer, of others."""
     keep_best: Size = 1
     """Checkpoints that stay besides, of the best by `selection`: what `--checkpoint best:N` may average."""
     selection: SelectionConfig = SelectionConfig()

@@ -38,9 +38,13 @@ class PairChanges:
         return replace(example, source=self.of_source(source, example.columns), target=self._with_letters(target))
 
     def of_source(self, text: str, columns: Mapping[str, object]) -> str:
-        """Return what the model reads, changed as in a pair; without the column of the tag, none is written."""
-        if self.tag is not None and self.tag in columns:
-            text = f"<2{columns[self.tag]}> {text}"
+        """Return what the model reads, changed as in a pair.
+
+        No tag is written where its column is not there or empty, nor where the text begins with it.
+        """
+        if self.tag is not None and (value := columns.get(self.tag)) not in (None, ""):
+            tag = f"<2{value}> "
+            text = text if text.startswith(tag) else tag + text
         return self._with_letters(text) if self.is_swapped else text
 
     def _with_letters(self, text: str) -> str:

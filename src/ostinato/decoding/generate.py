@@ -245,6 +245,9 @@ class _Generator:
             if given.prefix:  # of an empty text a tokenizer may make a blank
                 target = self._encode(given.prefix, self.tokenizers.target, "target", self.data.max_target_length)
             is_joined = self.model.config.joins_pairs
+            n, n_positions = len(source) + len(target) + 2, getattr(self.model, "longest_target", None)
+            if is_joined and n_positions is not None and n > n_positions:
+                raise DataError(f"{n} tokens, but the model has {n_positions} positions: shorten the text")
             return Row(source, target, {}, index, is_joined=is_joined, special_ids=self.special_ids)
         except DataError as error:
             raise DataError(f"{given.where or f'input line {index + 1}'}: {error}") from error

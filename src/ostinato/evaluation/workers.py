@@ -92,6 +92,19 @@ class _Workers:
         return lambda: work.unpack(json.loads(future.result()))
 
 
+class _AsItBegan:
+    """A `BatchRunner` that refuses batches of a model that runs otherwise than its workers and its journal know."""
+
+    def __init__(self, runner: BatchRunner, run: LoadedRun) -> None:
+        self.n_ahead = runner.n_ahead
+        self._runner, self._run, self._execution = runner, run, run.model.current_execution
+
+    def submit(self, work: Work[Item, Result], item: Item) -> Callable[[], Result]:
+        if self._run.model.current_execution != self._execution:
+            raise ConfigError("the model runs otherwise than when its runner began: open one inside `model.execution`")
+        return self._runner.submit(work, item)
+
+
 def model_source(run: LoadedRun, n_jobs: int) -> ModelSource:
     """Return what workers need to do what a loaded run does; they share out this process's CPU threads."""
     share = max(1, torch.get_num_threads() // n_jobs)
@@ -206,8 +219,11 @@ class Jobs:
     def runner(self, run: LoadedRun, **settings: Any) -> Iterator[BatchRunner]:
         """Yield the runner for a loaded run; `settings`: those of the work that the run does not say, for the journal.
 
+        Workers and journal are told once how the model runs.
+
         Raises:
-            ConfigError, DataError: see `Journal`. All that `processes` and `ray_actors` raise.
+            ConfigError, DataError: see `Journal`; inside, ConfigError for a model that runs otherwise meanwhile.
+            All that `processes` and `ray_actors` raise.
         """
         with ExitStack() as stack:
             runner: BatchRunner = InThisProcess(run.model)
@@ -221,4 +237,4 @@ class Jobs:
             if self.journal is not None:
                 question = question_of(run, source.device.partition(":")[0], **settings)
                 runner = stack.enter_context(Journal(self.journal, question, runner))
-            yield runner
+            yield runner if self == Jobs() else _AsItBegan(runner, run)

@@ -69,7 +69,7 @@ def read_results(run: Path) -> dict[str, Any]:
         CheckpointError: the run is not finished, or the file is damaged.
     """
     if not run.is_dir():
-        kind = kind_of(run)
+        kind = "a file, no run directory" if run.is_file() else kind_of(run)
         raise CheckpointError(f"{run}: {'no such file or run directory' if kind is None else f'is {kind}'}")
     path = run / "results.json"
     if not path.is_file():

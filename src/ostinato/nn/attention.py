@@ -161,7 +161,8 @@ class MultiHead(Dropping):
     @property
     def is_read_plainly(self) -> bool:
         """Whether a head reads keys and values of its own, as they were projected: what compiled kernels know."""
-        is_own = type(self).attend is MultiHead.attend
+        parts = ("attend", "query_heads", "key_value_heads", "normed_and_turned", "_mask")
+        is_own = all(getattr(type(self), name) is getattr(MultiHead, name) for name in parts)
         return is_own and self.n_groups == 1 and self.q_norm is None
 
     def normed_and_turned(

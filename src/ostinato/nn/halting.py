@@ -53,8 +53,8 @@ class HaltingRule(ABC):
         return found
 
     def asking(self, unit: nn.Module) -> HaltingRule:
-        """Return the same rule with another unit; itself where that is its own."""
-        if unit is self.unit:
+        """Return the same rule with another unit; itself where that is its own, or where it asks none."""
+        if self.unit is None or unit is self.unit:
             return self
         found = copy(self)
         found.unit = unit

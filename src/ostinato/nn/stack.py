@@ -483,13 +483,16 @@ class Stack:
             n_rounds: None: what the execution says, else the plan's. A tensor is a number but in a graph.
 
         Raises:
-            ConfigError: another number than the plan's, of rounds that differ.
+            ConfigError: another number than the plan's, of rounds that differ; no whole number.
         """
         repeats: Tensor | None = None
         if isinstance(n_rounds, Tensor) and (execution.as_graph or is_exporting()):
             repeats, n_rounds = n_rounds, 2
         elif isinstance(n_rounds, Tensor):
-            n_rounds = operator.index(n_rounds)
+            try:
+                n_rounds = operator.index(n_rounds)
+            except TypeError as error:
+                raise ConfigError([Problem("n_steps", n_rounds, "must be a whole number")]) from error
         asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
         rule, units = self.halting, self.banks.halting
         if self.plan.stack in units:  # it may have been replaced

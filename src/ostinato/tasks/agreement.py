@@ -95,7 +95,6 @@ class AgreementTask(Task):
     """
 
     config: AgreementConfig
-    metrics = ()
     forced = ("ranking",)
     contrast = "wrong"
 

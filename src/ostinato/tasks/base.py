@@ -137,7 +137,8 @@ class Task(ABC):
     """Class of the settings: the annotation of `config`."""
     config: TaskConfig
     metrics: tuple[str, ...] = ("exact_match", "token_accuracy_free")
-    """Metrics of generated outputs, by their names in `ostinato.metrics`."""
+    """Metrics of generated outputs, by their names in `ostinato.metrics`; of texts without sources none, unless a class
+    has its own."""
     forced: tuple[str, ...] = ()
     """Teacher-forced scores that the task is reported by, beside `metrics` or instead of them."""
     by: tuple[str, ...] = ()
@@ -159,6 +160,8 @@ class Task(ABC):
         self.config = config
         self.data = data
         self._access = access
+        if not config.has_sources and type(self).metrics is Task.metrics:
+            self.metrics = ()
         self._configure()
 
     def _configure(self) -> None:  # noqa: B027, most tasks have nothing to set

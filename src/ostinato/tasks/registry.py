@@ -138,7 +138,11 @@ def _explain(error: ValidationError, node: type[TaskConfig], kind: str) -> Itera
     """Yield one problem for every setting that pydantic refused."""
     first: dict[str, Any] = {}
     for item in error.errors(include_url=False):
-        first.setdefault(str(item["loc"][0]), item["input"])
+        name = ".".join(map(str, item["loc"])) or "kind"
+        if "error" in item.get("ctx", {}):  # what a validator of the class raised, whose words say why
+            yield Problem(f"task.{name}", kind if name == "kind" else item["input"], str(item["ctx"]["error"]))
+        else:
+            first.setdefault(str(item["loc"][0]), item["input"])
     for name, given in first.items():
         field = node.model_fields.get(name)
         if field is not None:

@@ -132,7 +132,7 @@ class TranslationTask(Task):
 
     def pack_source(self, split: str) -> PackSource | None:
         """Return the files of a split, or its data set; see `Task`."""
-        if self.config.corpus != "files":
+        if self.config.corpus != "files" or type(self)._examples is not TranslationTask._examples:
             return super().pack_source(split)
         return own_source(self.data, split, changes=self.config.pair_changes)
 

@@ -2,8 +2,8 @@
 
 Predictions after a round are the logit lens: the states that leave the round, read as the output is. Where the model
 says what its output would be if a round were the last ("rounds" in `ostinato.nn.Stack`), that is read, with all that
-follows the loop; of stacks whose tokens halt by a rule that mixes the states of rounds the states themselves, through
-the final norm, each token's as it last took part.
+follows the loop; of stacks whose tokens halt by a rule of their own, routers that choose them aside, the states
+themselves, through the final norm, each token's as it last took part.
 
     surprise of a label = -log2 p(label), in bits, teacher-forced
     cost at full depth: every token runs all rounds of the plan
@@ -163,8 +163,8 @@ def _request(model: Model) -> frozenset[str]:
     if not model.stacks:
         return frozenset()
     name, last = list(model.stacks.items())[-1]
-    mixes = name in model.halting_stacks() - model.exits().keys() and not last.halting.chooses_tokens
-    return frozenset({"residual"} if mixes else {"rounds"})
+    has_own_rule = name in model.halting_stacks() - model.exits().keys() and not last.halting.chooses_tokens
+    return frozenset({"residual"} if has_own_rule else {"rounds"})
 
 
 def _plan(captured: CapturedBatch, stack: str) -> Plan:

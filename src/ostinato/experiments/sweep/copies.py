@@ -29,9 +29,10 @@ class Copies:
     def write(self, sweep: SweepConfig, runs: Sequence[PlannedRun], store: Path) -> int:
         """Copy what of finished runs is not there yet, then results.jsonl and timings.jsonl; return how many runs.
 
-        A file is there where the copy has its size: one that was cut off is copied again. A run's results.json is
-        copied last, and the run counts where it was. Where that is another one there, the run has been trained again:
-        all of it is copied, and nothing of the other training stays.
+        A file is there where the copy has its size: one that was cut off is copied again. A run's versions.json, which
+        says when it began, is copied first, its results.json last, and the run counts where that was. Where one of them
+        is another one there, the run has been trained again: all of it is copied, and nothing of the other training
+        stays.
 
         Raises:
             ConfigError: it cannot be written.
@@ -44,13 +45,18 @@ class Copies:
                 there = self._files.find(place, detail=True)
                 files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*"))}
                 files = {name: path for name, path in files.items() if path.is_file()}
-                known = self._files.cat_file(f"{place}/{results.name}") if f"{place}/{results.name}" in there else None
-                is_same = known == results.read_bytes()
-                if known is not None and not is_same:  # of another training
-                    for path in there.keys() - {f"{place}/{name}" for name in files}:
+                marks = [path for name, path in files.items() if name in ("versions.json", results.name)]
+                is_same = all(
+                    self._files.cat_file(f"{place}/{mark.name}") == mark.read_bytes()
+                    for mark in marks
+                    if f"{place}/{mark.name}" in there
+                )
+                if not is_same:
+                    for path in there:
                         self._files.rm_file(path)
-                for name, path in sorted(files.items(), key=lambda item: item[1] == results):
-                    if not is_same or there.get(f"{place}/{name}", {}).get("size") != path.stat().st_size:
+                    there = {}
+                for name, path in sorted(files.items(), key=lambda item: (item[1] == results, item[1] not in marks)):
+                    if there.get(f"{place}/{name}", {}).get("size") != path.stat().st_size:
                         self._put(path, f"{directory.name}/{name}")
                         n_copied += path == results
             folder = results_folder(sweep, store)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ostinato.config.measures import ResultMeasure
+from ostinato.config.own_code import is_own
 from ostinato.config.sweep import SweepConfig
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
@@ -42,7 +43,7 @@ def example_differences(
     Raises:
         ConfigError: no measure is of decoded outputs. DataError: arms that were to write different texts.
     """
-    measures = [m for m in sweep.measures if isinstance(m, ResultMeasure) and m.split and m.path in METRICS]
+    measures = [m for m in sweep.measures if isinstance(m, ResultMeasure) and m.split and _is_metric(m.path)]
     if not measures:
         names = [measure.name for measure in sweep.measures]
         reason = f"none is a result of decoded outputs on a split: {', '.join(METRICS)}"
@@ -99,3 +100,8 @@ def example_differences(
             }
             lines.append(line)
     return lines
+
+
+def _is_metric(path: str) -> bool:
+    """Return whether a number of a result is a score of all outputs; those by column may have a colon, too."""
+    return path in [*METRICS] or (is_own(path) and not path.startswith(("by.", "macro.")))

@@ -114,6 +114,7 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     What the machine refuses (a full disk, memory) is a line, as one of this package's own errors is; any other error
     comes with its traceback.
     """
+    words: list[str] = []
     try:
         with run_lock(job.directory) as check_held, cpu_threads(job.recipe.training.n_threads or job.n_threads):
             remote = None if job.remote is None else RemoteStore(job.remote)
@@ -136,12 +137,14 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
             run, reporter = RunDirectory(job.directory), EventReporter(job.name, send, publish)
             try:
                 if run.results() is None:
+                    words = ["train", str(job.directory)]
                     recipe = job.recipe
                     if run.exists:  # What was started under this key is the same run, even if it was called otherwise.
                         found = load_recipe(job.directory)
                         check_kept(job.directory, found, job.recipe, job.name)
                         recipe = _placed_as(found, job.recipe)
                     train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
+                    words = []
                 values_of(job.measures, job.directory, job.access, recipe=job.recipe)
             except Exception:  # what tells why stands in the run's directory
                 if remote is not None:
@@ -155,8 +158,7 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
     except OstinatoError as error:
         return JobResult(job, "failed", str(error))
     except Exception as error:
-        line = describe_failure(error, ["train", str(job.directory)])
-        return JobResult(job, "failed", line or traceback.format_exc())
+        return JobResult(job, "failed", describe_failure(error, words) or traceback.format_exc())
     return JobResult(job, "done")
 
 
@@ -181,5 +183,6 @@ def _placed_as(recipe: Recipe, other: Recipe) -> Recipe:
     """
     names = [name for name in type(recipe.training).model_fields if is_free(f"training.{name}")]
     free = {name: getattr(other.training, name) for name in names if not name.startswith("keep_")}
-    training, places = recipe.training.model_copy(update=free), {name: getattr(other.data, name) for name in SPLITS}
-    return recipe.model_copy(update={"training": training, "data": recipe.data.model_copy(update=places)})
+    files = {name: getattr(other.data, name) for name in SPLITS}
+    changed = {"training": recipe.training.model_copy(update=free), "data": recipe.data.model_copy(update=files)}
+    return recipe.model_copy(update=changed)

@@ -107,6 +107,12 @@ def import_runs(paths: Sequence[Path], runs: Sequence[PlannedRun]) -> tuple[list
         chosen = [path]
         if not RunDirectory(path).exists and (finished := _finished_in(path)):
             chosen = [inner for inner, key in finished.items() if key in keys]
+            known = [inner for inner, key in finished.items() if key is not None]
+            if not known:
+                refused.append(f"{path}: holds no run whose address can be computed")
+            elif not chosen:
+                reason = f"{known[0].name}: {_difference(known[0], runs)}"
+                say_once(f"{path}: none of its {len(known)} finished runs is one of this sweep ({reason})")
         for one in chosen:
             try:
                 run = import_run(one, runs)

@@ -20,6 +20,7 @@ from typing import Any
 
 from ostinato.budget import Assumptions, count_budget
 from ostinato.config.claim import ComparedConfig
+from ostinato.config.files import without_references
 from ostinato.config.measures import (
     AnalysisMeasure,
     BudgetMeasure,
@@ -155,7 +156,7 @@ def _places(recipe: Recipe | None) -> list[str]:
     """Return where the examples of a recipe lie as `dotted.key=value`: since a run began they may have been moved."""
     if recipe is None:
         return []
-    places = with_absolute_paths(recipe).data.model_dump(mode="json", include={*SPLITS})
+    places = without_references(with_absolute_paths(recipe).data.model_dump(mode="json", include={*SPLITS}))
     return [f"data.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in places.items()]
 
 

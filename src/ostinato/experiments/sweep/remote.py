@@ -46,10 +46,13 @@ def open_place(url: str, option: str) -> tuple[Any, str]:
     """Return the file system and the root of an address.
 
     Raises:
-        ConfigError: fsspec does not know the kind of place, lacks the library for it, or cannot connect to it.
+        ConfigError: it names no folder; fsspec does not know the kind of place, lacks the library for it, or cannot
+            connect to it.
     """
     from fsspec.core import url_to_fs
 
+    if not url.rpartition("://")[2].strip("/"):
+        raise ConfigError(f"{option}: '{without_password(url)}' names no folder")
     try:
         place: tuple[Any, str] = url_to_fs(url)
     except Exception as error:  # of some library, or of the network: there is no common base

@@ -83,11 +83,16 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class TimedModel:
-    """A model to time: vocabulary sizes set; `training` says how it is updated."""
+    """A model to time: vocabulary sizes set; `training` says how it is updated.
+
+    Args:
+        cached_rounds: of a loop, whose keys and values a search keeps where its workload does not say; None: all.
+    """
 
     name: str
     model: ModelConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    cached_rounds: int | None = None
 
 
 class Bench:
@@ -133,10 +138,10 @@ class Bench:
                     max_length=workload.target_length,
                 )
                 assert not isinstance(model, Encoder)  # there are no batches for one
-                endless = Endless(model)
+                endless, kept = Endless(model), workload.cached_rounds or self.candidate.cached_rounds
 
                 def decode() -> object:
-                    with model.execution(cached_rounds=workload.cached_rounds):
+                    with model.execution(cached_rounds=kept):
                         return search(endless, batch, config)
 
                 return inference(model)(decode)

@@ -104,7 +104,7 @@ function list(runs) {
     const key = el("span", { class: "key" }, "━ ");
     key.style.color = lineColour(own.number);
     const last = [...own.training.values()].pop();
-    const speed = [...own.speeds.values()].pop();
+    const speed = own.speeds.get(run.update);
     const state = { waiting: "not begun", begun: run.age > 120 ? "silent" : "training", finished: "finished" }[run.state];
     return el("tr", {}, el("td", {}, box), el("th", { scope: "row" }, key, run.name), el("td", {}, state),
       el("td", {}, run.n_updates ? `${run.update} of ${run.n_updates}` : run.update), el("td", {}, duration(run.left)),
