@@ -66,7 +66,7 @@ def test_json_lines_are_read_by_the_runs_field_and_carry_the_rest(run, trained: 
     assert [one["prediction"] for one in found] == run("generate", trained, path).out.splitlines() != ["old", ""]
     assert all(set(one) >= {"score", "log_prob", "finished", "n_tokens"} for one in found)
     # What an earlier pass over these lines had found is not this one's.
-    again = [{"question": "1 2 3", "error": "old"}, {"question": "?", "prediction": "old", "score": 1.0}]
+    again = [{"question": "1 2 3", "error": "old"}, {"question": "?", "prediction": "old", "n_best": []}]
     path.write_text("".join(json.dumps(record) + "\n" for record in again), encoding="utf-8")
     done, failed = objects(run("generate", trained, path, "--json").out)
     assert ("prediction" in done, "error" in done) == (True, False)

@@ -63,7 +63,12 @@ def test_decoding_is_not_timed_where_a_recipe_writes_no_text(run) -> None:
 
 def test_texts_are_timed_without_a_source_up_to_their_learned_positions(run) -> None:
     sizes = ["--target-vocab", "400", "--target-length", "32"]
-    outcome = run("plan", "dense/gpt2-toy", *sizes, "--measure", "--rounds", "1", "--threads", "1", "--json")
+    kept = "model.decoder={n_steps: 1, segments: [{repeats: 3}]}", "decoding.cached_rounds=2"
+    timed = ["--measure", "--rounds", "1", "--threads", "1", "--json"]
+    looped = json.loads(run("plan", "lm/transformer", *sizes, *kept, "model.d_model=16", *timed).out)[0]
+    caches = {row["workload"]["kind"]: row["workload"]["cached_rounds"] for row in looped["measured"]["workloads"]}
+    assert caches == {"decoding": 2, "forward": None, "update": None}
+    outcome = run("plan", "dense/gpt2-toy", *sizes, *timed)
     assert outcome.code == 0, outcome.err
     (planned,) = json.loads(outcome.out)
     assert {row["workload"]["source_length"] for row in planned["measured"]["workloads"]} == {0}

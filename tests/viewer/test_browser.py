@@ -459,6 +459,7 @@ def test_a_run_whose_examples_are_elsewhere_reads_the_text_that_stands_there(
 ) -> None:
     runs = open_runs({"here": opened["dense"].run, "elsewhere": opened["sparse"].run}, Limits())
     monkeypatch.setattr(runs["elsewhere"], "_task", None)
+    monkeypatch.setattr(runs["elsewhere"], "splits", [])
     with serving(view_app(runs, Limits())) as address:
         opened_page(page, address, "run=here&split=test&index=0")
         text = page.input_value("#text")

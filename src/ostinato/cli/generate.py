@@ -47,8 +47,10 @@ _UNREADABLE_LINES = 1
 _LINE = 32
 """Tokens of a line, as `ostinato plan` counts them, where memory is lacking."""
 _SAMPLING, _INPUT, _OUTPUT = "Sampling", "Input", "Output"
-_OWN_FIELDS = ("prediction", "score", "log_prob", "finished", "n_tokens", "error")
-"""Keys of every output with --json."""
+_OWN_FIELDS = frozenset(
+    ("prediction", "score", "log_prob", "finished", "n_tokens", "tokens", "token_log_probs", "n_best", "error")
+)
+"""Keys of outputs with --json."""
 
 
 def generate(

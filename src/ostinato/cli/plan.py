@@ -184,6 +184,10 @@ def _measure(planned: Sequence[PlannedRecipe], timer: Timer, work: Sequence[Work
     ]
     found = measure_models(timer, candidates, work, Effort(rounds=rounds), lambda plan: print_stderr(str(plan)))
     environment = asdict(timer.environment())
+    for candidate, rows in zip(candidates, found.values(), strict=True):
+        for row in rows:
+            if row["workload"]["kind"] == "decoding":
+                row["workload"]["cached_rounds"] = candidate.cached_rounds
     return [{"environment": environment, "workloads": rows} for rows in found.values()]
 
 

@@ -30,7 +30,7 @@ class PairChanges:
         Raises:
             DataError: it has no such column.
         """
-        if self.tag is not None and self.tag not in example.columns:
+        if self.tag is not None and example.columns.get(self.tag) in (None, ""):
             raise DataError(f"has no column {self.tag!r} (task.target_tag)")
         source, target = example.source or "", example.target
         if self.is_swapped:

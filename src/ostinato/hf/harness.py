@@ -57,6 +57,7 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
             model.generation_config.max_new_tokens = model.generation_config.min_new_tokens = None
         # Sources and targets in one sequence have their symbols in the documents.
         self._begins = config.reads == "sequence" and run.reads_prompts
+        self._longest_source = run.recipe.data.max_source_length
         super().__init__(
             pretrained=model.to(run.model.device),
             backend="seq2seq" if config.has_two_sides else "causal",
@@ -76,7 +77,8 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
         """Return the ids of a text, with what this library puts around it unless `add_special_tokens` is False."""
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False)
         if add_special_tokens is not False and self.backend == "seq2seq":
-            ids.append(self.tokenizer.eos_token_id)
+            # lm-eval cuts to what the longer of both sides may be.
+            ids = [*ids[1 - self._longest_source :], self.tokenizer.eos_token_id]
         elif add_special_tokens is not False and self._begins and ids[:1] != [self.prefix_token_id]:
             ids.insert(0, self.prefix_token_id)
         return ids[-left_truncate_len:] if left_truncate_len else ids

@@ -62,7 +62,7 @@ def write_tasks(
         for number, split in enumerate(dict.fromkeys(splits), 1):
             contrast = None if split == task.train_split else task.contrast
             name = re.sub(r"\W+", "_", f"ostinato_{task.name}_{split}", flags=re.ASCII)
-            if folder / f"{name}.yaml" in written:
+            while folder / f"{name}.yaml" in written:
                 name += f"_{number}"
             examples = list(task.examples(split))
             documents = [json.dumps(one) for one in _documents(run, examples, split, contrast)]

@@ -92,7 +92,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
     def problems(recipe: Recipe) -> Iterator[Problem]:
         # A run may be loaded for a split of other files; those that are scored are looked for then.
-        is_own = is_run and not any(override.startswith("evaluation.splits") for override in overrides)
+        is_own = is_run and not any(override.startswith("evaluation") for override in overrides)
         return (one for one in _problems(recipe) if not (is_own and one.key == "evaluation.splits"))
 
     return load_recipe_config(path, overrides, find_recipe, problems, default_name=by_path.get(path, file_name))

@@ -139,9 +139,7 @@ def prepare(
     if changes:
         run.change(recipe, changes, new_splits)
     elif is_resumed and run.keep(recipe.training) and run.results() is not None:
-        notes.append(
-            "training.keep_last and keep_best hold if the run is made longer: a finished one loses no checkpoint"
-        )
+        notes.append("training.keep_last and keep_best change nothing of a finished run: give training.n_updates, too")
     if not is_resumed:
         described = describe_data(task, recipe.data, other_splits(recipe, train_split))
         described["splits"] = {train_split: data.describe(tokenizers), **described["splits"]}

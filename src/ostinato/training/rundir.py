@@ -49,7 +49,7 @@ from ostinato.data.example import Example, fingerprint
 from ostinato.data.file_hashes import file_hash
 from ostinato.data.paths import find_files
 from ostinato.data.tokenizers import tokenizer_files
-from ostinato.errors import CheckpointError, ConfigError, DataError
+from ostinato.errors import CheckpointError, DataError
 from ostinato.tasks.base import Task
 from ostinato.tasks.own_files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
@@ -213,9 +213,6 @@ class RunDirectory:
         """Go on with other numbers of checkpoints that stay (keep_last, keep_best); return whether they are others.
 
         They change no results, and are not recorded as changes. A finished run stays as it is.
-
-        Raises:
-            ConfigError: fewer stay than the run's own mean is of.
         """
         own = load_recipe(self.path / _RECIPE)
         kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
@@ -223,8 +220,6 @@ class RunDirectory:
         if other == own:
             return False
         if self.results() is None:
-            if problems := list(other.too_few_to_average(own.evaluation.checkpoint, "evaluation.checkpoint")):
-                raise ConfigError(problems)
             self._write_recipe(other)
         return True
 
