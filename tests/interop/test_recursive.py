@@ -105,8 +105,6 @@ def test_choices_without_effect_are_refused() -> None:
     donor = language_model(1, n_steps=N_STEPS)
     with pytest.raises(ConfigError, match=r"noise is 0\.1: has no effect: this model has no experts"):
         to_recursive(donor, recursive(2), noise=0.1)
-    with pytest.raises(ConfigError, match="shared is 'last': has no effect: no weights of this model serve several"):
-        to_recursive(donor, language_model(2, n_steps=N_STEPS), "last")
 
 
 def test_only_feed_forwards_become_experts() -> None:

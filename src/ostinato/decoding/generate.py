@@ -184,7 +184,7 @@ def encode_prompt(model: TextModel, text: str, tokenizer: Tokenizer, data: DataC
     """Return the ids of a prompt; an empty one has none, although a tokenizer may give it some.
 
     It is never cut, whatever `data.over_length` says: what is written goes on where it ends. With its begin symbol it
-    may have as many tokens as a text or a block of the training, and no more than there are learned positions.
+    may have `data.max_target_length` tokens, and no more than there are learned positions.
 
     Raises:
         DataError: it cannot be encoded, or is too long.
@@ -195,10 +195,9 @@ def encode_prompt(model: TextModel, text: str, tokenizer: Tokenizer, data: DataC
     n, n_positions = 1 + len(ids), getattr(model, "longest_target", None)
     if n_positions is not None and n > n_positions:
         raise DataError(f"{n} tokens, but the model has {n_positions} positions: shorten the prompt")
-    if n > max(data.max_target_length, data.block_length or 0):
-        limits = f"data.max_target_length is {data.max_target_length}"
-        limits += "" if data.block_length is None else f" and data.block_length {data.block_length}"
-        raise DataError(f"{n} tokens, but {limits}: a prompt is not cut: --set data.max_target_length={n}")
+    if n > (longest := data.max_target_length):
+        reason = f"data.max_target_length is {longest}: a prompt is not cut: --set data.max_target_length={n}"
+        raise DataError(f"{n} tokens, but {reason}")
     return ids
 
 

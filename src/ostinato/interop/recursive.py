@@ -89,9 +89,6 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
                 for part, parameter in getattr(donor.banks, bank)[their_name].named_parameters():
                     if bank == "norm" or part in dict(model.banks.relative[our_name].named_parameters()):
                         means.setdefault((bank, f"{our_name}.{part}"), (name, []))[1].append(parameter)
-    if shared != "average" and all(len(served) == 1 for served in sets.values()):
-        reason = "has no effect: no weights of this model serve several steps; use average"
-        raise ConfigError([Problem("shared", shared, reason)])
     for (kind, weights), served in sets.items():
         module, name = getattr(model.banks, kind)[weights], served[0][0]
         sources = [getattr(donor.banks, kind)[theirs.weights] for _, theirs, _ in served]
