@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from typing import Any
@@ -80,6 +81,7 @@ def test_a_process_that_knows_only_how_many_there_are_is_told_what_is_missing(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("process 1: environment variable WORLD_SIZE is '2': MASTER_ADDR")
+    assert logging.getLogger("ostinato").level == logging.NOTSET  # whoever called it goes on and is told things
 
 
 def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -41,6 +40,7 @@ from ostinato.cli.tune_threshold import tune_threshold
 from ostinato.cli.view import view
 from ostinato.cli.watch import watch
 from ostinato.errors import OstinatoError
+from ostinato.loggers import errors_only
 from ostinato.system_errors import describe_failure
 from ostinato.version import __version__
 
@@ -149,8 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Imports make objects that stay. By default the collector of garbage goes through all of them after every 70,000
     # new ones, as long as they grow by a quarter: a large part of the time to the first update.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
-    if rank():  # of several processes the first one says what is to be known
-        logging.getLogger("ostinato").setLevel(logging.ERROR)
+    silenced = ["ostinato"] if rank() else []  # of several processes the first one says what is to be known
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Taken out here so that it may stand before or after the command.
     debug = _DEBUG in given
@@ -164,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     try:
-        with _terminated_like_interrupted():
+        with _terminated_like_interrupted(), errors_only(*silenced):
             root_command()(words, prog_name="ostinato")
     except OstinatoError as error:
         if debug:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import tempfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from ostinato.cli.options import (
 )
 from ostinato.cli.output import number, print_json, print_stderr, print_table
 from ostinato.cli.results import describe_threshold, scored_splits
+from ostinato.loggers import errors_only
 
 
 def threshold(value: str) -> float | str:
@@ -67,7 +67,6 @@ def lm_eval(
         raise ConfigError(f"lm-eval is not here ({error}): pip install 'ostinato[lm-eval]'{see('lm-eval')}") from error
     from ostinato.hf.harness_tasks import write_tasks
 
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are loaded already
     if tasks and split:
         raise typer.BadParameter("is for the run's own task: leave out --tasks", param_hint="--split")
     how = _read(arguments or [])
@@ -84,7 +83,8 @@ def lm_eval(
         if not tasks:
             splits = scored_splits(loaded, split)
             tasks = [str(file) for file in write_tasks(loaded, Path(folder) / "tasks", splits, access)]
-        found = score(loaded, tasks, n_steps=n_steps, **how)
+        with errors_only("lm_eval"):  # it warns of models that are loaded already
+            found = score(loaded, tasks, n_steps=n_steps, **how)
     results = found["results"]
     # Of a group of tasks lm-eval has a mean, and no count.
     counts = {name: found["n-samples"].get(name, {}).get("effective") for name in results}

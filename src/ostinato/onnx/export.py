@@ -11,7 +11,6 @@ loop runs by the plan, and the ids of padding, begin and end symbol.
 from __future__ import annotations
 
 import json
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ import torch
 from ostinato.data.disk import PARTIAL, make_folder, remove_folder, sync
 from ostinato.errors import CheckpointError, see
 from ostinato.evaluation.loading import LoadedRun
+from ostinato.loggers import errors_only
 from ostinato.onnx.graphs import Graph, graphs_of
 from ostinato.system_errors import naming
 
@@ -79,7 +79,7 @@ def quantise(file: Path, target: Path) -> None:
 
     is_apart = Path(f"{file}.data").exists()  # more than a file can hold, and maybe in 8 bits, too
     how: dict[str, Any] = {"weight_type": QuantType.QInt8, "extra_options": {"EnableSubgraph": True}}
-    with _quiet("root"):
+    with errors_only("root"):
         quantize_dynamic(file, target, use_external_data_format=is_apart, **how)
 
 
@@ -124,7 +124,7 @@ def write_onnx(graph: Graph, program: torch.export.ExportedProgram, path: Path, 
     import onnx_ir
 
     names: dict[str, Any] = {"input_names": list(graph.inputs), "output_names": list(graph.outputs)}
-    with _quiet("torch.onnx", "onnxscript", "onnx_ir"), warnings.catch_warnings():
+    with errors_only("torch.onnx", "onnxscript", "onnx_ir"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its libraries about each other
         made: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     model = made.model
@@ -149,17 +149,3 @@ def _one_line(format: str) -> Iterator[None]:
     except (torch.onnx.OnnxExporterError, RuntimeError, NotImplementedError) as error:
         reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(f"this model cannot be written for {format}: {reason[0]}{see('onnx')}") from error
-
-
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Let libraries say only what went wrong."""
-    loggers = [logging.getLogger(None if name == "root" else name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
