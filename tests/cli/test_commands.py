@@ -336,6 +336,7 @@ def test_table_shows_measured_speeds_and_refuses_to_mix_them_with_runs(run, tmp_
         "| decoding, batch 64, beam 5 | no-dec | 57,000,000 | 1 | 2 | 1.5 | 500 | 250.0-750.0 | 2,560 | 1.25 "
         "| 1.200-1.300 | 6 | 1 |"
     )
+    assert "--source-length: is for runs: the rows of a file" in run("table", file, "--source-length", 9).err
     file.write_text(json.dumps(speed) + "\n" + json.dumps({"name": "a run", "splits": {}}) + "\n")
     assert run("table", file).err == "1 of 2 rows are measured speeds, the others runs: show them apart\n"
 

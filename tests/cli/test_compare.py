@@ -48,6 +48,7 @@ def test_runs_are_compared_shown_written_and_shown_again(run, tmp_path: Path) ->
             "sweep.yaml: is a sweep, not a recipe: ostinato sweep sweep.yaml, ostinato table sweep.yaml",
         ),
         (["mine.yaml"], 2, "mine.yaml: is no run directory or file of predictions"),
+        (["a.jsonl", "a.jsonl", "--beam", "4", "--fresh"], 2, "--beam --fresh: is for runs, and these are files"),
         ([".", "--match", "depth"], 2, "'depth' is not one of 'perplexity', 'loss'"),
         ([".", "--match", "perplexity", "--split", "dev"], 2, "--split: cannot go with --match perplexity"),
         ([".", "--match", "loss", "--samples", "900"], 2, "--samples: cannot go with --match loss"),
@@ -64,6 +65,7 @@ def test_what_cannot_be_compared_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.yaml").write_text("recipe: digits/transformer\narms: [{name: a}]\n", encoding="utf-8")
     (tmp_path / "mine.yaml").write_text("base: digits/transformer\n", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text('{"prediction": "1", "reference": "1"}\n', encoding="utf-8")
     outcome = run("compare", *arguments)
     assert outcome.code == code
     assert expected in " ".join(outcome.err.split())

@@ -100,6 +100,19 @@ def test_evaluation_scores_splits_and_writes_predictions(run, folder: Path, tmp_
     assert "token_accuracy_free" in text
 
 
+def test_a_beam_that_searched_nothing_is_told(run, tmp_path: Path) -> None:
+    for split, n in (("train", 40), ("dev", 4)):
+        (tmp_path / f"{split}.txt").write_text("a text of five words\n" * n, encoding="utf-8")
+    data = [f"data.{split}={tmp_path / split}.txt" for split in ("train", "dev")]
+    sizes = ["model.d_model=8", "model.decoder.self_attention.n_heads=2", "training.n_updates=1"]
+    words = ["data.tokenizer.kind=words", "training.device=cpu", "--run-dir", tmp_path / "run"]
+    assert run("train", "lm/transformer", *data, *sizes, *words).code == 0
+    outcome = run("evaluate", tmp_path / "run", "--beam", 4, "--json")
+    assert (outcome.code, json.loads(outcome.out)["dev"]["n"]) == (0, 4)
+    assert outcome.err.endswith("--beam: no metric reads what the model writes: nothing was decoded\n")
+    assert "nothing was decoded" not in run("evaluate", tmp_path / "run").err
+
+
 def test_evaluation_takes_depth_beam_columns_and_metrics(run, folder: Path) -> None:
     def scores(*options: object) -> dict[str, object]:
         outcome = run("evaluate", folder / "run", "--split", "test", *options, "--json")

@@ -27,6 +27,8 @@ _OF_INTERVALS = ("samples", "seed", "source_length", "target_length", "fresh", "
 _OF_LOSS = ("split", "metric", "max_examples", "beam", "points", "no_verify")
 _OF_COMPARISONS = tuple(name for name in (*_OF_INTERVALS, *_OF_LOSS) if name not in ("jsonl", "points"))
 """Options that make rows; those of an earlier comparison are made."""
+_OF_RUNS = ("checkpoint", "no_verify", "device", "beam", "source_length", "target_length", "fresh")
+"""Options that decode and count; nothing is decoded for a file of predictions, nor known of its model."""
 
 
 def compare(
@@ -111,6 +113,8 @@ def compare(
         )
     if not match and are_rows(systems) and (named := options_given(context, _OF_COMPARISONS)):
         raise typer.BadParameter("has no effect on rows of an earlier comparison", param_hint=named)
+    if all(path.is_file() for path in systems) and (named := options_given(context, _OF_RUNS)):
+        raise typer.BadParameter("is for runs, and these are files", param_hint=named)
     check_output_file(jsonl, overwrite)
     decoding = {} if beam is None else {"beam": beam}
     shown: object

@@ -144,6 +144,8 @@ def evaluate(
         }
     for note in (found["data_note"] for found in results.values() if "data_note" in found):
         print_stderr(note)
+    if beam is not None and not any("decoding" in found for found in results.values()):
+        print_stderr("--beam: no metric reads what the model writes: nothing was decoded")
     if json:
         members = read_members(loaded.checkpoint)
         print_json({name: found | ({"mean_of": members} if members else {}) for name, found in results.items()})

@@ -35,7 +35,8 @@ from ostinato.errors import ConfigError, DataError
 from ostinato.system_errors import naming
 
 _BY, _SWEEP = "Scores by a column", "Sweeps"
-_OF_BY, _OF_SWEEPS, _OF_RUNS = ("split", "metric"), ("csv", "examples"), ("source_length", "target_length", "jsonl")
+_OF_BY, _OF_SWEEPS, _OF_PASSES = ("split", "metric"), ("csv", "examples"), ("source_length", "target_length")
+_OF_RUNS = (*_OF_PASSES, "jsonl")
 _FORMS = "csv", "markdown", "json"
 
 
@@ -111,6 +112,8 @@ def table(
         return
     if named := options_given(context, _OF_SWEEPS):
         raise typer.BadParameter("is for a sweep: name its file", param_hint=named)
+    if all(run.is_file() for run in runs) and (named := options_given(context, _OF_PASSES)):
+        raise typer.BadParameter("is for runs: the rows of a file hold what was counted", param_hint=named)
     check_output_file(jsonl, overwrite)
     _show_runs(runs, (source_length, target_length), jsonl, markdown, json, overwrite)
 
