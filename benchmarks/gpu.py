@@ -172,7 +172,12 @@ def _writers(
     static = greedy.model_copy(update={"static_cache": True})
     for own, config in (("ours", greedy), ("ours, recorded", static)):
         yield Contestant(own, "ours", {"decode": partial(ours, config)})
-    for name, package, build in (("HF Llama", "transformers", hugging_face), ("vLLM", "vllm", vllm)):
+    peers = (
+        ("HF Llama", "transformers", hugging_face),
+        ("HF Llama, static cache", "transformers", partial(hugging_face, cache="static")),
+        ("vLLM", "vllm", vllm),
+    )
+    for name, package, build in peers:
         if importlib.util.find_spec(package) is None:
             yield Absent(name, f"{package} is not installed")
             continue
@@ -191,17 +196,15 @@ def _llama(sizes: tuple[int, ...]) -> Any:
 
 
 def hugging_face(
-    sizes: tuple[int, ...], prompt_BT: torch.Tensor, n_tokens: int, device: torch.device
+    sizes: tuple[int, ...], prompt_BT: torch.Tensor, n_tokens: int, device: torch.device, cache: str | None = None
 ) -> Callable[[], object]:
-    """Return a call of `generate`, in bfloat16 weights."""
+    """Return a call of `generate`, in bfloat16 weights; with a `static` cache it compiles the model on a GPU."""
     model = _llama(sizes).to(device, torch.bfloat16)
-    mask_BT = torch.ones_like(prompt_BT)
+    named = {"attention_mask": torch.ones_like(prompt_BT), "cache_implementation": cache, "do_sample": False}
 
     def call() -> object:
         with torch.inference_mode():
-            return model.generate(
-                prompt_BT, attention_mask=mask_BT, do_sample=False, min_new_tokens=n_tokens, max_new_tokens=n_tokens
-            )
+            return model.generate(prompt_BT, min_new_tokens=n_tokens, max_new_tokens=n_tokens, **named)
 
     return call
 

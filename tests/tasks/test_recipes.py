@@ -129,7 +129,7 @@ def test_compared_recipes_have_equal_parameters_within_one_percent(universal: st
     assert not any(plan.is_fully_shared for plan in sized(transformer).plans().values())
 
 
-def test_compared_recipes_differ_in_nothing_but_depth() -> None:
+def test_compared_recipes_differ_in_their_models_alone() -> None:
     for universal, transformer in COMPARED:
         ours, theirs = load_recipe(universal), load_recipe(transformer)
         assert (ours.task, ours.data, ours.training, ours.decoding) == (

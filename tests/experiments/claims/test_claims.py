@@ -16,6 +16,7 @@ from ostinato.experiments.claims.design import named_by, named_part, source_swee
 from ostinato.experiments.claims.document import document
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.experiments.claims.staleness import state
+from ostinato.experiments.inference import ALPHA, judge
 from ostinato.experiments.timing.latency import Measurement, Timer
 
 
@@ -211,6 +212,22 @@ def test_rounds_of_a_timing_are_its_seeds(tmp_path, monkeypatch):
 def test_the_document_of_results_is_what_the_command_prints():
     path = Path(__file__).parents[3] / "docs/results/claims.md"
     assert path.read_text(encoding="utf-8") == document(), "ostinato claims --markdown > docs/results/claims.md"
+
+
+def test_rounds_of_a_timing_are_enough_for_either_verdict_although_one_deviates():
+    for claim in claims.list_claims():
+        if claim.config.source.kind != "timing":
+            continue
+        rounds, n_numbers = claim.config.source.rounds, len(claim.config.expect)
+        for expected in claim.config.expect:
+            low, high = expected.band
+            inside = (low + high) / 2 if low is not None and high is not None else low + 1 if high is None else high - 1
+            outside = high + 1 if high is not None else low - 1
+            for most, one in ((inside, outside), (outside, inside)):
+                sample = [one, *(most + 1e-6 * i for i in range(rounds - 1))]
+                judged = judge(sample, expected.band, "rounds")
+                p = judged.p_supported if most == inside else judged.p_contradicted
+                assert p * n_numbers <= ALPHA, (claim.name, expected.what)
 
 
 def test_claims_of_trained_models_have_enough_seeds():

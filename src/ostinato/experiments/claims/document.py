@@ -35,12 +35,13 @@ Made by `ostinato claims --markdown` from the claim files and their outcomes, wh
 plots by `ostinato claims --plots docs/results`. None is edited by hand. A claim's numbers and bands are committed
 before it is run (`ostinato claims --check`); a band's limit is the smallest effect of interest. `supported`: every
 number is shown to lie in its band; `contradicted`: one is shown to lie outside; `inconclusive`: the seeds do not tell,
-and how many would is said; `void`: a control is not as it must be; `not run`: nobody has run it here yet; `stale`: the
-claim, or what its arms compute, has changed since. Shown is what a test says with Holm's correction: the more numbers
-a claim has, the surer each must be. The 95 % intervals are those of one number alone, so that one may lie in its band
-where the verdict is `inconclusive`; of where the best of several stands there is none. Every claim stays, whatever came
-of it. After "The paper" stands what it says, in our words and with its own numbers; after "We" what was measured here,
-and a verdict is about that alone. All runs are small: what a claim's scale cannot show is said beside it.
+and how many would is said, up to 1,000; `void`: a control is not as it must be; `not run`: nobody has run it here
+yet; `stale`: the claim, or what its arms compute, has changed since. Shown is what a test says with Holm's
+correction: the more numbers a claim has, the surer each must be. The 95 % intervals are those of one number alone, so
+that one may lie in its band where the verdict is `inconclusive`; of where the best of several stands there is none.
+Every claim stays, whatever came of it. After "The paper" stands what it says, in our words and with its own numbers;
+after "We" what was measured here, and a verdict is about that alone. All runs are small: what a claim's scale cannot
+show is said beside it.
 
 Claims that were not run are in the tables only; `ostinato claims` lists what the papers say, and
 `ostinato reproduce PAPER/CLAIM` runs one.
@@ -71,6 +72,12 @@ def document(paper: str | None = None) -> str:
     lines = [[TITLES[name], *(own.count(one) for one in STATES)] for name, own in states.items()]
     is_dirty = any(outcome and "dirty" in outcome.made_with for mine in by_paper.values() for _, outcome in mine)
     parts = [_HEAD, *([_DIRTY] if is_dirty else []), markdown(["paper", *STATES], lines)]
+    ends = [(claim, own) for name, mine in by_paper.items() for (claim, _), own in zip(mine, states[name], strict=True)]
+    if n_counted := sum(own == "supported" and isinstance(claim.config.source, CountSource) for claim, own in ends):
+        parts.append(
+            f"{n_counted} of the supported count parameters and multiply-accumulates: no seed is in them, and sizes "
+            "that a paper leaves open were chosen to meet its totals. The others are of trained models.\n"
+        )
     for name, mine in by_paper.items():
         parts += [f"## {TITLES[name]}\n", conclusion(mine, states[name])]
         if any(with_interval(*pair) for pair in mine):
