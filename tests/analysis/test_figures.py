@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -43,6 +44,24 @@ def figures(surveyed: logic.Survey) -> Iterator[tuple[str, float, Figure]]:
 
 def panels_of(figure: Figure) -> list[Axes]:
     return [axes for axes in figure.axes if axes.get_label() != "<colorbar>" and axes.get_subplotspec() is not None]
+
+
+def test_letters_that_the_usual_font_lacks_are_drawn_in_another_one_or_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def drawn() -> list[str]:
+        figure, (axes,) = panels(1, narrow=False)
+        axes.imshow(np.zeros((1, 3)))
+        ticks(axes, ["a", "\u1d81", "b"])  # a letter of phonetics, which fonts that come with matplotlib have
+        save_figure(figure, tmp_path / "figure", overwrite=True)
+        return axes.xaxis.get_ticklabels()[1].get_fontfamily()
+
+    assert drawn()[1:]
+    assert not caplog.text
+    usual = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", usual)
+    assert "DejaVu Sans" not in drawn()
+    assert "no font here has \u1d81: boxes in figures" in caplog.text
 
 
 @pytest.mark.slow

@@ -102,6 +102,16 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_a_folder_that_cannot_be_written_to_is_told_although_the_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").touch()
+    check_output(tmp_path / "a", overwrite=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be written: no permission"):
+        check_output(tmp_path / "a", overwrite=True)
+
+
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
     for path in (tmp_path / "f" / "a", tmp_path / "f" / "b" / "a"):

@@ -6,7 +6,9 @@ matplotlib is imported when a figure is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
+from ostinato.config.files import say_once
 from ostinato.data.output_files import check_output, new_file
 from ostinato.errors import ConfigError
 
@@ -57,7 +60,8 @@ def new_figure(width: float, height: float) -> Figure:
 def svg_of(figure: Figure) -> str:
     """Return a figure as SVG."""
     text = StringIO()
-    figure.savefig(text, format="svg", dpi=150)
+    with _fonts_of(figure):
+        figure.savefig(text, format="svg", dpi=150)
     return text.getvalue()
 
 
@@ -82,10 +86,36 @@ def save_figure(figure: Figure, path: Path, *, overwrite: bool = False) -> tuple
     """
     written = check_figure(path, overwrite=overwrite)
     for file in written:
-        with new_file(file, overwrite=overwrite) as partial:
+        with new_file(file, overwrite=overwrite) as partial, _fonts_of(figure):
             figure.savefig(partial, dpi=150)
         figure.set_layout_engine("none")  # Laying out takes longest: once is enough.
     return written
+
+
+@contextmanager
+def _fonts_of(figure: Figure) -> Iterator[None]:
+    """Have texts drawn in fonts of this machine where matplotlib's own lacks their letters (Chinese, Hindi, ...)."""
+    from matplotlib import font_manager
+    from matplotlib.text import Text
+
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    letters = {ord(letter) for text in texts for letter in text.get_text() if not letter.isspace()}
+    lacking = letters - font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap().keys()
+    families = ["DejaVu Sans"]
+    for font in font_manager.fontManager.ttflist if lacking else ():
+        found = lacking & font_manager.get_font(font.fname).get_charmap().keys()
+        if found and not font.name.startswith("Last Resort"):  # whose letters are boxes
+            families.append(font.name)
+            lacking -= found
+    if families[1:]:
+        for text in texts:
+            text.set_fontfamily(families)
+    with warnings.catch_warnings():
+        if lacking:
+            some = " ".join(map(chr, sorted(lacking)[:10]))
+            say_once(f"no font here has {some}: boxes in figures; install one of that script (Noto has them all)")
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
 
 
 def panels(

@@ -41,16 +41,17 @@ def check_output(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None 
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        _check_folder(path)
-        return
+        pass
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    if not stat.S_ISREG(mode):
-        raise ConfigError(f"{path}: is {kind_of_mode(mode)}: only a plain file is written; name another path")
-    if not overwrite:
-        raise ConfigError(_is_there(path))
-    if is_ours is not None and not is_ours(path):
-        raise ConfigError(f"{path}: was not written by this command, and is not replaced; name another file")
+    else:
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path}: is {kind_of_mode(mode)}: only a plain file is written; name another path")
+        if not overwrite:
+            raise ConfigError(_is_there(path))
+        if is_ours is not None and not is_ours(path):
+            raise ConfigError(f"{path}: was not written by this command, and is not replaced; name another file")
+    _check_folder(path)
 
 
 @contextmanager
