@@ -109,6 +109,14 @@ def test_a_space_of_mistyped_paths_is_refused_and_one_that_holds_the_recipe_alon
         assert (base.name, base.levels) == (BASE, {"depth": "same"})
 
 
+def test_a_space_whose_models_come_not_near_the_budget_leaves_the_recipe_alone() -> None:
+    level = LevelConfig(name="deep", set={"model.*.n_steps": 3})
+    coarse = space(AxisConfig(name="depth", levels=[level])).model_copy(update={"free": ["d_model"]})
+    found = make_candidates("digits/transformer", TINY, coarse, Limits())
+    assert [one.name for one in found.found] == [BASE]
+    assert "comes no nearer to the budget than" in found.left_out[0].reason
+
+
 def test_a_level_that_changes_the_training_is_another_candidate() -> None:
     levels = [
         LevelConfig(name=name, set={"training.label_smoothing": x}) for name, x in (("rough", 0.0), ("smooth", 0.2))

@@ -27,7 +27,7 @@ from ostinato.errors import ConfigError, DataError, OstinatoError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.scores import score_sentences
 from ostinato.hf.export import export_run
-from ostinato.hf.harness import score
+from ostinato.hf.harness import RunInHarness, score
 from ostinato.hf.harness_tasks import write_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -262,6 +262,17 @@ def test_a_task_says_how_long_outputs_are(tmp_path: Path) -> None:
     task = task_file(tmp_path, "generate_until", "metric_list: [{metric: exact_match}]", kwargs)
     for sample in score(run, [task])["samples"]["generate_until"]:
         assert len(sample["resps"][0][0].split()) == 30
+
+
+@pytest.mark.parametrize("longest", [1, 4])
+def test_sources_are_cut_to_their_own_limit_for_whatever_they_are_read(longest: int, tmp_path: Path) -> None:
+    run = runs.make_run("pairs", tmp_path / "run", f"data.max_source_length={longest}", "data.max_target_length=64")
+    harness, text = RunInHarness(run), runs.TEXTS[0]
+    whole = [*run.tokenizers.source.encode(text), run.model.special_ids.eos]
+    assert harness.tok_encode(text) == whole[-longest:] != whole
+    ids_BS, mask_BS = harness.tok_batch_encode([text, text], left_truncate_len=64)
+    assert ids_BS.tolist() == [whole[-longest:]] * 2
+    assert mask_BS.shape == ids_BS.shape
 
 
 def test_a_split_is_of_the_runs_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

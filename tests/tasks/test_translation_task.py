@@ -79,7 +79,7 @@ def test_the_language_to_translate_to_is_written_before_the_source(tmp_path):
     assert [e.source for e in task.examples("train")] == ["<2en> guten Tag", "<2fr> hello", "<2de> hello"]
     assert [e.target for e in task.examples("train")] == ["hello", "bonjour", "guten Tag"]
     assert task.by == ("to",)
-    with pytest.raises(DataError, match=r"train: example 1 has no column 'lang' \(task.target_tag\)"):
+    with pytest.raises(DataError, match=r"train: example 1 has no language in column 'lang' \(task.target_tag\)"):
         list(build_task(TaskRef.model_validate(settings | {"target_tag": "lang"}), data).examples("train"))
 
 
@@ -144,7 +144,7 @@ def test_a_pair_without_a_tag_is_named_by_its_line(tmp_path, monkeypatch):
     path.write_text('{"source": "a", "target": "b", "to": "c"}\n{"source": "a", "target": "b"}\n', encoding="utf-8")
     settings = {"kind": "translation", "corpus": "files", "target_tag": "to"}
     task = build_task(TaskRef.model_validate(settings), DataConfig(train=str(path)))
-    with pytest.raises(DataError, match=rf"{path}, line 2: has no column 'to' \(task.target_tag\)"):
+    with pytest.raises(DataError, match=rf"{path}, line 2: has no language in column 'to' \(task.target_tag\)"):
         list(all_examples(task.pack_source("train")))
 
 

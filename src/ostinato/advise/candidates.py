@@ -48,10 +48,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A combination that is no candidate, and why; nearest: what the least it can cost is, where it costs too much."""
+    """A combination that is no candidate, and why.
+
+    Args:
+        by_cost: it is a model, but not one of the budget. nearest: the least it can cost, where that is too much.
+    """
 
     name: str
     reason: str
+    by_cost: bool = False
     nearest: dict[str, float] | None = None
 
 
@@ -102,7 +107,7 @@ def make_candidates(
         raise ConfigError(_nothing_fits(limits, maker.left_out))
     reasons = Counter(one.reason for one in maker.left_out if one.reason != _same_as(BASE))
     # A budget may leave nothing but the recipe; a space that does is mistyped, or made for other models.
-    if reasons and [one.name for one in maker.found] == [BASE] and not any(one.nearest for one in maker.left_out):
+    if reasons and [one.name for one in maker.found] == [BASE] and not any(one.by_cost for one in maker.left_out):
         ((reason, n),) = reasons.most_common(1)
         raise ConfigError(f"no candidate can be made beside {BASE}: {reason}, in {n} of {n_tried} combinations")
     return Candidates(maker.found, maker.left_out, limits, n_all - n_tried)
@@ -159,7 +164,7 @@ class _Maker:
             over = {n: figures[n] for n, limit in limits.counted().items() if figures[n] > limit}
             needs = ", ".join(f"{value:,.0f} {WORDS[n]}" for n, value in over.items())
             reason = f"needs {needs} even at its narrowest" if over else _one_line(error)
-            self.left_out.append(LeftOut(name, reason, figures if over else None))
+            self.left_out.append(LeftOut(name, reason, by_cost=bool(over), nearest=figures if over else None))
             return
         except ConfigError as error:
             self.left_out.append(LeftOut(name, _one_line(error)))
@@ -167,7 +172,7 @@ class _Maker:
         share = limits.share(solved)
         if share < 1 - self.space.tolerance:
             reason = f"comes no nearer to the budget than {100 * share:.0f} % of it"
-            self.left_out.append(LeftOut(name, reason))
+            self.left_out.append(LeftOut(name, reason, by_cost=True))
             return
         rest = changed.model_dump(exclude={"model"})
         if (

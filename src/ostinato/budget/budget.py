@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.budget.depth import ExpectedDepth, expected_depths
 from ostinato.budget.macs import MacCount, count_macs, kaplan_forward_flops
 from ostinato.budget.memory import ByteCount, Precision, count_bytes
 from ostinato.budget.parameters import ParameterCount, count_parameters
-from ostinato.budget.sizes import TopK, chosen_experts
+from ostinato.budget.sizes import TopK, chosen_experts, plans
 from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
+from ostinato.config.training import RoundLossConfig
 
-_OF_BYTES = ("batch_size", "beam", "precision", "checkpoint_activations", "cached_rounds", "n_predictions")
+_OF_BYTES = ("batch_size", "beam", "precision", "checkpoint_activations", "cached_rounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,9 @@ class Assumptions:
 
     Args:
         source_length, target_length: tokens of every sentence; a generated token sees `target_length` of them.
-        batch_size, beam, precision, checkpoint_activations, cached_rounds, n_predictions: of the bytes; see
-            `count_bytes`. MACs are those of one sentence.
+        batch_size, beam, precision, checkpoint_activations, cached_rounds: of the bytes; see `count_bytes`. MACs are
+            those of one sentence.
+        round_loss: says how many of the rounds that a model runs predict with a gradient; of the bytes.
         expected_depth: rounds per token by stack, of the MACs; a stack that is not named runs all of them.
         n_steps: rounds at call time; None: the plans' own.
     """
@@ -36,7 +38,7 @@ class Assumptions:
     precision: Precision = "float32"
     checkpoint_activations: bool = False
     cached_rounds: int | None = None
-    n_predictions: int = 1
+    round_loss: RoundLossConfig = field(default_factory=RoundLossConfig)
     expected_depth: Mapping[str, float] | None = None
     n_steps: int | None = None
 
@@ -48,6 +50,7 @@ class Budget:
     Args:
         depth: of every stack: assumed where tokens may halt. experts: that a token gets, by routed sub-layer
             (``<stack>.<kind>``, ``<stack>.sparse_layer``). assumptions: what else the counts are for.
+        n_predictions: rounds whose predictions have a gradient.
         kaplan_flops: a token's C_forward at `target_length`, see `kaplan_forward_flops`; None where it says nothing.
     """
 
@@ -58,6 +61,7 @@ class Budget:
     depth: dict[str, ExpectedDepth]
     experts: dict[str, TopK]
     assumptions: Assumptions
+    n_predictions: int
     has_two_sides: bool
 
     def figure(self, name: FigureName) -> int:
@@ -109,6 +113,7 @@ class Budget:
                 "source_length": a.source_length if self.has_two_sides else None,
                 "target_length": a.target_length,
                 **{name: getattr(a, name) for name in _OF_BYTES},
+                "n_predictions": self.n_predictions,
             },
         }
 
@@ -122,6 +127,7 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
     a = assumptions or Assumptions()
     length = a.source_length if config.has_two_sides else a.target_length
     depth = expected_depths(config, a.expected_depth, n_steps=a.n_steps, source_length=length)
+    n_predictions = a.round_loss.n_predictions(plans(config, a.n_steps))
     return Budget(
         parameters=count_parameters(config, n_steps=a.n_steps),
         macs=count_macs(config, a.source_length, a.target_length, n_steps=a.n_steps, expected_depth=a.expected_depth),
@@ -131,10 +137,12 @@ def count_budget(config: ModelConfig, assumptions: Assumptions | None = None) ->
             a.source_length,
             a.target_length,
             **{name: getattr(a, name) for name in _OF_BYTES},
+            n_predictions=n_predictions,
             n_steps=a.n_steps,
         ),
         depth=depth,
         experts=chosen_experts(config),
         assumptions=a,
+        n_predictions=n_predictions,
         has_two_sides=config.has_two_sides,
     )

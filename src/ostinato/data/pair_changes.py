@@ -28,10 +28,10 @@ class PairChanges:
         """Return the changed pair.
 
         Raises:
-            DataError: it has no such column.
+            DataError: it names no language in that column.
         """
         if self.tag is not None and example.columns.get(self.tag) in (None, ""):
-            raise DataError(f"has no column {self.tag!r} (task.target_tag)")
+            raise DataError(f"has no language in column {self.tag!r} (task.target_tag)")
         source, target = example.source or "", example.target
         if self.is_swapped:
             return replace(example, source=self.of_source(target, example.columns), target=source)

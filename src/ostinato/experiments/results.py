@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.budget import Assumptions, count_macs
-from ostinato.budget.sizes import plans
 from ostinato.config.files import UNFINISHED_RUN
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import finite, read_json_object
@@ -58,7 +57,7 @@ def assumptions_of(recipe: Recipe, given: Assumptions) -> Assumptions:
         precision=recipe.training.precision,
         checkpoint_activations=recipe.training.checkpoint_activations,
         cached_rounds=recipe.decoding.cached_rounds,
-        n_predictions=recipe.training.round_loss.n_predictions(plans(recipe.model, given.n_steps)),
+        round_loss=recipe.training.round_loss,
     )
 
 

@@ -18,6 +18,7 @@ import yaml
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from torch import Tensor
 
 from ostinato.config.files import YAML_SUFFIXES
 from ostinato.errors import ConfigError, on_one_line
@@ -78,10 +79,19 @@ class RunInHarness(HFLM):  # type: ignore[misc, unused-ignore]
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False)
         if add_special_tokens is not False and self.backend == "seq2seq":
             # lm-eval cuts to what the longer of both sides may be.
-            ids = [*ids[1 - self._longest_source :], self.tokenizer.eos_token_id]
+            ids = [*ids, self.tokenizer.eos_token_id][-self._longest_source :]
         elif add_special_tokens is not False and self._begins and ids[:1] != [self.prefix_token_id]:
             ids.insert(0, self.prefix_token_id)
         return ids[-left_truncate_len:] if left_truncate_len else ids
+
+    def tok_batch_encode(
+        self, strings: list[str], padding_side: str = "left", left_truncate_len: int | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the ids of texts, padded, and a mask; sources are cut as by `tok_encode`."""
+        if self.backend == "seq2seq":
+            left_truncate_len = min(self._longest_source, left_truncate_len or self._longest_source)
+        found = super().tok_batch_encode(strings, padding_side, left_truncate_len, **options)
+        return cast(tuple[Tensor, Tensor], found)
 
     def loglikelihood_rolling(self, *args: Any, **kwargs: Any) -> list[float]:
         """Return log p of whole texts, whose windows lm-eval itself puts a begin symbol before."""

@@ -160,7 +160,7 @@ class Task(ABC):
         self.config = config
         self.data = data
         self._access = access
-        if not config.has_sources and type(self).metrics is Task.metrics:
+        if not config.has_sources:  # and nothing to write an output of
             self.metrics = ()
         self._configure()
 

@@ -131,7 +131,6 @@ class FilesTask(Task):
 
     def _configure(self) -> None:
         if not self.config.has_sources:
-            self.metrics = ()
             self.forced = ("perplexity", "word_perplexity", "bits_per_byte")
 
     def _examples(self, split: str) -> Iterator[Example]:

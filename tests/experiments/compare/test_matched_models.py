@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.budget import count_macs, count_parameters
+from ostinato.budget import Assumptions, count_budget, count_macs, count_parameters
 from ostinato.config.model import LanguageModelConfig
 from ostinato.errors import ConfigError
 from ostinato.experiments.compare.matched_models import Wanted, match_model
+from ostinato.experiments.results import assumptions_of
 from ostinato.experiments.timing.latency import Timer
 from ostinato.experiments.timing.workloads import Bench, TimedModel, Workload
 from ostinato.tasks.recipes import load_recipe
@@ -29,6 +30,22 @@ def test_a_model_is_matched_to_a_number() -> None:
     macs = match_model(model(n_steps=1), wanted.cost(RECIPE)(reference), wanted, RECIPE)
     assert macs.achieved == count_macs(macs.config, 3, 7).total
     assert macs.value > found.value
+
+
+def test_bytes_are_of_the_rounds_that_a_solved_depth_predicts_in() -> None:
+    settings = [
+        "model.decoder.self_attention.share=all",
+        "model.decoder.ffn.share=all",
+        "training.round_loss.kind=window",
+    ]
+    recipe = load_recipe("lm/transformer", settings)
+    wanted = Wanted(free="decoder.n_steps", match="bytes")
+    target = wanted.cost(recipe)(model(n_steps=9))
+    found = match_model(model(n_steps=2), target, wanted, recipe)
+    assert (found.value, found.achieved) == (9, target)
+    assert target == count_budget(found.config, assumptions_of(recipe, Assumptions())).figure("bytes")
+    one_prediction = wanted.cost(load_recipe("lm/transformer", settings[:2]))(model(n_steps=9))
+    assert target - one_prediction >= 8 * 32 * 30 * 4  # logits of eight more rounds
 
 
 def test_latency_is_read_from_searches_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

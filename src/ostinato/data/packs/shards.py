@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ostinato.data.disk import MADE_AGAIN, read_json_object, reading
 from ostinato.errors import DataError
 
-PACK_FORMAT, PACK_VERSION = "ostinato-pack", 3
+PACK_FORMAT, PACK_VERSION = "ostinato-pack", 4
 PACK_FILE, TOKENIZERS = "pack.json", "tokenizers"
 LENGTHS = np.dtype("<u4")
 _MOST_MAPS = 128

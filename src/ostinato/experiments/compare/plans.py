@@ -128,7 +128,7 @@ def rank_bytes(planned: PlannedRecipe, n_ranks: int) -> RankBytes:
         precision=a.precision,
         n_steps=a.n_steps,
         checkpoint_activations=a.checkpoint_activations,
-        n_predictions=a.n_predictions,
+        n_predictions=planned.budget.n_predictions,
     )
     return count_rank_bytes(
         names,
