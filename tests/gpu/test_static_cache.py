@@ -3,6 +3,7 @@ all tokens, which a CUDA graph needs."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -90,13 +91,17 @@ def _recorded_waits(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _recorded(
-    name: str, settings: dict[str, Any], n_empty: int, monkeypatch: pytest.MonkeyPatch
+    name: str, settings: dict[str, Any], n_empty: int, monkeypatch: pytest.MonkeyPatch, **execution: Any
 ) -> tuple[list[list[Hypothesis]], PretendedDevice, list[int]]:
-    """Return what a search on the pretended device finds whose steps are recorded, and how many waits are recorded."""
+    """Return what a search on the pretended device finds whose steps are recorded, and how many waits are recorded.
+
+    Args:
+        execution: changes of how the model runs.
+    """
     model = _far_from_ties(name)
     pretend_model(model)
     monkeypatch.setattr(static_cache, "N_EMPTY", n_empty)
-    with pretended_device() as device:
+    with pretended_device() as device, model.execution(**execution):
         waits = _recorded_waits(device, monkeypatch)
         return _found(model, ragged_batch(4).to(DEVICE), settings, static=True), device, waits
 
@@ -118,6 +123,38 @@ def test_a_step_that_was_recorded_is_that_of_all_later_tokens_and_nobody_waits_i
     _assert_same(found, expected)
     assert len(waits) >= 2  # recorded anew with new buffers
     assert not any(waits)
+
+
+@pytest.mark.parametrize("execution", [{"compaction": "always"}, {"expert_backend": "loop"}])
+def test_nobody_waits_in_a_recorded_step_however_a_run_is_trained(
+    execution: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _found(_far_from_ties("experts"), ragged_batch(4), {}, static=False)
+    found, _, waits = _recorded("experts", {}, 5, monkeypatch, **execution)
+    _assert_same(found, expected)
+    assert waits == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), pytest.raises(torch.OutOfMemoryError)),
+        (RuntimeError("not permitted"), pytest.raises(ConfigError, match=r"\(not permitted\): set it to false")),
+    ],
+)
+def test_the_setting_is_to_blame_for_what_cannot_be_recorded_and_not_for_the_lack_of_memory(
+    raised: RuntimeError, expected: AbstractContextManager[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDAGraph", "Stream", "device", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+
+    def run() -> torch.Tensor:
+        raise raised
+
+    record_step = static_cache.recorder(torch.device("cuda"))
+    assert record_step is not None
+    with expected:
+        record_step(run)
 
 
 @pytest.mark.parametrize("length", [8, 9])  # the last token of 9 is not read, the one before has the last vector

@@ -20,7 +20,10 @@ from ostinato.models import build_model
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.stack import Stack
 from ostinato.tasks.recipes import list_recipes, load_recipe
+from ostinato.training import gradients, processes
 from ostinato.training.optim import build_optimizer
+from ostinato.training.parallel import Parallel
+from ostinato.training.processes import Processes
 from ostinato.training.update import Updater
 from pretended import DEVICE, PretendedDevice, pretend_model, pretended_device
 
@@ -85,6 +88,18 @@ def test_an_update_that_is_logged_waits_no_more_than_others(name: str) -> None:
     assert (gradient.routing is not None) is (name == "experts")
     assert (gradient.depth is not None) is (name == "act")
     assert 1 <= len(device.waits) <= _waits_of_an_update(name), _described(device)
+
+
+def test_an_update_of_several_processes_waits_once_more_for_which_parameters_have_a_gradient() -> None:
+    model = model_of("dense").train()
+    pretend_model(model)
+    config, parallel = TrainingConfig(n_updates=10), Parallel(model, Processes(0, 2))
+    updater = Updater(model, build_optimizer(model, config.optimizer), config, parallel=parallel)
+    with pretended_device() as device, patch.object(gradients, "all_reduce"), patch.object(processes, "all_reduce"):
+        updater.accumulate([ragged_batch(seed=1)], 1)
+        device.forget()
+        updater.accumulate([ragged_batch()], 2)
+    assert len(device.waits) == 1 + _waits_of_an_update("dense"), _described(device)
 
 
 @pytest.mark.sampled

@@ -30,6 +30,16 @@ def test_numbers_of_the_host_are_made_there_whatever_the_default_device_is() -> 
         assert on_device([3, 4], cpu).tolist() == [3, 4]
 
 
+def test_rows_with_gaps_between_them_are_pinned_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = list[Tensor]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda x: pinned.append(x) or x)
+    monkeypatch.setattr(Tensor, "to", lambda x, *_, **__: x)
+    every_second_row = torch.arange(8).view(4, 2)[::2]
+    assert moved(every_second_row, "cuda").tolist() == [[0, 1], [4, 5]]
+    assert [x.is_contiguous() for x in pinned] == [True]
+
+
 def test_what_is_compiled_pins_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = list[Tensor]()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import held_updates
 import launched
@@ -18,7 +19,8 @@ from safetensors.torch import load_file
 from tiny_runs import last_checkpoint, weights
 from torch import Tensor
 
-from ostinato.training import train
+from ostinato.models import Model, build_model
+from ostinato.training import sharding, train
 from ostinato.training.parallel import why_not_ddp
 from ostinato.training.processes import Processes
 from ostinato.training.sharding import Sharded
@@ -62,6 +64,32 @@ def test_to_put_the_whole_model_together_draws_nothing(tmp_path: Path) -> None:
     assert isinstance(sharded, Sharded)
     assert sharded.whole_model() is not None
     assert torch.equal(torch.get_rng_state(), before), "an evaluation would else change the dropout of later updates"
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("name", ["recomputed", "tables", "halting"])
+def test_the_whole_model_is_made_without_weights_and_given_all_of_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, _ = shared_updates.CASES[name](tmp_path)
+    model, made = shared_updates.shared_model(recipe), set[str]()
+    expected = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    sharded = held_updates.hold("kept", Processes())(model, recipe.training)
+    assert isinstance(sharded, Sharded)
+
+    def noted(*given: Any) -> Model:
+        built = build_model(*given)
+        made.update(parameter.device.type for parameter in built.parameters())
+        return built
+
+    monkeypatch.setattr(sharding, "build_model", noted)
+    whole = sharded.whole_model()
+    assert made == {"meta"}
+    assert whole is not None
+    assert not [*whole.buffers()], "a number that is no parameter would be that of uninitialised memory"
+    found = whole.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
 def _is_for_ddp(name: str, folder: Path) -> bool:

@@ -190,9 +190,9 @@ def search_n_best(
         n_kept = execution.cached_rounds or config.cached_rounds  # what a call says comes first
         cache.execution = model.checked(replace(execution, cached_rounds=n_kept, static_cache=is_static))
     logits_RV = model.step(prompt.ids_BT, cache, prompt.keep_BT)
-    if cache.execution is not None and cache.execution.static_cache and cache.execution.expert_backend == "auto":
-        # The others may read numbers, for which no recorded step waits.
-        cache.execution = replace(cache.execution, expert_backend="dense")
+    if cache.execution is not None and cache.execution.static_cache:
+        # Other ways may read numbers, for which no recorded step waits.
+        cache.execution = replace(cache.execution, expert_backend="dense", compaction="never")
     K = config.beam
     if K > 1:
         cache.expand(K, n_sentences)

@@ -24,6 +24,7 @@ import torch
 from ostinato.errors import ConfigError, see
 from ostinato.nn.cache import Cache, ColumnWindow, KeyValues
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
+from ostinato.system_errors import is_out_of_memory
 
 N_EMPTY = 128
 """Columns made at once. Attention reads the empty ones too; to record a step takes as long as to do a few."""
@@ -42,6 +43,8 @@ def _record(device: torch.device, run: Callable[[], Tensor]) -> Callable[[], Ten
         with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream):
             result = run()
     except RuntimeError as error:
+        if is_out_of_memory(error):  # a smaller batch mends it, and the setting is not to blame
+            raise
         reason = str(error).partition("\n")[0]
         why = f"decoding.static_cache: a step cannot be recorded as a CUDA graph ({reason}): set it to false"
         raise ConfigError(why + see("decoding")) from error

@@ -70,7 +70,8 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
     """
     is_sent = torch.device(device).type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available()
     if is_sent and not torch.compiler.is_compiling():  # which cannot trace it
-        x = x.pin_memory()  # from other memory the host waits until larger tensors are read
+        # From other memory the host waits until larger tensors are read, and torch copies rows with gaps to such first.
+        x = x.contiguous().pin_memory()
     return x.to(device, non_blocking=torch.device(device).type != "cpu")
 
 

@@ -83,8 +83,8 @@ class Execution:
             rounds left. 1: all rounds read the last one's (Ouro, at decoding). An approximation, unless it is as many
             as the loop has; the tokens of one step, such as a prompt, see each other as in a whole pass. None: all.
         static_cache: in cached decoding, tensors of every step but the first have the same sizes, and the step can be
-            recorded and replayed (`ostinato.decoding.static_cache`); of stacks in which no token halts. With it
-            "auto" experts are "dense" ones.
+            recorded and replayed (`ostinato.decoding.static_cache`); of stacks in which no token halts. Such steps
+            have compaction "never" and expert_backend "dense", whatever is named.
         expert_backend: how rows are multiplied by their experts' weights (`ostinato.kernels`); "auto": chosen by trial.
         dropout_draws: where the random numbers of dropout come from; "torch": torch's own dropout.
         as_graph: the pass is traced once for all data (torch.export): nothing is decided by what tensors hold, and

@@ -161,10 +161,10 @@ class Sharded(Parallel):
 
     def whole_model(self) -> Model | None:
         """Return in rank 0 a copy of the model with all weights; None in the others. All processes call this."""
-        with preserved_randomness():  # its initial weights are drawn, and replaced
+        with preserved_randomness(), torch.device("meta"):  # no weights are drawn, all of which are replaced
             copy = build_model(self.model.config, self.model.current_execution) if self.processes.is_main else None
         if copy is not None:
-            copy.to(self.device)
+            copy.to_empty(device=self.device)
         weights = dict(copy.named_parameters()) if copy is not None else {}
         with torch.no_grad(), communicating(computes=True):
             for name, parameter in self.model.named_parameters():

@@ -160,7 +160,7 @@ class Updater:
         numbers_V = self.parallel.add_up(numbers_V)
         norm_scalar = self.parallel.norm()
         tensors = [norm_scalar[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
-        # All numbers come to the host in one copy: the only time in an update that a process waits for its device.
+        # All numbers come to the host in one copy, for which a process waits (docs/gpu.md says for what else it does).
         values = iter(torch.cat(tensors).tolist())
         norm, losses, nlls = next(values), list(islice(values, n)), list(islice(values, n))
         depths, routed = (
