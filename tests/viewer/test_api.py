@@ -217,7 +217,7 @@ def test_a_curve_has_the_point_where_one_stands_and_the_numbers_of_an_evaluation
     first, *others, end = lines(client, "curve", asked)
     assert first["here"]
     assert first["setting"] == 0.6
-    assert end == {"kind": "end", "n": 6}
+    assert end == {"kind": "end", "n": 6, "notes": []}
     same = next(point for point in others if point["setting"] == 0.6)
     assert same | {"here": True} == first
     macs = [point["macs"] for point in others]
@@ -243,6 +243,22 @@ def test_a_curve_scores_what_is_written_as_an_evaluation_does(client: TestClient
         assert two["score"] == pytest.approx(result[metric])
         assert two["macs"] == pytest.approx(result["macs"]["realised"])
     assert 0 < two["score"] < 1
+
+
+def test_a_curve_says_what_was_cut_and_that_blocks_are_read_by_text(
+    client: TestClient, opened: Opened, run_folders: list[Path]
+) -> None:
+    run = opened["language-model"]
+    asked = {"run": run.name, "split": run.splits[0], "n": 2, "along": "threshold", "exit": "change", "threshold": 0.5}
+    (note,) = lines(client, "curve", asked)[-1]["notes"]
+    assert note == "every text is read by itself, while `ostinato evaluate` reads blocks (data.block_length)"
+    (folder,) = (path for path in run_folders if path.name == "sparse")
+    cutting = ["data.over_length=truncate", "data.max_source_length=3"]
+    shown = open_runs({"run": load(folder, device="cpu", overrides=cutting)}, Limits())
+    with TestClient(view_app(shown, Limits()), base_url="http://127.0.0.1:8765") as client:
+        (note,) = lines(client, "curve", {"run": "run", "split": "test", "n": 4, "along": "rounds"})[-1]["notes"]
+    assert note.startswith("test: 3 of 4 sources were cut to data.max_source_length = 3 tokens: ")
+    shown["run"].close()
 
 
 def test_a_curve_gives_a_score_as_it_is_where_a_perfect_one_is_0(opened: Opened) -> None:

@@ -137,6 +137,46 @@ def test_ones_own_text_is_read_and_bad_text_is_a_line(page: Any, address: str) -
     page.wait_for_selector("#status.bad")
     assert "'zebra' is not among" in text_of(page, "#status")
     page.locator("#status").evaluate("e => e.textContent")
+    # Nothing of the sentence before is shown, or copied, as what was found of this one.
+    assert page.locator("#output [data-output], #predictions table, #cost table, #attention .chips").count() == 0
+    page.click("#copy-json")
+    copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert (copied["found"], copied["attention"]) == ({}, {})
+
+
+def test_attention_that_cannot_be_told_is_shown_of_no_other_place(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0")
+    page.route("**/api/attention", lambda route: route.fulfill(body="no JSON"))
+    page.focus("#attention-of")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector("#status.bad")
+    assert page.locator("#attention .chips").count() == 0
+    assert page.locator("#predictions table").count() == 1  # found of this sentence
+
+
+def test_enter_that_an_input_method_takes_begins_nothing(page: Any, address: str) -> None:
+    opened_page(page, address, "run=dense&split=test&index=0")
+    is_left = """(made) => document.getElementById("text").dispatchEvent(
+        new KeyboardEvent("keydown", { key: "Enter", cancelable: true, ...made }))"""
+    assert page.evaluate(is_left, {"isComposing": True})
+    assert page.evaluate(is_left, {"keyCode": 229})
+    assert not page.evaluate(is_left, {"keyCode": 13})
+    finished(page, 2)
+
+
+def test_texts_are_written_from_right_to_left_where_their_language_is(page: Any, address: str) -> None:
+    opened_page(page, address, "run=dense&split=test&index=0")
+    words = "\u05e9\u05dc\u05d5\u05dd!"
+    direction = """(e, words) => {
+        e[e.value === undefined ? "textContent" : "value"] = words;
+        return getComputedStyle(e).direction;
+    }"""
+    for part in ("#text", "[data-output]", "#output p span"):
+        assert page.locator(part).evaluate(direction, "hello!") == "ltr"
+        assert page.locator(part).evaluate(direction, words) == "rtl"
+    for part in ("th", "td", ".chip"):
+        style = page.locator(f"#predictions {part}, #attention {part}").first
+        assert style.evaluate("e => getComputedStyle(e).unicodeBidi") == "plaintext"
 
 
 def test_sliders_act_at_once_and_stand_in_the_address(page: Any, address: str) -> None:
@@ -203,6 +243,17 @@ def test_the_curve_is_drawn_with_the_point_where_one_stands(page: Any, address: 
     assert page.locator("#curve svg").get_attribute("role") == "img"
     page.click("#curve summary")
     assert page.locator("#curve tbody tr").count() == 9
+    # It is of that split alone.
+    page.select_option("#split", "train")
+    finished(page, 2)
+    assert page.locator("#curve svg").count() == 0
+
+
+def test_beside_the_curve_stands_what_is_read_in_another_way(page: Any, address: str) -> None:
+    opened_page(page, address, "run=language-model&index=0&stop=change&along=threshold&n=2")
+    page.click("#draw-curve")
+    page.wait_for_selector("body[data-curves='1']")
+    assert "language-model: every text is read by itself" in text_of(page, "#curve")
 
 
 def test_the_curve_of_a_metric_shows_the_scores_of_what_is_written(page: Any, address: str, client: Any) -> None:
@@ -246,7 +297,12 @@ def test_what_is_seen_is_copied_as_json_and_saved_as_a_picture(page: Any, addres
         content = Path(caught.value.path()).read_bytes()
         assert content[:8] == b"\x89PNG\r\n\x1a\n"
         assert len(content) > 3000
-    colours = page.evaluate(
+    assert pixels_of(page, content)["colours"] > 20  # cells of several colours, with letters on them
+
+
+def pixels_of(page: Any, content: bytes) -> Any:
+    """Return a picture's height and width in pixels of the page, its number of colours, and which rows have ink."""
+    return page.evaluate(
         """async (source) => {
             const image = new Image();
             image.src = source;
@@ -255,11 +311,56 @@ def test_what_is_seen_is_copied_as_json_and_saved_as_a_picture(page: Any, addres
             [canvas.width, canvas.height] = [image.width, image.height];
             const pen = canvas.getContext("2d");
             pen.drawImage(image, 0, 0);
-            return new Set(new Uint32Array(pen.getImageData(0, 0, image.width, image.height).data.buffer)).size;
+            const all = new Uint32Array(pen.getImageData(0, 0, image.width, image.height).data.buffer);
+            const ink = Array.from({ length: image.height }, (_, y) =>
+                all.subarray(y * image.width + 2, (y + 1) * image.width - 2).some((colour) => colour !== 0xffffffff));
+            return { height: image.height / 2, width: image.width / 2, colours: new Set(all).size, ink };
         }""",
         f"data:image/png;base64,{base64.b64encode(content).decode()}",
     )
-    assert colours > 20  # cells of several colours, with letters on them
+
+
+def test_a_picture_holds_every_line_and_all_of_a_table(page: Any, address: str) -> None:
+    opened_page(page, address, "run=sparse&split=test&index=0&along=threshold&n=2")
+
+    def picture_of(panel: str) -> Any:
+        with page.expect_download() as caught:
+            page.click(f"[aria-label='Save {panel} as PNG']")
+        return pixels_of(page, Path(caught.value.path()).read_bytes())
+
+    words = page.locator("[data-output]")
+    words.evaluate("e => { e.textContent = 'a word and another '.repeat(40); }")
+    box, panel = words.bounding_box(), page.locator("#output").bounding_box()
+    top, height = box["y"] - panel["y"], box["height"]
+    line = words.evaluate("e => parseFloat(getComputedStyle(e).lineHeight)")
+    assert height >= 4 * line
+    ink = picture_of("Output")["ink"]
+    for number in range(round(height / line)):
+        start = top + number * line
+        assert any(ink[int(2 * start) : int(2 * (start + line))]), f"line {number + 1}"
+
+    scroll = page.locator("#depth .scroll").first
+    scroll.evaluate("""e => { const body = e.querySelector("tbody"), row = body.rows[0];
+        for (let i = 0; i < 60; i++) body.append(row.cloneNode(true));
+        for (let i = 0; i < 60; i++) row.append(row.cells[1].cloneNode(true)); }""")
+    hidden = scroll.evaluate("e => [e.scrollWidth - e.clientWidth, e.scrollHeight - e.clientHeight]")
+    assert min(hidden) > 100
+    token = scroll.locator("tbody th").first
+    token.evaluate("e => { e.textContent = 'a long token '.repeat(9); }")
+    cut_off = token.evaluate("e => e.scrollWidth - e.offsetWidth")
+    assert cut_off > 100
+    hidden = scroll.evaluate("e => [e.scrollWidth - e.clientWidth, e.scrollHeight - e.clientHeight]")
+    scroll.evaluate("e => e.scrollTo(50, 50)")
+    shown, picture = page.locator("#depth").bounding_box(), picture_of("Rounds by token")
+    assert picture["width"] == pytest.approx(shown["width"] + hidden[0] + cut_off, abs=20)
+    assert picture["height"] == pytest.approx(shown["height"] + hidden[1], abs=60)  # less scroll bars and wrapped words
+    assert page.locator("#depth").count() == 1
+    assert scroll.evaluate("e => [e.scrollLeft, e.scrollTop]") == [50, 50]  # the page is as it was
+
+    page.click("#draw-curve")
+    page.wait_for_selector("body[data-curves='1']")
+    below = page.locator("#curve summary").bounding_box()["y"] + 20 - page.locator("#curve").bounding_box()["y"]
+    assert not any(picture_of("Accuracy against cost")["ink"][int(2 * below) : -2])  # its numbers are folded away
 
 
 def test_text_of_data_is_never_read_as_html(

@@ -42,6 +42,14 @@ def test_the_runs_of_a_sweep_are_named_by_arm_and_seed_whether_or_not_they_have_
         choose_runs([str(tmp_path / "three.yaml")], tmp_path)
 
 
+def test_the_rows_of_a_sweep_are_not_read_as_its_file(tmp_path: Path) -> None:
+    rows = tmp_path / "results.jsonl"
+    for written in ("", '{"sweep": "two", "arm": "base", "values": {}}\n'):
+        rows.write_text(written, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"results\.jsonl holds rows alone: give the sweep's file or name"):
+            choose_runs([str(rows)], tmp_path)
+
+
 @pytest.mark.slow
 def test_of_a_sweep_that_was_trained_the_finished_runs_are_looked_into(tmp_path: Path) -> None:
     path, store = write_sweep(tmp_path), tmp_path / "store"

@@ -87,6 +87,33 @@ def test_what_was_written_of_subwords_is_looked_at_as_the_search_wrote_it(tmp_pa
     opened.close()
 
 
+def test_ones_own_text_is_changed_as_pairs_of_its_task_are(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("source\ttarget\n" + "a b\t\u0219i \u021bara\n" * 8, encoding="utf-8")
+    stack = "n_steps: 1, self_attention: {n_heads: 2}, ffn: {d_ff: 8}"
+    settings = [
+        "task={kind: translation, corpus: files, swap_sides: true, normalise: romanian}",
+        f"data.train={pairs}",
+        f"data.dev={pairs}",
+        "data.tokenizer.kind=words",
+        "training={n_updates: 0, n_threads: 1}",
+        f"model.encoder={{{stack}}}",
+        f"model.decoder={{{stack}, cross_attention: {{n_heads: 2}}}}",
+        "model.d_model=8",
+        "decoding={strategy: greedy, beam: 1, max_length_ratio: 0.0}",
+    ]
+    train(load_recipe("files/template", settings), tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    opened = open_runs({"run": run}, Limits(tokens=64))["run"]
+    cedillas = "\u015fi \u0163ara"  # not in the vocabulary, which has these letters with commas
+    seen = inspect(opened, Sentence(run="run", text=cedillas, max_length=4), Call(60))
+    assert seen.output is not None
+    assert [seen.output.text] == run.generate([cedillas], max_length=4)
+    (encoder,) = (stack for stack in seen.stacks if stack.name == "encoder")
+    assert [token.text for token in encoder.tokens[:2]] == ["\u0219i", "\u021bara"]
+    opened.close()
+
+
 def test_any_of_several_answers_is_right_where_an_example_has_them() -> None:
     squad = Given(Example("who won", "Denver Broncos\tBroncos"), knows_answer=True, has_several=True)
     assert [squad.is_right(text) for text in ("Denver  Broncos", "Broncos", "Denver")] == [True, True, False]

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostinato.config.files import YAML_SUFFIXES
 from ostinato.data.registry import DataAccess
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.rows import is_sweep
 from ostinato.experiments.sweep.runs import plan_runs
@@ -42,7 +43,7 @@ def choose_runs(
         finished: of a sweep only those that are.
 
     Raises:
-        ConfigError: a sweep that cannot be used. DataError: a sweep none of whose runs is finished.
+        ConfigError: a sweep that cannot be used, or the rows of one. DataError: a sweep none of whose runs is finished.
     """
     found: dict[str, ChosenRun] = {}
     for text in given:
@@ -62,6 +63,8 @@ def _runs_of(
     if not is_sweep(path):
         yield ChosenRun(path.resolve().name, path)
         return
+    if path.is_file() and path.suffix not in YAML_SUFFIXES:
+        raise ConfigError(f"{text} holds rows alone: give the sweep's file or name, whose runs are opened")
     runs = plan_runs(load_sweep(text, inputs), store, access)
     there = [run for run in runs if not finished or RunDirectory(run.directory).results() is not None]
     if not there:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ostinato.analysis.studies.trade_offs import rounds_to_try, variable_stacks
+from ostinato.data.cuts import Cuts
 from ostinato.data.example import Example, take_evenly
 from ostinato.decoding.work import InThisProcess, Item, Result, Work
 from ostinato.errors import ConfigError, Problem
@@ -78,16 +79,27 @@ def draw_curve(opened: OpenRun, request: CurveRequest, call: Call, emit: Callabl
         settings = [float(n) for n in tried]
     points = [(own, here, True), *((changes, at, False) for changes, at in zip(others, settings, strict=True))]
     for changes, setting, is_here in points:
+        cuts = Cuts()  # the same at every setting
         with model.execution(**changes):
-            point = _point(opened, request, examples, setting, call, is_here=is_here)
+            point = _point(opened, request, examples, setting, call, cuts, is_here=is_here)
         emit(point)
-    emit(End(n=len(examples)))
+    notes = cuts.notes(request.split)
+    if opened.run.recipe.data.block_length is not None:
+        notes.append("every text is read by itself, while `ostinato evaluate` reads blocks (data.block_length)")
+    emit(End(n=len(examples), notes=notes))
 
 
 def _point(
-    opened: OpenRun, request: CurveRequest, examples: list[Example], setting: float, call: Call, *, is_here: bool
+    opened: OpenRun,
+    request: CurveRequest,
+    examples: list[Example],
+    setting: float,
+    call: Call,
+    cuts: Cuts,
+    *,
+    is_here: bool,
 ) -> Point:
-    """Return what the examples come to, as the model runs now."""
+    """Return what the examples come to, as the model runs now; cuts: counts what is cut of them."""
     run, metrics = opened.run, [] if request.metric is None else [request.metric]
     data = run.recipe.data.model_copy(update={"block_length": None})
     chosen = {} if request.beam is None else {"beam": request.beam}
@@ -100,6 +112,7 @@ def _point(
         metrics=metrics,
         name=request.split,
         runner=_Checked(run.model, call),
+        cuts=cuts,
     )
     perfect = 1.0 if request.metric is None else make_metric(request.metric).perfect
     return Point(

@@ -13,6 +13,7 @@ from ostinato.decoding import Hypothesis
 from ostinato.decoding.generate import encode_prompt
 from ostinato.decoding.search import OnStep, left_padded, search_n_best
 from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.tasks.registry import task_config
 from ostinato.viewer.calls import Call
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Sentence
@@ -55,7 +56,7 @@ def given(opened: OpenRun, sentence: Sentence) -> Given:
     if sentence.example is not None:
         reads_spans = opened.run.model.config.reads == "span"
         return Given(opened.example(sentence.example), knows_answer=True, has_several=reads_spans)
-    text = sentence.text or ""
+    text = task_config(opened.run.recipe.task).pair_changes.of_source(sentence.text or "", {})
     if not text.strip():
         raise ConfigError([Problem("text", text, "there is nothing to read")])
     if opened.run.reads_prompts:

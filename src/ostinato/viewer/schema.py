@@ -341,10 +341,11 @@ class Point(_Answer):
 
 
 class End(_Answer):
-    """The last line of `/api/curve`."""
+    """The last line of `/api/curve`; notes: what was cut, or is read in another way than `ostinato evaluate` does."""
 
     kind: Literal["end"] = "end"
     n: int
+    notes: list[str]
 
 
 class Failure(_Answer):

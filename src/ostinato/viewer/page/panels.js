@@ -12,11 +12,11 @@ export function output(found, streamed) {
   const written = found?.output;
   const words = written ? written.text : streamed?.text;
   if (words !== undefined && words !== null) {
-    parts.push(el("p", { class: "out", "data-output": "" }, words));
+    parts.push(el("p", { class: "out", dir: "auto", "data-output": "" }, words));
     if (written && !written.finished) parts.push(el("p", { class: "quiet" }, "Cut at the length limit."));
   } else if (found) parts.push(el("p", { class: "quiet" }, "This run writes nothing here: see its predictions."));
   if (found?.answer !== null && found?.answer !== undefined) {
-    parts.push(el("p", {}, "Answer: ", el("span", {}, found.answer), found.right === null ? null
+    parts.push(el("p", {}, "Answer: ", el("span", { dir: "auto" }, found.answer), found.right === null ? null
       : el("strong", { class: found.right ? "good" : "bad" }, found.right ? "  right" : "  wrong")));
   }
   return parts;

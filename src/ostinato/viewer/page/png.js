@@ -21,7 +21,28 @@ function pictureOf(drawing) {
   return image.decode().then(() => [image, box]);
 }
 
-export async function paint(panel) {
+// The lines of a text, each with its box: letters in boxes of one top stand on one line.
+function linesOf(text) {
+  const range = document.createRange();
+  const lines = [];
+  let at = 0;
+  for (const letter of text.data) {
+    range.setStart(text, at);
+    range.setEnd(text, (at += letter.length));
+    const box = range.getClientRects()[0];
+    const line = lines.at(-1);
+    if (!box) continue;  // a blank that is not shown
+    if (line?.top === box.top) Object.assign(line, { words: line.words + letter, left: Math.min(line.left, box.left) });
+    else lines.push({ words: letter, left: box.left, top: box.top, height: box.height });
+  }
+  return lines;
+}
+
+export async function paint(shown) {
+  // Of a copy, in which nothing scrolls (style.css), so that all of a table is in the picture. It is gone before it can be seen.
+  const panel = shown.cloneNode(true);
+  panel.classList.add("painted");
+  shown.after(panel);
   const frame = panel.getBoundingClientRect();
   const canvas = document.createElement("canvas");
   const scale = Math.min(2, 8000 / Math.max(frame.width, frame.height));
@@ -34,7 +55,7 @@ export async function paint(panel) {
   pen.fillRect(frame.left, frame.top, frame.width, frame.height);
   for (const part of panel.querySelectorAll("*")) {
     const style = getComputedStyle(part);
-    if (part.closest("svg, .tools") || style.display === "none") continue;
+    if (part.closest("svg, .tools") || !part.checkVisibility()) continue;
     const box = part.getBoundingClientRect();
     if (isSeen(style.backgroundColor)) {
       pen.fillStyle = style.backgroundColor;
@@ -42,20 +63,20 @@ export async function paint(panel) {
     }
   }
   const walker = document.createTreeWalker(panel, NodeFilter.SHOW_TEXT);
-  const range = document.createRange();
+  pen.textBaseline = "middle";
+  pen.textAlign = "left";
   while (walker.nextNode()) {
     const text = walker.currentNode;
-    if (!text.data.trim() || text.parentElement.closest("svg, .tools, option, .hidden")) continue;
+    if (!text.data.trim() || text.parentElement.closest("svg, .tools, option") || !text.parentElement.checkVisibility()) continue;
     const style = getComputedStyle(text.parentElement);
-    range.selectNodeContents(text);
-    const box = range.getClientRects()[0];
-    if (!box) continue;
     pen.fillStyle = style.color;
     pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-    pen.textBaseline = "middle";
-    pen.fillText(text.data.trim(), box.left, box.top + box.height / 2);
+    pen.direction = style.direction;
+    for (const line of linesOf(text)) pen.fillText(line.words, line.left, line.top + line.height / 2);
   }
-  for (const [image, box] of await Promise.all([...panel.querySelectorAll("svg")].map(pictureOf))) {
+  const pictures = [...panel.querySelectorAll("svg")].map(pictureOf);
+  panel.remove();
+  for (const [image, box] of await Promise.all(pictures)) {
     pen.drawImage(image, box.left, box.top, box.width, box.height);
   }
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));

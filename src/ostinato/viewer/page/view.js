@@ -12,7 +12,7 @@ const PANELS = [
   ["surprise", "Surprise by token"], ["attention", "Attention"], ["experts", "Experts"], ["curve", "Accuracy against cost"],
   ["plan", "Plan"],
 ];
-const seen = { runs: {}, found: {}, streamed: {}, attention: {}, curve: {}, query: 0, total: 0, textFor: new Set() };
+const seen = { runs: {}, found: {}, streamed: {}, attention: {}, curve: {}, notes: [], query: 0, total: 0, textFor: new Set() };
 const info = (name) => seen.runs[name];
 const chosen = () => state.runs.map(info);
 
@@ -24,6 +24,22 @@ function say(words, isBad = false) {
 function fail(error) {
   if (!isAbort(error)) say(error.message, true);
 }
+
+// What is computed is ended, and what was found cleared, where other things are looked at.
+function clear() {
+  abortAll();
+  Object.assign(seen, { found: {}, streamed: {}, attention: {}, curve: {}, notes: [] });
+  PANELS.forEach(([name]) => render(name));
+}
+
+// For a request that fails: what an earlier one had found is not shown as the answer to this one.
+const forget = (run, ...parts) => (error) => {
+  if (!isAbort(error)) {
+    for (const part of parts) delete seen[part][run.name];
+    PANELS.forEach(([name]) => render(name));
+  }
+  throw error;
+};
 
 // ---- what is asked
 
@@ -56,7 +72,7 @@ function sentenceOf(run) {
 
 // ---- requests
 
-async function runOne(run) {
+async function inspect(run) {
   const asked = sentenceOf(run);
   seen.streamed[run.name] = null;
   if (asked.reads === "output") {
@@ -72,7 +88,6 @@ async function runOne(run) {
   if (written && found.output) Object.assign(found.output, { ms: written.ms, finished: written.finished, score: written.score });
   seen.found[run.name] = found;
   PANELS.filter(([name]) => !["attention", "curve", "plan"].includes(name)).forEach(([name]) => render(name));
-  await look(run);
 }
 
 async function update() {
@@ -84,7 +99,7 @@ async function update() {
   say("…");
   const began = performance.now();
   try {
-    await Promise.all(chosen().map(runOne));
+    await Promise.all(chosen().map((run) => inspect(run).catch(forget(run, "found", "attention")).then(() => look(run))));
     say(`done in ${(performance.now() - began).toFixed(0)} ms`);
     document.body.dataset.done = String(Number(document.body.dataset.done ?? 0) + 1);
   } catch (error) {
@@ -107,13 +122,14 @@ async function look(run) {
     const asked = { ...sentenceOf(run), stack: place.stack, step: place.step, kind: place.kind };
     const ids = seen.found[run.name].output?.ids;
     if (asked.reads === "output") asked.output_ids = ids;
-    seen.attention[run.name] = { place, own, names: [...new Set(known.map((one) => one.name))], found: await post("/api/attention", asked, `attention ${run.name}`) };
+    const found = await post("/api/attention", asked, `attention ${run.name}`).catch(forget(run, "attention"));
+    seen.attention[run.name] = { place, own, names: [...new Set(known.map((one) => one.name))], found };
   }
   render("attention");
 }
 
 async function drawCurve() {
-  seen.curve = {};
+  Object.assign(seen, { curve: {}, notes: [] });
   const along = $("along").value;
   const metric = metrics().includes(state.metric) ? state.metric : "";
   say("…");
@@ -124,8 +140,8 @@ async function drawCurve() {
     if (metric) Object.assign(asked, { metric, ...(run.generates && state.beam !== null ? { beam: state.beam } : {}) });
     try {
       await stream("/api/curve", asked, `curve ${run.name}`, (line) => {
-        if (line.kind !== "point") return;
-        points.push(line);
+        if (line.kind === "point") points.push(line);
+        else seen.notes.push(...line.notes.map((note) => `${run.name}: ${note}`));
         Object.assign(seen, { along, metric, curve: { ...seen.curve, [run.name]: points } });
         render("curve");
       });
@@ -174,7 +190,8 @@ function render(name) {
   const pair = section.querySelector(".pair");
   if (name === "curve") {
     pair.className = "pair";
-    pair.replaceChildren(...(Object.keys(seen.curve).length ? draw.curve(seen.curve, seen.along, seen.metric) : []));
+    pair.replaceChildren(...(Object.keys(seen.curve).length ? draw.curve(seen.curve, seen.along, seen.metric) : []),
+      ...seen.notes.map((note) => el("p", { class: "quiet" }, note)));
     return;
   }
   const runs = chosen();
@@ -325,14 +342,12 @@ async function copy(words) {
 }
 
 function changeRuns() {
-  abortAll();  // what is still computed is of the runs before
   state.runs = [$("run-0").value, ...($("run-1").value && $("run-1").value !== $("run-0").value ? [$("run-1").value] : [])];
-  Object.assign(seen, { found: {}, streamed: {}, attention: {}, curve: {} });
+  clear();
   runChoices();
   sliders();
   curveTools();
   $("panels").classList.toggle("wide", state.runs.length < 2);
-  PANELS.forEach(([name]) => render(name));
 }
 
 function setTheme(theme) {
@@ -344,10 +359,11 @@ function listen() {
   $("controls").addEventListener("submit", (event) => { event.preventDefault(); update(); });
   $("text").addEventListener("input", () => { state.text = $("text").value; $("about").textContent = ""; });
   $("text").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); update(); }
+    // The Enter that takes what an input method offers is not meant for the page (229: Safari, where composing is over by then).
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) { event.preventDefault(); update(); }
   });
   for (const id of ["run-0", "run-1"]) $(id).addEventListener("change", () => { changeRuns(); if (state.text === null) pick(state.index); else update(); });
-  $("split").addEventListener("change", () => { state.split = $("split").value; pick(0); });
+  $("split").addEventListener("change", () => { state.split = $("split").value; clear(); pick(0); });
   $("index").addEventListener("change", () => pick(Number($("index").value) - 1));
   $("previous").addEventListener("click", () => pick(Math.max(0, state.index - 1)));
   $("next").addEventListener("click", () => pick(Math.min(seen.total - 1, state.index + 1)));
