@@ -20,13 +20,15 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 
 import huggingface_hub
 import runs
+import tokenizers
 import transformers
-from kept_tokenizers import keep_tokenizer
+from kept_tokenizers import LAST, keep_tokenizer
 from runs import ids_of, padded
 
 import ostinato.hf
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import CheckpointError, ConfigError
+from ostinato.evaluation.loading import load
 from ostinato.evaluation.threshold import TunedThreshold, write_tuned
 from ostinato.hf.cache import CACHE
 from ostinato.hf.export import export_plain, export_run, wrapped
@@ -333,6 +335,7 @@ def test_the_fast_tokenizer_has_our_ids(tokenizer: str, tmp_path: Path) -> None:
         ids = run.tokenizers.target.encode(text)
         assert fast(text)["input_ids"] == [1, *ids]
         assert fast.decode(ids) == run.tokenizers.target.decode(ids)
+    assert fast("")["input_ids"] == [1]  # also where ours has a blank piece, which no normaliser of theirs gives it
     assert (fast.pad_token_id, fast.bos_token_id, fast.eos_token_id, fast.unk_token_id) == (0, 1, 2, 3)
     assert len(fast) == run.tokenizers.target.vocab_size
 
@@ -345,6 +348,26 @@ def test_an_exported_tokenizer_that_was_kept_surrounds_a_text_as_the_model_reads
     run = runs.make_run("language-model", tmp_path / "run", f"data.tokenizer={{kind: hf, path: {kept}}}")
     fast = fast_tokenizer(run)
     assert fast("the cat").input_ids == [run.model.special_ids.bos, *run.tokenizers.target.encode("the cat")]
+
+
+@pytest.mark.parametrize("own", ["[CLS] $A [SEP]", "[CLS] $A", "$A [SEP]"])
+def test_what_a_kept_tokenizer_puts_around_a_text_besides_begin_and_end_is_exported_with_them(
+    own: str, tmp_path: Path
+) -> None:
+    symbols = [*LAST, "[CLS]", "[SEP]"]
+    kept = keep_tokenizer(tmp_path / "kept", symbols)
+    content = tokenizers.Tokenizer.from_file(str(kept / "tokenizer.json"))
+    named = [(text, symbols.index(text)) for text in ("[CLS]", "[SEP]")]
+    content.add_special_tokens([text for text, _ in named])
+    content.post_processor = tokenizers.processors.TemplateProcessing(own, special_tokens=named)
+    content.save(str(kept / "tokenizer.json"))
+    run = runs.make_run("language-model", tmp_path / "run", f"data.tokenizer={{kind: hf, path: {kept}}}")
+    export_run(run, tmp_path / "out")
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    first, second = [run.tokenizers.target.encode(text) for text in ("the cat", "sat")]
+    bos = run.model.special_ids.bos
+    assert fast("the cat").input_ids == [bos, *first]
+    assert fast("the cat", "sat").input_ids == [bos, *first, *second]
 
 
 def test_limits_in_proportion_become_those_of_the_longest_input(tmp_path: Path) -> None:
@@ -414,6 +437,15 @@ def test_a_cache_of_some_rounds_is_not_lost_in_silence(tmp_path: Path) -> None:
             CheckpointError, match=r"decoding keeps 1 of the loop's rounds .* --set decoding\.cached_rounds=null"
         ):
             write(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_lengths_of_rounds_are_not_lost_in_silence(tmp_path: Path) -> None:
+    timed = "model.decoder={n_steps: 1, segments: [{n_steps: 1, repeats: 2, modulation: {kind: by_time}}]}"
+    runs.make_run("looped", tmp_path / "run", timed)
+    run = load(tmp_path / "run", device="cpu", round_lengths=[0.25, 0.75])
+    with pytest.raises(CheckpointError, match=r"lengths of its rounds \(round_lengths\), .*: load it without"):
+        export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -158,15 +158,23 @@ def test_another_number_of_labels_is_that_of_the_model_that_is_saved(tmp_path: P
     assert again(ids).logits.shape == (1, 2)
 
 
-@pytest.mark.parametrize("pair", ["<s> $A </s> </s> $B </s>", None])
-def test_two_texts_are_written_as_the_run_reads_them(pair: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("single", "pair"),
+    [
+        ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+        ("<s> $A </s>", None),
+        ("[CLS] $A [SEP]", None),  # besides begin and end symbol
+        ("$A [SEP]", "$A [SEP] $B [SEP]"),
+    ],
+)
+def test_two_texts_are_written_as_the_run_reads_them(single: str, pair: str | None, tmp_path: Path) -> None:
     words = sorted({word for one in runs.labelled("classification") for word in one.source.split()})
-    kept = keep_tokenizer(tmp_path / "kept", ["<unk>", "<pad>", "<s>", "</s>", "<mask>", *words], "<s> $A </s>")
+    symbols = ["<unk>", "<pad>", "<s>", "</s>", "<mask>", "[CLS]", "[SEP]", *words]
+    kept = keep_tokenizer(tmp_path / "kept", symbols)
     content = tokenizers.Tokenizer.from_file(str(kept / "tokenizer.json"))
     content.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    if pair is not None:
-        named = [("<s>", 2), ("</s>", 3)]
-        content.post_processor = tokenizers.processors.TemplateProcessing("<s> $A </s>", pair, named)
+    named = [(text, symbols.index(text)) for text in ("<s>", "</s>", "[CLS]", "[SEP]")]
+    content.post_processor = tokenizers.processors.TemplateProcessing(single, pair, named)
     content.save(str(kept / "tokenizer.json"))
     run = runs.make_run("classification", tmp_path / "run", f"data.tokenizer={{kind: hf, path: {kept}}}")
     fast = fast_tokenizer(run)

@@ -21,7 +21,7 @@ from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.hf.export import export_plain
 from ostinato.interop.pretrained import read_pretrained
-from ostinato.interop.unrolled import as_plain, unroll
+from ostinato.interop.unrolled import PLAIN, as_plain, unroll
 from ostinato.models import build_model
 from ostinato.training.imported import import_run
 
@@ -220,6 +220,44 @@ def test_what_has_no_plain_counterpart_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exit is 'change': a plain model runs all its steps"):
         export_plain(leaving, tmp_path / "out", "gpt2")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_model_of_another_kind_is_named_before_all_else(name: str, tmp_path: Path) -> None:
+    is_of_pairs = name in ("marian", "bart", "t5")
+    run = runs.make_run("halting" if is_of_pairs else "pairs", tmp_path / "run")  # both halt, too
+    given, own = ("language_model", "seq2seq") if is_of_pairs else ("seq2seq", "language_model")
+    with pytest.raises(ConfigError, match=f"model.kind is '{given}': .* is of kind '{own}'") as error:
+        export_plain(run, tmp_path / "out", name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "lines"),
+    [
+        ("gpt2", {"embedding_scale": True}, ["model.embedding_scale is 4.0: GPT2LMHeadModel has 1.0"]),
+        *[
+            (
+                name,
+                {"encoder.ffn.activation": "geglu", "decoder.ffn.activation": "geglu"},
+                [f"model.{side}.ffn.activation is 'geglu': {kind} has '{usual}'" for side in ("decoder", "encoder")],
+            )
+            for name, kind, usual in (
+                ("marian", "MarianMTModel", "gelu"),
+                ("bart", "BartForConditionalGeneration", "gelu"),
+                ("t5", "T5ForConditionalGeneration", "relu"),
+            )
+        ],
+    ],
+)
+def test_what_is_named_are_settings_of_the_run(
+    name: str, settings: dict[str, Any], lines: list[str], tmp_path: Path
+) -> None:
+    base, own = CASES[name]
+    more = [f"model.{key}={json.dumps(value)}" for key, value in settings.items()]
+    with pytest.raises(ConfigError) as error:
+        as_plain(runs.make_run(base, tmp_path / "run", *own, *more).model, name)
+    assert str(error.value).splitlines() == lines
 
 
 @pytest.mark.parametrize(

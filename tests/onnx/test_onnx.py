@@ -26,13 +26,13 @@ import runs
 
 import onnx
 from ostinato.cli import main
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, DataError
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.models import Model
 from ostinato.onnx import export
 from ostinato.onnx.export import quantise, write_onnx
 from ostinato.onnx.graphs import Graph, Tensors, graphs_of
-from ostinato.onnx.session import Session, held_out_loss
+from ostinato.onnx.session import Session, held_out_batches, held_out_loss
 from ostinato.tasks.registry import build_task
 
 ROOT = Path(__file__).parents[2]
@@ -253,7 +253,7 @@ def test_the_loss_of_blocks_is_measured_on_texts_as_long_as_there_are_positions(
     run: Any = runs.ostinato.load(tmp_path / "run")
     assert code_of("export", "onnx", str(tmp_path / "run"), str(tmp_path / "x.onnx")) == 0
     examples = list(build_task(run.recipe.task, run.recipe.data).examples("dev"))
-    assert held_out_loss(run, [tmp_path / "x.onnx"], examples) > 0
+    assert held_out_loss(run, [tmp_path / "x.onnx"], held_out_batches(run, examples, "dev")) > 0
 
 
 @pytest.mark.slow
@@ -281,6 +281,14 @@ def test_what_cannot_be_exported_is_one_line(
     assert "must end in .onnx" in line_of("onnx", run, str(tmp_path / "x.bin"))
     assert "must end in .pt2" in line_of("torch", run, str(tmp_path / "x.onnx"))
     assert "data.dev names no file" in line_of("onnx", run, str(tmp_path / "x.onnx"), "--int8")  # no text to measure on
+    measured = ("onnx", run, str(tmp_path / "x.onnx"), "--int8", "--set", f"data.dev={tmp_path / 'dev.txt'}")
+    (tmp_path / "dev.txt").write_text("the old man\nthe zebra\n", encoding="utf-8")
+    assert "dev: example 2, target: 'zebra' is not among" in line_of(*measured)
+    (tmp_path / "dev.txt").write_text("the old man\n", encoding="utf-8")
+    short = ("--set", "data.max_target_length=3", "--set", "data.over_length=error")
+    assert "dev: example 1: the target has 4 tokens" in line_of(*measured, *short)
+    with pytest.raises(DataError, match="dev: no label of these examples counts"):
+        held_out_batches(runs.ostinato.load(run), [], "dev")
     assert code_of("export", "onnx", run, str(tmp_path / "x.onnx"), "--split", "test") == 2
     assert "losses are measured with --int8" in capsys.readouterr().err
     runs.make_run("looped", tmp_path / "kept", "decoding.cached_rounds=1")

@@ -72,6 +72,18 @@ def test_steps_whose_states_are_alike_share_weights(
     assert "alike is 4: must be from 1 to" in capsys.readouterr().err
 
 
+def test_of_a_run_that_is_scored_by_a_mean_the_new_one_is_scored_by_its_only_checkpoint(
+    dense: Path, tmp_path: Path
+) -> None:
+    for wanted, role in (("best:2", "best"), ("last:2", "last")):
+        given = [*WAYS["shared"], "training.keep_best=2", "training.keep_last=2"]
+        given += ["training.save_every=10", "training.evaluate_every=10"]
+        new = tmp_path / role
+        convert_run(ostinato.load(dense), [*given, f"evaluation.checkpoint={wanted}"], new)
+        converted = ostinato.load(new)
+        assert (converted.recipe.evaluation.checkpoint, converted.checkpoint.name) == (role, "update-000000")
+
+
 def test_a_run_without_a_training_state_is_not_resumed(dense: Path, tmp_path: Path) -> None:
     """Its recipe says of which data it is, but it has read none."""
     convert_run(ostinato.load(dense), WAYS["shared"], tmp_path / "new")

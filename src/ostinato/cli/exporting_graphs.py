@@ -42,20 +42,20 @@ def export_onnx(
         import onnxscript  # noqa: F401
 
         from ostinato.onnx.export import export_onnx
-        from ostinato.onnx.session import held_out_loss
+        from ostinato.onnx.session import held_out_batches, held_out_loss
     except ImportError as error:
         raise ConfigError(_MISSING.format(error=error)) from error
-    loaded, examples = load(run, checkpoint=checkpoint, device="cpu", overrides=settings or []), []
-    if int8:
+    loaded = load(run, checkpoint=checkpoint, device="cpu", overrides=settings or [])
+    if int8:  # what cannot be measured on is found before any file is written
         task = build_task(loaded.recipe.task, loaded.recipe.data, access, trains=False)
         examples = list(islice(task.examples(split), max_examples))
+        batches = held_out_batches(loaded, examples, split)
     written = export_onnx(loaded, file, int8=int8)
-    n = len(written) // 2 if int8 else len(written)
-    losses = [held_out_loss(loaded, files, examples) for files in (written[:n], written[n:])] if int8 else []
     for path in written:
         print_line(f"{path}: {path.stat().st_size:,} bytes")
     if int8:
-        plain, small = losses
+        n = len(written) // 2
+        plain, small = (held_out_loss(loaded, files, batches) for files in (written[:n], written[n:]))
         print_line(f"loss on {len(examples)} examples of {split}: {plain:.4f}, with int8 {small:.4f} nats a label")
 
 

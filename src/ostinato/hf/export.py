@@ -73,13 +73,17 @@ def wrapped(run: LoadedRun) -> OstinatoPreTrainedModel:
     """Return a run's model as one of the Hugging Face library, with the same parameters.
 
     Raises:
-        CheckpointError: the model is a recurrence, a prefix language model, or an encoder of facts.
+        CheckpointError: the model is a recurrence, a prefix language model, or an encoder of facts, or was loaded with
+            lengths of its rounds.
     """
     given = run.model.config
     if given.max_words is not None:
         raise CheckpointError("an encoder that reads facts, a grid of words, has no counterpart in that library")
     kind = _CLASSES[given.reads]
     training, execution = run.recipe.training, run.model.current_execution
+    if execution.paths:
+        reason = "the run was loaded with lengths of its rounds (round_lengths), which exported models do not have"
+        raise CheckpointError(f"{reason}: load it without")
     more: dict[str, Any] = {}
     if isinstance(target := run.tokenizers.target, LabelTokenizer):
         more = {

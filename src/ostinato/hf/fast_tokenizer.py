@@ -64,27 +64,35 @@ def _surround(
         templates: see `_templates`. reads_two: whether the model may read two texts in one.
     """
     special, probe = kept.special_ids, _some_word(kept)
-    ids = {"<bos>": [special.bos], "<eos>": [special.eos], "$A": kept.encode(probe)}
-    read = [i for piece in templates[0].split() for i in ids[piece]]
-    symbols = {"<bos>": (kept.special_texts[special.bos], special.bos)}
-    symbols["<eos>"] = kept.special_texts[special.eos], special.eos
-    single, pair = (" ".join(symbols[p][0] if p in symbols else p for p in text.split()) for text in templates)
-    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(symbols.values()))
-    own = content.post_processor
-    choices = [template] if own is None else [own, template, processors.Sequence([own, template])]
-    of_two = [i for piece in templates[1].replace("$B", "$A").split() for i in ids[piece]]
-    for processor in choices:
-        content.post_processor = processor
-        if content.encode(probe).ids == read and (not reads_two or content.encode(probe, probe).ids == of_two):
-            return
-    raise CheckpointError("what the tokenizer's own post-processor puts around a text cannot be joined with ours")
+    word, whole = content.encode(probe, add_special_tokens=False).ids, kept.encode(probe)
+    ids = {"<bos>": [special.bos], "<eos>": [special.eos], "$A": whole, "$B": whole}
+    single, pair = ([i for piece in template.split() for i in ids[piece]] for template in templates)
+
+    def is_read_so() -> bool:
+        return content.encode(probe).ids == single and (not reads_two or content.encode(probe, probe).ids == pair)
+
+    if is_read_so():
+        return
+    start = next((i for i in range(len(whole)) if whole[i : i + len(word)] == word), 0)
+    before, behind = whole[:start], whole[start + len(word) :]
+    texts = {i: content.id_to_token(i) or "<pad>" for i in (special.bos, special.eos, *before, *behind)}
+    # One template for both: of two in a row the library leaves the second one out, or ends the program.
+    pieces = {"<bos>": [texts[special.bos]], "<eos>": [texts[special.eos]]}
+    for sequence in ("$A", "$B"):
+        pieces[sequence] = [*(texts[i] for i in before), sequence, *(texts[i] for i in behind)]
+    of_one, of_two = ([text for piece in template.split() for text in pieces[piece]] for template in templates)
+    named = [(text, i) for i, text in texts.items()]
+    content.post_processor = processors.TemplateProcessing(of_one, of_two, named)
+    if not is_read_so():
+        raise CheckpointError("what the tokenizer's own post-processor puts around a text cannot be joined with ours")
 
 
 def _some_word(kept: KeptTokenizer) -> str:
-    """Return a text that the tokenizer reads."""
+    """Return a text that the tokenizer reads, by other pieces than those that it puts around every text."""
+    around = set(kept.encode(""))
     for i in sorted(set(range(kept.vocab_size)) - kept.special_tokens):
         try:
-            if (word := kept.decode([i]).strip()) and kept.encode(word):
+            if (word := kept.decode([i]).strip()) and not around.issuperset(kept.encode(word)):
                 return word
         except DataError:  # a piece that no text is read as by itself
             continue

@@ -130,11 +130,14 @@ def as_plain(model: Model, name: str, n_positions: int = 1024) -> Written:
     if name not in PLAIN:
         raise ConfigError([Problem("as", name, f"must be one of {', '.join(PLAIN)}")])
     architecture, settings_of, prepare = PLAIN[name]
+    known = ARCHITECTURES[architecture]
+    if model.config.kind != (kind := load_recipe(known.recipe).model.kind):
+        reason = f"{architecture} is of kind {kind!r}, and only such a model is written as one{see('hugging-face')}"
+        raise ConfigError([Problem("model.kind", model.config.kind, reason)])
     config, ours, ids = prepare(*unroll(model))
     given: dict[str, Any] = {"architectures": [architecture], **settings_of(config, n_positions)}
     special = config.special_ids
     given |= {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": special.eos}
-    known = ARCHITECTURES[architecture]
     settings = [f"{key}={json.dumps(value)}" for key, value in known.settings(given).items()]
     expected = load_recipe(known.recipe, settings)
     if problems := list(_differences(config, expected.model, architecture)):
@@ -261,7 +264,7 @@ def _gpt2(config: Any, n_positions: int) -> dict[str, Any]:
         "n_head": attention.n_heads,
         "n_positions": getattr(stack.positions, "max_length", n_positions),
         "n_inner": ffn.d_ff,
-        "activation_function": {"gelu": "gelu", "relu": "relu", "silu": "silu"}.get(ffn.activation, "gelu_new"),
+        "activation_function": _ACTIVATIONS.get(ffn.activation, "gelu_new"),
         "layer_norm_epsilon": stack.norm.eps,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
@@ -276,7 +279,6 @@ def _marian(config: Any, n_positions: int) -> dict[str, Any]:
         "vocab_size": config.target_vocab_size,
         "d_model": config.d_model,
         "scale_embedding": config.embedding_factor != 1.0,
-        "activation_function": config.encoder.ffn.activation,
         "max_position_embeddings": n_positions,
         "is_encoder_decoder": True,
         "decoder_start_token_id": config.special_ids.bos,
@@ -292,6 +294,7 @@ def _marian(config: Any, n_positions: int) -> dict[str, Any]:
             f"{name}_ffn_dim": ffn.d_ff,
             "attention_dropout": attention.dropout,
             "activation_dropout": ffn.dropout,
+            "activation_function": _ACTIVATIONS.get(ffn.activation, "gelu"),
         }
     return found
 
@@ -321,18 +324,26 @@ def _t5(config: Any, n_positions: int) -> dict[str, Any]:
         "d_kv": attention.head_width(config.d_model),
         "num_heads": attention.n_heads,
         "d_ff": ffn.d_ff,
-        "feed_forward_proj": _T5_FEED_FORWARDS.get(ffn.activation, ffn.activation),
+        "feed_forward_proj": _T5_FEED_FORWARDS.get(ffn.activation, "relu"),
         "layer_norm_epsilon": config.decoder.norm.eps,
         "relative_attention_num_buckets": getattr(relative, "n_buckets", 32),
         "relative_attention_max_distance": getattr(relative, "max_distance", 128),
     }
 
 
-_T5_FEED_FORWARDS = {"geglu_tanh": "gated-gelu", "swiglu": "gated-silu"}
+# Of an activation that lacks here the architecture's usual one is written, so that the setting is named as another one.
+_ACTIVATIONS = {"relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+_T5_FEED_FORWARDS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "silu": "silu",
+    "geglu_tanh": "gated-gelu",
+    "swiglu": "gated-silu",
+}
 PLAIN: dict[str, tuple[str, Callable[[Any, int], dict[str, Any]], Callable[[Any, Weights], Prepared]]] = {
     "llama": ("LlamaForCausalLM", _llama, _without_scale),
     "qwen3": ("Qwen3ForCausalLM", _qwen3, _without_scale),
-    "gpt2": ("GPT2LMHeadModel", _gpt2, _without_scale),
+    "gpt2": ("GPT2LMHeadModel", _gpt2, _as_it_is),
     "marian": ("MarianMTModel", _marian, _begun_by_zeros),
     "bart": ("BartForConditionalGeneration", _bart, _as_it_is),
     "t5": ("T5ForConditionalGeneration", _t5, _as_it_is),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +59,37 @@ def whole_pass(graphs: Sequence[Graph], sessions: Sequence[Session], batch: Batc
     return logits
 
 
-def held_out_loss(run: LoadedRun, files: Sequence[Path], examples: Sequence[Example]) -> float:
-    """Return the loss of exported graphs on examples, in nats a label.
+def held_out_batches(run: LoadedRun, examples: Iterable[Example], name: str) -> list[Batch]:
+    """Return examples as a run's graphs read them.
+
+    Args:
+        name: of their split, for errors.
 
     Raises:
-        DataError: no label of the examples counts.
+        DataError: an example cannot be encoded, or no label of them counts.
     """
-    graphs, sessions = graphs_of(run.model), [Session(file) for file in files]
     # A graph has no input that keeps the texts of a block apart: every text is a row of its own.
     data = run.recipe.data
     if data.block_length is not None:
         longest = min(data.max_target_length, data.block_length)  # a block has positions, if learned ones
         cut = {"block_length": None, "max_target_length": longest, "over_length": "truncate"}
         data = data.model_copy(update=cut)
-    total, n_labels = 0.0, 0
-    rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name="examples")
-    for batch in evaluation_batches(rows, data.eval_tokens_per_batch):
+    rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name=name)
+    batches = list(evaluation_batches(rows, data.eval_tokens_per_batch))
+    if not any(batch.n_labels for batch in batches):
+        raise DataError(f"{name}: no label of these examples counts: a loss would be a mean over nothing")
+    return batches
+
+
+def held_out_loss(run: LoadedRun, files: Sequence[Path], batches: Sequence[Batch]) -> float:
+    """Return the loss of exported graphs on batches (`held_out_batches`), in nats a label."""
+    graphs, sessions = graphs_of(run.model), [Session(file) for file in files]
+    total = 0.0
+    for batch in batches:
         logs = torch.log_softmax(whole_pass(graphs, sessions, batch).double(), -1)
         chosen = logs.gather(-1, batch.labels_BT[..., None]).squeeze(-1)
         total -= float(chosen[batch.loss_mask_BT].sum())
-        n_labels += batch.n_labels
-    if not n_labels:
-        raise DataError("no label of these examples counts: a loss would be a mean over nothing")
-    return total / n_labels
+    return total / sum(batch.n_labels for batch in batches)
 
 
 def _given(graph: Graph, tokens: Tokens) -> Tensors:

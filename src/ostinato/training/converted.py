@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ostinato.errors import ConfigError
+from ostinato.evaluation.averaging import parse_average
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.interop.pretrained import Pretrained
 from ostinato.interop.recursive import Shared, to_recursive
@@ -36,6 +37,8 @@ def convert_run(
     target = RunDirectory(Path(run_dir))
     target.check_empty()
     recipe = load_recipe(run.directory, overrides)
+    if average := parse_average(recipe.evaluation.checkpoint):  # the new run has one checkpoint
+        recipe = load_recipe(run.directory, [*overrides, f"evaluation.checkpoint={average[0]}"])
     _, problems = keep_tokenizers(recipe, run.directory)
     if problems:
         raise ConfigError(problems)
