@@ -20,6 +20,7 @@ from ostinato.analysis.drawing import (
     FONT,
     NARROW,
     WIDE,
+    _fonts_with,
     columns_of,
     common_legend,
     finish,
@@ -56,12 +57,17 @@ def test_letters_that_the_usual_font_lacks_are_drawn_in_another_one_or_told(
         save_figure(figure, tmp_path / "figure", overwrite=True)
         return axes.xaxis.get_ticklabels()[1].get_fontfamily()
 
+    _fonts_with.cache_clear()
+    gone = font_manager.FontEntry(fname=str(tmp_path / "gone.ttf"), name="Gone")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [gone, *font_manager.fontManager.ttflist])
     assert drawn()[1:]
     assert not caplog.text
+    _fonts_with.cache_clear()
     usual = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", usual)
     assert "DejaVu Sans" not in drawn()
     assert "no font here has \u1d81: boxes in figures" in caplog.text
+    _fonts_with.cache_clear()
 
 
 @pytest.mark.slow

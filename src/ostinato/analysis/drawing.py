@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -92,6 +93,24 @@ def save_figure(figure: Figure, path: Path, *, overwrite: bool = False) -> tuple
     return written
 
 
+@cache
+def _fonts_with(letters: frozenset[int]) -> tuple[list[str], set[int]]:
+    """Return fonts of this machine that have these letters, and the letters that none has."""
+    from matplotlib import font_manager
+
+    families, lacking = [], set(letters)
+    for font in font_manager.fontManager.ttflist:
+        if not lacking:
+            break
+        if font.name.startswith("Last Resort"):  # whose letters are boxes
+            continue
+        with suppress(OSError, RuntimeError):  # the list of fonts may be older than the fonts
+            if found := lacking & font_manager.get_font(font.fname).get_charmap().keys():
+                families.append(font.name)
+                lacking -= found
+    return families, lacking
+
+
 @contextmanager
 def _fonts_of(figure: Figure) -> Iterator[None]:
     """Have texts drawn in fonts of this machine where matplotlib's own lacks their letters (Chinese, Hindi, ...)."""
@@ -100,16 +119,11 @@ def _fonts_of(figure: Figure) -> Iterator[None]:
 
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
     letters = {ord(letter) for text in texts for letter in text.get_text() if not letter.isspace()}
-    lacking = letters - font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap().keys()
-    families = ["DejaVu Sans"]
-    for font in font_manager.fontManager.ttflist if lacking else ():
-        found = lacking & font_manager.get_font(font.fname).get_charmap().keys()
-        if found and not font.name.startswith("Last Resort"):  # whose letters are boxes
-            families.append(font.name)
-            lacking -= found
-    if families[1:]:
+    foreign = letters - font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap().keys()
+    families, lacking = _fonts_with(frozenset(foreign))
+    if families:
         for text in texts:
-            text.set_fontfamily(families)
+            text.set_fontfamily(["DejaVu Sans", *families])
     with warnings.catch_warnings():
         if lacking:
             some = " ".join(map(chr, sorted(lacking)[:10]))

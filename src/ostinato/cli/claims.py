@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ostinato.experiments.claims.files import Claim, Outcome
 
 OUTCOMES = Path("runs/claims")
+_OF_RUNS = ("given", "store", "workers", "take")
+"""Options that say something of runs, which counts and timings have none of."""
 OutcomesOption = Annotated[
     Path, typer.Option("--outcomes", help="Folder of your own outcomes; they come before those of the library.")
 ]
@@ -45,7 +47,7 @@ def claims(
     tell. void: a control is not as it must be. stale: the claim, or the code that it measures, has changed since it was
     run; what was found then stands behind it.
     """
-    from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome
+    from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome, with_variants
 
     if " " in (named := options_given(context, ("markdown", "plots", "check", "record_scores"))):
         raise typer.BadParameter("choose one of them", param_hint=named)
@@ -67,8 +69,10 @@ def claims(
         _record_scores(paper, outcomes)
     else:
         folders = [outcomes, claims_directory()]
-        wanted = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
-        found = [_described(claim, read_outcome(claim, folders)) for claim in wanted]
+        wanted = with_variants(claim for claim in list_claims() if paper in (None, claim.config.paper))
+        pairs = [(claim, read_outcome(claim, folders)) for claim in wanted]
+        # Of variants those that were run: `reproduce` says which claims have one.
+        found = [_described(claim, outcome) for claim, outcome in pairs if outcome or claim.variant is None]
         if json:
             print_json(found)
         else:
@@ -98,10 +102,10 @@ def _check(paper: str | None, json: bool) -> None:
 
 
 def _record_scores(paper: str | None, outcomes: Path) -> None:
-    from ostinato.experiments.claims.files import list_claims, read_outcome, write_outcome
+    from ostinato.experiments.claims.files import list_claims, read_outcome, with_variants, write_outcome
     from ostinato.experiments.claims.staleness import with_scores
 
-    for claim in list_claims():
+    for claim in with_variants(list_claims()):
         old = read_outcome(claim, [outcomes]) if paper in (None, claim.config.paper) else None
         if old is not None and (new := with_scores(claim, old)) is not old:
             print_line(str(write_outcome(claim, new, outcomes)))
@@ -124,6 +128,7 @@ def _print(found: list[dict[str, Any]]) -> None:
 
 
 def reproduce(
+    context: typer.Context,
     claim: Annotated[
         str, typer.Argument(metavar="CLAIM", help="A claim's name, or a claim file.", autocompletion=claim_names)
     ],
@@ -146,12 +151,16 @@ def reproduce(
     from ostinato.experiments.claims.document import CHECKED, checks
     from ostinato.experiments.claims.reproduce import Resources
     from ostinato.experiments.claims.reproduce import reproduce as run
+    from ostinato.experiments.claims.staleness import why_stale
     from ostinato.experiments.sweep.pool import LocalPool
     from ostinato.experiments.sweep.watch import make_watcher
 
     chosen = library.load_claim(claim)
     if variant is not None:
         chosen = library.variant(chosen, variant)
+    source = chosen.config.source.kind
+    if source != "sweep" and (named := options_given(context, _OF_RUNS)):
+        raise typer.BadParameter(f"{chosen.name} trains no runs (source: {source})", param_hint=named)
     check_output_file(library.outcome_path(chosen, outcomes), overwrite=True)
     if not json:
         print_line(f"{chosen.name} ({chosen.config.where}): {chosen.config.statement}")
@@ -171,6 +180,8 @@ def reproduce(
     else:
         print_table(CHECKED, list(checks(outcome.head)))
         print_line(outcome.verdict)
+        if why := why_stale(chosen, outcome):
+            print_line(f"stale, {why}")
         print_line(f"outcome: {path}")
     if outcome.verdict != "supported":
         raise typer.Exit(1)

@@ -319,7 +319,8 @@ def options_given(context: typer.Context, names: Iterable[str]) -> str:
     """Return those of the named options that are on the command line, as they are written there; else an empty text."""
     sources = {name: context.get_parameter_source(name) for name in names}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    return " ".join("--" + name.replace("_", "-") for name in given)
+    written = {one.name: one.opts[0] for one in context.command.params}
+    return " ".join(written[name] for name in given)
 
 
 def words_of(context: typer.Context, names: Iterable[str]) -> list[str]:

@@ -62,7 +62,7 @@ class DifferenceStatistic(Config):
 
 
 class RatioStatistic(Config):
-    """The mean over seeds of `of` / `over`."""
+    """The geometric mean over seeds of `of` / `over`; of rounds the exponential of the median logarithm."""
 
     kind: Literal["ratio"] = "ratio"
     of: Term

@@ -137,8 +137,7 @@ class Task(ABC):
     """Class of the settings: the annotation of `config`."""
     config: TaskConfig
     metrics: tuple[str, ...] = ("exact_match", "token_accuracy_free")
-    """Metrics of generated outputs, by their names in `ostinato.metrics`; of texts without sources none, unless a class
-    has its own."""
+    """Metrics of generated outputs, by their names in `ostinato.metrics`; of texts without sources none."""
     forced: tuple[str, ...] = ()
     """Teacher-forced scores that the task is reported by, beside `metrics` or instead of them."""
     by: tuple[str, ...] = ()

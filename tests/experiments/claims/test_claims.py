@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from ostinato.evaluation.timing import Lap
 from ostinato.experiments.claims import files as claims
 from ostinato.experiments.claims.design import named_by, named_part, source_sweep
 from ostinato.experiments.claims.document import document
-from ostinato.experiments.claims.reproduce import Resources, reproduce
+from ostinato.experiments.claims.reproduce import _SAMPLING, Resources, reproduce
 from ostinato.experiments.claims.staleness import state
+from ostinato.experiments.claims.statistics import claim_verdict, find
 from ostinato.experiments.inference import ALPHA, judge
 from ostinato.experiments.timing.latency import Measurement, Timer
 
@@ -45,6 +47,40 @@ def test_the_command_of_a_variant_names_the_claim_and_the_variant():
     assert claims.command(claims.variant(claim, "gpu")).startswith(
         "ostinato reproduce depth/perplexity --variant gpu --input"
     )
+
+
+def test_the_command_of_a_file_of_ones_own_names_the_file(tmp_path):
+    path = claim_file(tmp_path)
+    assert claims.command(claims.load_claim(path)) == f"ostinato reproduce {path}"
+
+
+def test_a_file_with_the_name_of_a_claim_of_the_library_is_refused(tmp_path):
+    shipped = shipped_files("claims")["one-wide-ffn/parameters"]
+    assert claims.load_claim(shipped).name == "one-wide-ffn/parameters"
+    copy = shutil.copy(shipped, tmp_path / "parameters.yaml")
+    with pytest.raises(ConfigError, match=r"is a claim of the library, whose outcome .* would replace: give yours a"):
+        claims.load_claim(copy)
+    assert claims.load_claim(shutil.copy(shipped, tmp_path / "mine.yaml")).name == "one-wide-ffn/mine"
+
+
+def test_what_the_outcomes_of_the_library_say_is_what_their_rows_say_today():
+    for claim in claims.list_claims():
+        outcome = claims.read_outcome(claim, [claims.claims_directory()])
+        if outcome is None:
+            continue
+        rows = [row for row in outcome.rows if "control" not in row]
+        numbers = find(claim.config.expect, rows, _SAMPLING[claim.config.source.kind])
+        for number, said in zip(numbers, outcome.head["numbers"], strict=True):
+            for key, value in number.as_dict().items():
+                assert said[key] == pytest.approx(value), (claim.name, said["what"], key)
+        is_void = not all(control["is_so"] for control in outcome.head["controls"])
+        assert outcome.verdict == ("void" if is_void else claim_verdict(numbers))
+
+
+def test_options_of_runs_are_refused_for_claims_that_train_none(tmp_path, capsys):
+    assert run("reproduce", str(claim_file(tmp_path)), "--workers", "2", "--input", "a=b") == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "--input --workers: universal-transformer/steps trains no runs (source: count)" in shown
 
 
 def test_terms_of_counted_and_timed_claims_exist():

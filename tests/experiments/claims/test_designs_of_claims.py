@@ -7,10 +7,11 @@ from claim_files import DESIGN, DIFFERENCE, TINY, claim_file, swept_claim
 
 from ostinato.config.claim import DesignConfig
 from ostinato.config.sweep import SweepConfig
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, TrainingError
 from ostinato.experiments.claims import files as claims
 from ostinato.experiments.claims.design import check_alike
 from ostinato.experiments.claims.reproduce import Resources, reproduce
+from ostinato.experiments.sweep.executors import InProcess, JobResult
 from ostinato.tasks.recipes import load_recipe
 
 SMALL_TEMPLATE = [
@@ -72,12 +73,27 @@ def test_arms_that_train_on_other_files_are_refused():
         check_alike(sweep_of(*arms), DesignConfig(differ_in=["model"]))
 
 
+def test_an_arm_from_scratch_is_not_compared_with_one_that_starts_from_a_run():
+    trained, scratch = {"name": "trained", "set": {"training.init_from": "runs/before"}}, {"name": "scratch"}
+    with pytest.raises(ConfigError, match=r"training\.init_from.*scratch has None, trained 'runs/before'"):
+        check_alike(sweep_of(trained, scratch), DesignConfig(differ_in=["model"]))
+    check_alike(sweep_of(trained, scratch), DesignConfig(differ_in=["model", "training.init_from"]))
+    # What arms start from where it is another arm is compared among those.
+    after = {"name": "after", "after": "trained"}
+    check_alike(sweep_of(trained, after), DesignConfig(differ_in=["model"]))
+
+
 @pytest.mark.slow
 def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
     tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [101]}
     expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
     claim = swept_claim(tmp_path, "", expect=expect, design=DESIGN | {"tuning": tuning}, seeds=[1])
-    outcome = reproduce(claim, Resources(tmp_path / "store"))
+    lines = []
+    outcome = reproduce(claim, Resources(tmp_path / "store", on_event=lines.append))
+    assert lines == [
+        "4 trials before the runs: 0 in the store, 4 to train, about 0 minutes on two cores",
+        "2 runs: 0 in the outcome, 0 in the store, 2 to train, about 0 minutes on two cores",
+    ]
     for arm, found in outcome.head["tuning"].items():
         assert found["chosen"] == min(tuning["values"], key=lambda lr: found["tried"][str(lr)]), arm
     chosen = {arm: found["chosen"] for arm, found in outcome.head["tuning"].items()}
@@ -85,6 +101,33 @@ def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
         (run,) = (tmp_path / "store").glob(f"{row['key'][:16]}")
         assert load_recipe(run).training.optimizer.lr == chosen[row["arm"]]
     assert {row["seed"] for row in outcome.rows} == {1}
+
+
+@pytest.mark.slow
+def test_a_setting_with_which_an_arm_diverges_is_the_worst_and_an_error_where_there_is_no_other(tmp_path):
+    tuning = {"key": "training.optimizer.lr", "values": [1e-2, 1e38], "measure": "loss", "seeds": [101]}
+    claim = swept_claim(tmp_path, "two/loss", design=DESIGN | {"tuning": tuning}, seeds=[1])
+    lines = []
+    outcome = reproduce(claim, Resources(tmp_path / "store", on_event=lines.append))
+    found = outcome.head["tuning"]["two"]
+    assert (found["chosen"], found["tried"]["1e+38"]) == (1e-2, None)
+    assert lines[1] == "two, 1e+38, seed 101: its loss is not finite, which counts as the worst"
+    worse = swept_claim(tmp_path, "two/loss", design=DESIGN | {"tuning": tuning | {"values": [1e37, 1e38]}}, seeds=[1])
+    with pytest.raises(TrainingError, match=r"^two: with no value of training\.optimizer\.lr all trials have a finite"):
+        reproduce(worse, Resources(tmp_path / "store"))
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_otherwise_is_an_error(tmp_path):
+    tuning = {"key": "training.optimizer.lr", "values": [1e-2, 1e-3], "measure": "loss", "seeds": [101]}
+    claim = swept_claim(tmp_path, "two/loss", design=DESIGN | {"tuning": tuning}, seeds=[1])
+
+    class OnFullDisk(InProcess):
+        def collect(self, on_event, timeout=None):
+            return JobResult(self._waiting.popleft(), "failed", "the disk is full")
+
+    with pytest.raises(TrainingError, match="the disk is full"):
+        reproduce(claim, Resources(tmp_path / "store", executor=OnFullDisk()))
 
 
 @pytest.mark.parametrize("source", [{"seeds": [1]}, {}], ids=["the claim's", "the sweep's"])

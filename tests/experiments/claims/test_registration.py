@@ -189,6 +189,15 @@ def test_without_a_history_the_check_says_so(tmp_path):
         check_outcomes(tmp_path)
 
 
+def test_inside_the_repository_of_another_project_the_check_says_so(repository):
+    repository.commit_claim(NINE)
+    packages = repository.folder / ".venv/lib"
+    packages.mkdir(parents=True)
+    (packages / "steps.yaml").write_text(yaml.safe_dump(CONTENT))
+    with pytest.raises(ConfigError, match=r"does not have this folder: run the check in a checkout of the library$"):
+        check_outcomes(packages)
+
+
 def test_every_outcome_of_the_library_was_registered():
     command = ["git", "-C", str(claims_directory()), "rev-parse", "--is-shallow-repository"]
     if subprocess.run(command, capture_output=True, text=True).stdout.strip() != "false":

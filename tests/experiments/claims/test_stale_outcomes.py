@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from claim_files import ARMS, SLOWER, TIMING, claim_file, run, swept_claim
 
 import ostinato
@@ -118,12 +119,40 @@ def test_the_command_records_scores_in_outcomes_that_lack_them(tmp_path, capsys,
     assert capsys.readouterr().out == ""
 
 
+def test_scores_of_a_variant_are_recorded_where_it_has_an_outcome(tmp_path, capsys, monkeypatch):
+    swept_claim(tmp_path, "two/loss", seeds=[1])
+    content = yaml.safe_load((tmp_path / "steps.yaml").read_text()) | {"gpu": {"source.seeds": [2]}}
+    (tmp_path / "steps.yaml").write_text(yaml.safe_dump(content))
+    claim = claims.load_claim(tmp_path / "steps.yaml")
+    larger = claims.variant(claim, "gpu")
+    outcome = reproduce(larger, Resources(tmp_path / "store"))
+    del outcome.head["scores"]
+    claims.write_outcome(larger, outcome, tmp_path / "outcomes")
+    monkeypatch.setattr(claims, "list_claims", lambda: [claim])
+    assert run("claims", "--record-scores", "--outcomes", str(tmp_path / "outcomes")) == 0
+    assert "steps-gpu.jsonl" in capsys.readouterr().out
+    assert run("claims", "--json", "--outcomes", str(tmp_path / "outcomes")) == 0
+    found = {one["claim"].rpartition("/")[2]: one["outcome"] for one in json.loads(capsys.readouterr().out)}
+    assert found == {"steps": "not run", "steps-gpu": "inconclusive"}
+    # One that was not run is not listed.
+    (tmp_path / "outcomes/universal-transformer/steps-gpu.jsonl").unlink()
+    assert run("claims", "--json", "--outcomes", str(tmp_path / "outcomes")) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+
+
 @pytest.mark.slow
-def test_an_outcome_of_runs_that_earlier_code_trained_is_stale(tmp_path):
+def test_an_outcome_of_runs_that_earlier_code_trained_is_stale_which_is_said_before_and_after(tmp_path, capsys):
     claim = swept_claim(tmp_path, "two/loss", seeds=[1])
     store = tmp_path / "store"
     assert state(claim, reproduce(claim, Resources(store))) == "inconclusive"
     (note, *_) = sorted(store.glob("*/versions.json"))
     note.write_text(json.dumps(json.loads(note.read_text()) | {"source": "another"}))
-    outcome = reproduce(claim, Resources(store))
-    assert why_stale(claim, outcome) == "some of its runs were trained by earlier code"
+    lines = []
+    outcome = reproduce(claim, Resources(store, on_event=lines.append))
+    why = "some of its runs were trained by earlier code (another --store has them trained anew)"
+    assert why_stale(claim, outcome) == why
+    assert lines[1].startswith(
+        "1 in the store were trained by earlier code, so that the outcome will be stale (another"
+    )
+    assert run("reproduce", str(claim.path), "--store", str(store), "--outcomes", str(tmp_path / "outcomes")) == 1
+    assert f"inconclusive\nstale, {why}" in capsys.readouterr().out

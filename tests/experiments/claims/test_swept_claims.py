@@ -64,6 +64,11 @@ def test_runs_are_taken_by_whichever_part_of_a_claim_they_are_of(tmp_path):
     after = reproduce(claim, Resources(tmp_path / "store", take=[*runs, tmp_path / "other"], on_event=lines.append))
     assert [row["values"] for row in after.rows] == [row["values"] for row in before.rows]
     assert lines.count("taken: two, seed 1") == 2
+    # What is taken is there before it is said what will be trained.
+    assert [line.rpartition(": ")[2] for line in lines if " to train" in line] == [
+        "0 in the outcome, 1 in the store, 0 to train, about 0 minutes on two cores",
+        "0 in the outcome, 1 in the store, 0 to train",
+    ]
     # Each is looked for among the runs of the claim, and among those of its control.
     not_taken = [line for line in lines if line.startswith("not taken here: ")]
     assert len(not_taken) == 4

@@ -16,13 +16,12 @@ from ostinato.config.files import parse_value
 from ostinato.config.load import check_settings
 from ostinato.config.schema import leaves
 from ostinato.config.sweep import ArmConfig, SweepConfig
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, Problem, TrainingError
 from ostinato.experiments.claims.statistics import measured_by, terms_of
 from ostinato.experiments.sweep.files import first_recipe, load_sweep, read_sweep_settings
 from ostinato.experiments.sweep.run_key import key_settings
 
-_LENGTH, _UNALIKE = "training.n_updates", ("seed", "training.init_from")
-"""A run's own: its seed, and where it starts."""
+_LENGTH = "training.n_updates"
 _FILES = ("train", "dev", "test")
 """Settings of data that are no part of an address: there the hash of the examples takes their place."""
 
@@ -137,7 +136,8 @@ def with_seeds(sweep: SweepConfig, wanted: set[tuple[str, int]]) -> SweepConfig:
 def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
     """Refuse arms that differ in more than the design says, or have seeds that settings were chosen on.
 
-    Arms that start from others are compared among themselves. An untrained arm may differ from the others in length.
+    Arms that start from others are compared among themselves, and may start from different ones; of all others where
+    they start is a setting as any other. An untrained arm may differ from the others in length.
 
     Raises:
         ConfigError: every setting that differs, with its values in two arms; the seeds.
@@ -150,9 +150,10 @@ def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
     settings: dict[str, dict[str, Any]] = {}
     for arm in sweep.arms:
         recipe = first_recipe(sweep, arm)
-        of_arm = key_settings(recipe, first_names=True)
+        start = recipe.training.init_from if arm.after is None else None
+        of_arm = key_settings(recipe, start, first_names=True)
         of_arm |= {f"data.{name}": getattr(recipe.data, name) for name in _FILES}
-        settings[arm.name] = {key: value for key, value in of_arm.items() if key not in _UNALIKE}
+        settings[arm.name] = {key: value for key, value in of_arm.items() if key != "seed"}
 
     def generation(arm: ArmConfig) -> int:
         return 0 if arm.after is None else 1 + generation(sweep.arm(arm.after))
@@ -179,13 +180,14 @@ def tuned(sweep: SweepConfig, tuning: TuningConfig, run: Callable[[SweepConfig],
     Every trained arm is trained with every value on the tuning seeds; the best mean over them is chosen.
 
     Args:
-        run: trains a sweep and returns its rows.
+        run: trains a sweep and returns its rows, without those of trials whose loss is not finite.
 
     Returns:
-        By arm {chosen, tried: {value: mean}}.
+        By arm {chosen, tried: {value: mean, or None where a trial has no row}}.
 
     Raises:
         ConfigError: no such measure, or arms that start from others, whose start would have to be tuned first.
+        TrainingError: an arm that has no value with all of its rows.
     """
     measures = [measure for measure in sweep.measures if measure.name == tuning.measure]
     if not measures:
@@ -208,12 +210,17 @@ def tuned(sweep: SweepConfig, tuning: TuningConfig, run: Callable[[SweepConfig],
     rows = run(sweep.model_copy(update=changed))
     found: dict[str, Any] = {}
     for arm in trained:
-        means = {
-            str(value): fmean(row["values"][tuning.measure] for row in rows if row["arm"] == f"{arm.name}, {value}")
-            for value in tuning.values
-        }
+        means: dict[str, float] = {}
+        for value in tuning.values:
+            own = [row["values"][tuning.measure] for row in rows if row["arm"] == f"{arm.name}, {value}"]
+            if len(own) == len(tuning.seeds):
+                means[str(value)] = fmean(own)
+        if not means:
+            reason = f"with no value of {tuning.key} all trials have a finite loss: give design.tuning other values"
+            raise TrainingError(f"{arm.name}: {reason}")
         best = (max if tuning.mode == "max" else min)(means, key=lambda value: means[value])
-        found[arm.name] = {"chosen": tries[arm.name, best], "tried": means}
+        tried = {str(value): means.get(str(value)) for value in tuning.values}
+        found[arm.name] = {"chosen": tries[arm.name, best], "tried": tried}
     return found
 
 

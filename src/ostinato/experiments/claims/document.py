@@ -76,7 +76,7 @@ def document(paper: str | None = None) -> str:
     if n_counted := sum(own == "supported" and isinstance(claim.config.source, CountSource) for claim, own in ends):
         parts.append(
             f"{n_counted} of the supported count parameters and multiply-accumulates: no seed is in them, and sizes "
-            "that a paper leaves open were chosen to meet its totals. The others are of trained models.\n"
+            "that a paper leaves open were chosen to meet its totals. The others are trained or timed.\n"
         )
     for name, mine in by_paper.items():
         parts += [f"## {TITLES[name]}\n", conclusion(mine, states[name])]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -93,16 +94,30 @@ def list_claims() -> list[Claim]:
     return [load_claim(name) for name in shipped_files(_FOLDER)]
 
 
+def with_variants(claims: Iterable[Claim]) -> Iterator[Claim]:
+    """Yield every claim, and after it its variant, where it has one."""
+    for claim in claims:
+        yield claim
+        if claim.config.gpu is not None:
+            yield variant(claim, "gpu")
+
+
 def load_claim(name_or_path: str | Path) -> Claim:
     """Return a claim by its name, or from a YAML file.
 
     Raises:
-        ConfigError: nothing of that name, with the nearest ones; or all that is wrong with the file.
+        ConfigError: nothing of that name, with the nearest ones; all that is wrong with the file; or a file of the
+            user's own with the name of a claim of the library, whose outcome it would replace.
     """
     path = find_file(_FOLDER, name_or_path, "claim")
     settings = read_yaml(path)
     settings.setdefault("name", path.stem)
-    return Claim(check_settings(settings, ClaimConfig), path)
+    claim = Claim(check_settings(settings, ClaimConfig), path)
+    shipped = shipped_files(_FOLDER).get(claim.name)
+    if shipped is not None and not shipped.samefile(path):
+        reason = f"is a claim of the library, whose outcome {path} would replace: give yours a name of its own"
+        raise ConfigError([Problem("name", claim.name, reason)])
+    return claim
 
 
 def variant(claim: Claim, name: str) -> Claim:
@@ -126,7 +141,10 @@ def command(claim: Claim) -> str:
     """Return the command that runs a claim again; files are the user's own, and are named only."""
     inputs = "".join(f" --input {name}=..." for name in claim.config.inputs)
     chosen = "" if claim.variant is None else f" --variant {claim.variant}"
-    return f"ostinato reproduce {claim.name.removesuffix(f'-{claim.variant}')}{chosen}{inputs}"
+    name = claim.name.removesuffix(f"-{claim.variant}")
+    # A name finds claims of the library only.
+    found = name if name in shipped_files(_FOLDER) else shlex.quote(str(claim.path))
+    return f"ostinato reproduce {found}{chosen}{inputs}"
 
 
 def outcome_path(claim: Claim, directory: Path) -> Path:

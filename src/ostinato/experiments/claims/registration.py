@@ -5,9 +5,9 @@ An outcome says when the first of its runs began, and the hash of the claim that
     the newest commit of the claim's file that is not later than that moment has this hash, and
     the file has it today: neither effect nor runs have changed since, and
     the sweep that it names, where it names one, had the same arms and measures at that moment, of those that count, and
-    no earlier outcome has the same arm and seed where the claim or the settings of its arms were others: a threshold or
-    a setting that is changed after a result needs seeds of its own. Counts and timings have no seeds, and outcomes of
-    before claims were registered are pilots.
+    no earlier outcome of its name has the same arm and seed where the claim or the settings of its arms were others: a
+    threshold or a setting that is changed after a result needs seeds of its own. Counts and timings have no seeds, and
+    outcomes of before claims were registered are pilots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ostinato.experiments.claims.files import (
     outcome_path,
     read_outcome,
     registered_hash,
-    variant,
+    with_variants,
 )
 
 
@@ -52,15 +52,16 @@ def check_outcomes(directory: Path, paper: str | None = None) -> dict[str, str |
         directory: of outcomes, in the git repository in which the claims are.
 
     Raises:
-        ConfigError: there is no git, or the folder is in no repository, or in one without its history.
+        ConfigError: there is no git, or the folder is in no repository, in another one's, or in one without its
+            history.
     """
-    inside = _git(directory, "rev-parse", "--is-shallow-repository").strip()
-    if inside == "true":
+    if not _git(directory, "ls-files", "--", "."):  # installed somewhere inside another project's repository
+        reason = "the git repository around it does not have this folder: run the check in a checkout of the library"
+        raise ConfigError(f"{directory}: {reason}")
+    if _git(directory, "rev-parse", "--is-shallow-repository").strip() == "true":
         raise ConfigError(f"{directory}: the repository has no history (git fetch --unshallow)")
-    claims = [claim for claim in list_claims() if paper in (None, claim.config.paper)]
-    claims += [variant(claim, "gpu") for claim in claims if claim.config.gpu is not None]
     found = {}
-    for claim in claims:
+    for claim in with_variants(claim for claim in list_claims() if paper in (None, claim.config.paper)):
         outcome = read_outcome(claim, [directory])
         if outcome is not None:
             found[claim.name] = why_not_registered(claim, outcome, directory)

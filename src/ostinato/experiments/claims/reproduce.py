@@ -50,7 +50,7 @@ from ostinato.experiments.sweep.import_runs import import_runs
 from ostinato.experiments.sweep.measures import analyse, load_placed, measuring_source, other_examples, select
 from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
-from ostinato.experiments.sweep.schedule import run_sweep
+from ostinato.experiments.sweep.schedule import SweepError, run_sweep, sweep_rows
 from ostinato.experiments.sweep.watch import Watcher
 from ostinato.experiments.timing.latency import Timer
 from ostinato.experiments.timing.workloads import TimedModel, Workload
@@ -93,7 +93,7 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
         ConfigError: inputs that are missing, arms that cannot be built, or that differ in more than the claim says.
         DataError: an expectation of a number that was not measured. TrainingError: runs that failed, by arm and seed.
     """
-    start, now = time.monotonic(), versions()
+    start, now = time.monotonic(), dict(versions())  # its own: that of the process is every run's
     began = datetime.now(UTC).isoformat(timespec="seconds")
     source, config = claim.config.source, claim.config
     content = content_of(claim)
@@ -102,14 +102,14 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
     match source:
         case SweepSource():
             kept = None if earlier is None or why_stale(claim, earlier) else earlier
-            trained = _Trained(claim, source, resources, kept)
+            trained = _Trained(claim, source, resources, kept, now["source"])
             rows = trained.rows([*config.expect, *(c for c in config.controls if not c.overrides)])
             control_rows = {c.what: trained.rows([c], c) for c in config.controls if c.overrides}
             chosen = trained.chosen
             if kept is not None:  # of the code of its runs, which the others were compared with
                 recorded = with_scores(claim, kept).head
                 content |= {key: recorded[key] for key in ("fingerprints", *_SCORES) if key in recorded}
-            if trained.is_of_earlier_code(now["source"]):
+            if trained.is_of_earlier_code:
                 content |= dict.fromkeys(("fingerprints", *_SCORES))
             began = min(trained.began, default=began)
         case TimingSource():
@@ -147,11 +147,13 @@ class _Trained:
     """The runs of a claim: those of its numbers, and those that controls have of their own.
 
     Args:
-        kept: an earlier outcome, whose rows stand for runs of the same content address.
+        kept: an earlier outcome, whose rows stand for runs of the same content address. code: hash of today's source.
     """
 
-    def __init__(self, claim: Claim, source: SweepSource, resources: Resources, kept: Outcome | None) -> None:
-        self.claim, self.source, self.resources = claim, source, resources
+    def __init__(
+        self, claim: Claim, source: SweepSource, resources: Resources, kept: Outcome | None, code: str
+    ) -> None:
+        self.claim, self.source, self.resources, self.code = claim, source, resources, code
         self.design = claim.config.design
         self.kept: Rows = [] if kept is None else kept.rows
         self.chosen: dict[str, Any] = {} if kept is None else kept.head["tuning"]
@@ -175,12 +177,17 @@ class _Trained:
         sweep = sweep.model_copy(update={"name": own_name, "equal": None if design is None else design.equal})
         if design is not None:
             check_alike(sweep, design)
-        if design is not None and design.tuning is not None:
+        tuning = None if design is None else design.tuning
+        n_trials = 0 if tuning is None else len(sweep.arms) * len(tuning.values) * len(tuning.seeds)
+        # Of one run or trial.
+        minutes = self.claim.config.minutes / (n_trials + sum(len(sweep.seeds_of(arm)) for arm in sweep.arms))
+        if tuning is not None:
             # A control of its own runs has what the arms chose: it differs in nothing else.
-            if not self.chosen or (control is None and not self._is_of_kept_data(sweep, design.tuning)):
+            if not self.chosen or (control is None and not self._is_of_kept_data(sweep, tuning)):
                 with_measure = {"measures": [*sweep.measures, *(m for m in whole.measures if m not in sweep.measures)]}
-                self.chosen = tuned(sweep.model_copy(update=with_measure), design.tuning, self._train)
-            sweep = with_chosen(sweep, design.tuning, self.chosen)
+                to_try = sweep.model_copy(update=with_measure)
+                self.chosen = tuned(to_try, tuning, lambda trials: self._train_trials(trials, minutes))
+            sweep = with_chosen(sweep, tuning, self.chosen)
         runs = plan_runs(sweep, resources.store, resources.access)
         own = None if control is None else control.what
         known = {(row["arm"], row["seed"]): row for row in self.kept if row.get("control") == own}
@@ -194,14 +201,20 @@ class _Trained:
         if missing and compared:
             found, missing = {}, {(run.arm, run.seed) for run in runs}
         if missing:
-            n_there = sum(run.is_finished for run in runs if (run.arm, run.seed) in missing)
-            share = (len(missing) - n_there) / len(runs)
+            part = with_seeds(sweep, missing)
+            self._take(part)
+            there = [run for run in runs if (run.arm, run.seed) in missing and run.is_finished]
+            n_left = len(missing) - len(there)
             resources.on_event(
                 f"{len(runs)} runs{'' if own is None else f' of the control ({own})'}: {len(found)} in the outcome, "
-                f"{n_there} in the store, {len(missing) - n_there} to train"
-                + (f", about {share * self.claim.config.minutes:.0f} minutes on two cores" if own is None else "")
+                f"{len(there)} in the store, {n_left} to train"
+                + (f", about {n_left * minutes:.0f} minutes on two cores" if own is None else "")
             )
-            part = with_seeds(sweep, missing)
+            if n_old := sum(map(self._is_old, there)):
+                resources.on_event(
+                    f"{n_old} in the store were trained by earlier code, so that the outcome will be stale "
+                    "(another --store has them trained anew)"
+                )
             rows = self._train(part)
             for measure in compared:
                 _add_comparison(measure, rows, runs, resources.store, resources.access)
@@ -216,11 +229,45 @@ class _Trained:
         runs = plan_runs(with_chosen(sweep, tuning, self.chosen), self.resources.store, self.resources.access)
         return not {row["key"] for row in self.kept}.isdisjoint(run.key for run in runs)
 
-    def is_of_earlier_code(self, source: str) -> bool:
-        """Return whether a run in the store was trained by code of another content."""
-        return any(run_versions(run.directory).get("source") != source for run in self._runs)
+    @property
+    def is_of_earlier_code(self) -> bool:
+        """Whether a run in the store was trained by code of another content."""
+        return any(map(self._is_old, self._runs))
 
-    def _train(self, sweep: SweepConfig) -> Rows:
+    def _is_old(self, run: PlannedRun) -> bool:
+        return run_versions(run.directory).get("source") != self.code
+
+    def _train_trials(self, trials: SweepConfig, minutes: float) -> Rows:
+        """Say which trials are there and what the others take, train those, and return the rows of all that can be.
+
+        Args:
+            minutes: of one.
+
+        Raises:
+            SweepError: a trial that failed otherwise than by a loss that is not finite.
+        """
+        self._take(trials)
+        runs = plan_runs(trials, self.resources.store, self.resources.access)
+        n_left = sum(not run.is_finished for run in runs)
+        self.resources.on_event(
+            f"{len(runs)} trials before the runs: {len(runs) - n_left} in the store, {n_left} to train, "
+            f"about {n_left * minutes:.0f} minutes on two cores"
+        )
+        try:
+            return self._train(trials)
+        except SweepError as error:
+            failed = [run for run, _ in error.failures]
+            # What training leaves where a loss or a gradient is not finite.
+            if not all(any(run.directory.glob("checkpoints/failed-update-*")) for run in failed):
+                raise
+            for run in failed:
+                self.resources.on_event(f"{run.name}: its loss is not finite, which counts as the worst")
+            rows, _ = sweep_rows(trials, self.resources.store, access=self.resources.access)
+            self.began += [row["began"] for row in rows if row["began"]]
+            return rows
+
+    def _take(self, sweep: SweepConfig) -> None:
+        """Copy what is given and is of a sweep into the store."""
         resources = self.resources
         if resources.take:
             taken, others = import_runs(resources.take, plan_runs(sweep, resources.store, resources.access))
@@ -228,6 +275,9 @@ class _Trained:
                 resources.on_event(f"taken: {run.name}")
             for why in others.values():  # a run of the claim is none of its trials, and the other way round
                 resources.on_event(f"not taken here: {why}")
+
+    def _train(self, sweep: SweepConfig) -> Rows:
+        resources = self.resources
         rows = run_sweep(
             sweep, resources.store, access=resources.access, executor=resources.executor, watcher=resources.watcher
         )

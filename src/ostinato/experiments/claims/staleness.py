@@ -74,7 +74,7 @@ def why_stale(claim: Claim, outcome: Outcome) -> str | None:
             return None if counts == [row["values"] for row in outcome.rows] else "its models count otherwise now"
         case SweepSource():
             if head["fingerprints"] is None:
-                return "some of its runs were trained by earlier code"
+                return "some of its runs were trained by earlier code (another --store has them trained anew)"
             if head["versions"]["source"] == source_hash(LEARNING):
                 return None
             now = arm_fingerprints(claim)

@@ -31,7 +31,7 @@ function linesOf(text) {
     range.setEnd(text, (at += letter.length));
     const box = range.getClientRects()[0];
     const line = lines.at(-1);
-    if (!box) continue;  // a blank that is not shown
+    if (!box || (!box.width && !letter.trim())) continue;  // a blank that is not shown
     if (line?.top === box.top) Object.assign(line, { words: line.words + letter, left: Math.min(line.left, box.left) });
     else lines.push({ words: letter, left: box.left, top: box.top, height: box.height });
   }
@@ -71,7 +71,9 @@ export async function paint(shown) {
     const style = getComputedStyle(text.parentElement);
     pen.fillStyle = style.color;
     pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-    pen.direction = style.direction;
+    // Of a text that has its own direction (style.css) the style does not tell it: its first letter does.
+    pen.direction = style.unicodeBidi !== "plaintext" ? style.direction
+      : /^\P{L}*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/u.test(text.data) ? "rtl" : "ltr";
     for (const line of linesOf(text)) pen.fillText(line.words, line.left, line.top + line.height / 2);
   }
   const pictures = [...panel.querySelectorAll("svg")].map(pictureOf);

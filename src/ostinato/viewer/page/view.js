@@ -130,6 +130,7 @@ async function look(run) {
 
 async function drawCurve() {
   Object.assign(seen, { curve: {}, notes: [] });
+  render("curve");
   const along = $("along").value;
   const metric = metrics().includes(state.metric) ? state.metric : "";
   say("…");
