@@ -137,6 +137,25 @@ def test_first_experts_of_one_model_do_not_fluctuate(subject: Subject, runs: lis
     assert len({len(experts) for experts in found.values()}) == 1
 
 
+def test_of_heads_that_choose_among_experts_of_their_own_the_first_of_each_counts() -> None:
+    attention = {"kind": "head_experts", "n_heads": 2, "n_experts": 3, "top_k": 2, "share": "all"}
+    stack = {"n_steps": 2, "self_attention": attention, "ffn": {"d_ff": 24, "share": "all"}}
+    settings = {"d_model": 16, "vocab_size": 11, "dropout": 0.0, "decoder": stack}
+    model = random_model(LanguageModelConfig.model_validate(settings)).eval()
+    batch = right_padded([Sentence(None, [BOS, 3, 4, 5, 6, 7], 1), Sentence(None, [BOS, 8, 9], 1)])
+    with torch.no_grad():
+        output = model(batch)
+    first = FirstExperts()
+    first.add(CapturedBatch(model, batch, output))
+    first.add(CapturedBatch(model, batch, output))
+    routings = output.stacks["decoder"].routings
+    assert {routing.n_heads for routing in routings} == {2}
+    for routing, experts in zip(routings, first.experts().values(), strict=True):
+        of_heads = routing.experts_NK[routing.weight_N > 0][:, [0, 2]]
+        assert of_heads.shape == (9, 2)
+        assert experts.tolist() == of_heads.flatten().tolist() * 2
+
+
 def test_the_exact_cka_of_a_run_is_that_of_its_sentences(subject: Subject, surveyed: logic.Survey) -> None:
     vectors = SentenceVectors(len(subject.examples))
     stream(subject.run, subject.examples, [vectors])

@@ -202,6 +202,8 @@ def test_losses_of_heads_that_choose_by_themselves_are_means_over_heads(name: st
     torch.testing.assert_close(LOSSES[name]([together]), expected)
     entropy = balance.sequence_entropy([together]) + math.log(2)
     torch.testing.assert_close(entropy, torch.stack([balance.sequence_entropy([one]) for one in heads]).mean())
+    alone = torch.stack([balance.load([one]).row_entropy for one in heads]).mean()
+    torch.testing.assert_close(balance.load([together]).row_entropy, alone)
 
 
 def test_permuting_experts_changes_no_loss() -> None:

@@ -305,7 +305,10 @@ def _routings(captured: CapturedBatch) -> Iterator[tuple[RouterStep, Routing, Te
 
 
 def _routed_states(captured: CapturedBatch) -> Iterator[tuple[RouterStep, int, Tensor, Ints]]:
-    """Yield of every routing its step, its number of experts, and the states that count, each with its first expert."""
+    """Yield of every routing its step, its number of experts, and the states that count, each with its first expert.
+
+    Where every head chooses among experts of its own it is that of the first head: a state is in one class.
+    """
     for at, routing, counted_N in _routings(captured):
         states_BTD = captured.output.stacks[at.stack].captures[at.stack, at.step, at.router.split(".")[0], "input"]
         states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]]
@@ -366,32 +369,40 @@ class ExpertStates(Collector):
 class FirstExperts(Collector):
     """The first expert of every real token, by router and step; the same tokens in the same places for every model.
 
-    Memory: 2 bytes a token, router and step.
+    Where every head chooses among experts of its own a token has one of each, head by head.
+
+    Memory: 2 bytes a token, head, router and step.
     """
 
     def __init__(self) -> None:
         self._parts: dict[RouterStep, list[Ints]] = {}
-        self._missing: dict[str, list[Ints]] = {}
+        self._n_heads: dict[RouterStep, int] = {}
+        self._n_tokens: dict[str, list[int]] = {}
 
     def add(self, captured: CapturedBatch) -> None:
         """Take in one batch."""
         for name in captured.output.stacks:
-            n = int(captured.keep(name).sum())
-            self._missing.setdefault(name, []).append(np.full(n, NOT_ROUTED, dtype=np.int16))
+            self._n_tokens.setdefault(name, []).append(int(captured.keep(name).sum()))
         for at, routing, counted_N in _routings(captured):
             keep_BT = captured.keep(at.stack)
-            first_M = torch.full((keep_BT.numel(),), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
-            first_M[routing.rows_N[counted_N]] = routing.experts_NK[counted_N, 0].to(torch.int16)
+            H = self._n_heads[at] = routing.n_heads
+            first_MH = torch.full((keep_BT.numel(), H), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
+            first_NH = routing.experts_NK.unflatten(1, (H, -1))[:, :, 0]
+            first_MH[routing.rows_N[counted_N]] = first_NH[counted_N].to(torch.int16)
             # Rounds that did not run in a batch routed no token of it.
-            parts = self._parts.setdefault(at, list(self._missing[at.stack][:-1]))
-            parts.append(first_M[keep_BT.flatten()].cpu().numpy())
+            parts = self._parts.setdefault(at, [_not_routed(n * H) for n in self._n_tokens[at.stack][:-1]])
+            parts.append(first_MH[keep_BT.flatten()].flatten().cpu().numpy())
         for at, parts in self._parts.items():
-            if len(parts) < len(self._missing[at.stack]):
-                parts.append(self._missing[at.stack][-1])
+            if len(parts) < len(self._n_tokens[at.stack]):
+                parts.append(_not_routed(self._n_tokens[at.stack][-1] * self._n_heads[at]))
 
     def experts(self) -> dict[RouterStep, Ints]:
         """Return the numbers of the experts, `NOT_ROUTED` where a token had halted."""
         return {at: np.concatenate(parts) for at, parts in self._parts.items()}
+
+
+def _not_routed(n: int) -> Ints:
+    return np.full(n, NOT_ROUTED, dtype=np.int16)
 
 
 class Sample(NamedTuple):

@@ -197,11 +197,12 @@ def _of_side(costs: Mapping[tuple[str, str], Fraction], side: str) -> int:
 def kaplan_forward_flops(config: ModelConfig, n_ctx: int, *, n_steps: int | None = None) -> int | None:
     """Return C_forward = 2 N + 2 n_layer n_ctx d_attn, floating-point operations of a forward pass a token.
 
-    Kaplan et al. (2020), table 1; Petty et al. (2024), section 2. N: parameters without embeddings, output projection
-    and head, which are shared ones at every step that uses them, and top_k of the experts, so that it is a cost where
-    weights are shared, too; in the models of both papers these are the stored ones. d_attn: n_heads d_head, of experts
-    top_k times that. A count of its own beside `count_macs`, which has half of 2 N for the same products, scores AND
-    values over all n_ctx keys, and the output projection, and leaves out biases and norms.
+    Kaplan et al. (2020), table 1. N: parameters without embeddings, output projection and head, which are shared ones
+    at every step that uses them, and top_k of the experts, so that it is a cost where weights are shared, too; in their
+    models these are the stored ones. Petty et al. (2024), section 2, have all parameters for N, embeddings and output
+    included: 2 per parameter of those more. d_attn: n_heads d_head, of experts top_k times that. A count of its own
+    beside `count_macs`, which has half of 2 N for the same products, scores AND values over all n_ctx keys, and the
+    output projection, and leaves out biases and norms.
 
     Args:
         n_ctx: tokens of the sequence. n_steps: rounds at call time.

@@ -2,7 +2,9 @@
 
     executed rounds of a token: those before it halts; all of them where no token halts
     expected depth of a token:  sum_r w_r r / sum_r w_r, rounds counted from 1, with w_r the weight of round r. Weights
-                                add up to one but for ACT that does not force the remainder (the listing of UT)
+                                add up to one but for ACT that does not force the remainder (the listing of UT). Of
+                                ACT that interpolates they are those of the mix at that time, of which later rounds
+                                take their share: the output comes from somewhat later rounds
 
 The expected depth says which rounds the output comes from. The two differ: stick-breaking with a threshold near one
 runs many rounds that add little. Executed rounds are compute where halted tokens are frozen; ACT that does not freeze

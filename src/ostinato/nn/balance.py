@@ -24,6 +24,7 @@ Where rows are spread over processes, their sums are added up and never their lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -93,7 +94,8 @@ class Load:
 
     Args:
         fraction_E: of the chosen places; 0 for dead experts. entropy: of it, in nats (log E: even).
-        row_entropy: mean H(p_x). total: summed weight of the rows.
+        row_entropy: mean H(p_x), over heads, too, where each chooses among experts of its own. total: summed weight
+            of the rows.
     """
 
     fraction_E: Float[Tensor, "E"]
@@ -107,7 +109,9 @@ def load(routings: Sequence[Routing] | JoinedRoutings) -> Load:
     """Return how the experts were used over all routings of one router; rows of weight 0 do not count."""
     rows = JoinedRoutings.of(routings)
     fraction_E = rows.fraction(rows.experts_NK)
-    return Load(fraction_E, _entropy(fraction_E), rows.mean(_entropy(rows.probs_NE)), rows.total)
+    # Over all heads it is more by the logarithm of their number, which is no choice of the router's.
+    row_entropy = rows.mean(_entropy(rows.probs_NE)) - math.log(rows.n_heads)
+    return Load(fraction_E, _entropy(fraction_E), row_entropy, rows.total)
 
 
 Sum = Callable[[Tensor], Tensor]

@@ -3,7 +3,7 @@
     name          weights of every projection W: [fan_out, fan_in]            embeddings
     xavier        U(-a, a), a = sqrt(6 / (fan_in + fan_out))                  N(0, 1 / d_model)      fairseq
     normal        N(0, 0.02^2); maps back to the states divided by            N(0, 0.02^2)           GPT-2
-                  sqrt(2 * number of steps)
+                  sqrt(2 * number of steps), all rounds counted
     unit_scaling  U(-a, a), a = sqrt(3 / fan_in)                              N(0, 1 / d_model)      tensor2tensor
     torch         U(-a, a), a = sqrt(1 / fan_in), biases likewise             N(0, 1 / d_model)      torch.nn.Linear
     depth_scaled  N(0, 2 / (steps * fan_in)) in steps, elsewhere              N(0, 1 / d_model)      MoEUT

@@ -148,7 +148,8 @@ def _collapse(subject: Subject, on_progress: OnProgress) -> Finding:
         rows,
         {"d_model": subject.model.config.d_model, "by_step": data},
         lambda narrow: _draw_collapse(rows, narrow),
-        note="A state's class is the first expert it is sent to. RC is blank where one expert gets all.",
+        note="A state's class is the first expert it is sent to (by the first head, where each has its own). "
+        "RC is blank where one expert gets all.",
     )
 
 
