@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,12 @@ def test_a_table_says_what_is_missing(run, folder: Path, tmp_path: Path) -> None
     outcome = run("table", folder / "mine.yaml", "--store", tmp_path)
     assert outcome.code == 2
     assert "no run of it is in" in outcome.err
+    assert "its rows of earlier" not in outcome.err
+    rows = folder / "store" / "sweeps" / "mine" / "results.jsonl"
+    (tmp_path / "sweeps" / "mine").mkdir(parents=True)
+    earlier = shutil.copy(rows, tmp_path / "sweeps" / "mine" / "results.jsonl")
+    outcome = run("table", folder / "mine.yaml", "--store", tmp_path)
+    assert f"(its rows of earlier settings, data or versions: {earlier})" in outcome.err
 
 
 @pytest.mark.slow

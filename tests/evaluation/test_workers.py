@@ -222,6 +222,10 @@ def test_a_journal_of_something_else_is_refused(model: Seq2Seq, tokenizers: Toke
             Journal(path, QUESTION, inner).__enter__()
     with pytest.raises(ConfigError, match="is the journal of another run or other settings"):
         Journal(path, QUESTION | {"n_steps": 2}, inner).__enter__()
+    with Journal(tmp_path / "older", QUESTION | {"version": "0.1.0"}, inner):
+        pass
+    with pytest.raises(ConfigError, match=r"is a journal that ostinato 0\.1\.0 began"):
+        Journal(tmp_path / "older", QUESTION, inner).__enter__()
     with pytest.raises(DataError, match="batch 1 is of other inputs"), Journal(path, QUESTION, inner) as journal:
         scores(model, tokenizers, journal, max_examples=20)
     (tmp_path / "text").write_text("mine\n")

@@ -566,6 +566,11 @@ def test_the_model_card_has_the_scores_of_the_weights_that_are_exported(tmp_path
     tuned = ostinato.load(tmp_path / "run")
     assert tuned.halting_threshold_from == "tuned"
     assert "## Results" not in (export_run(tuned, tmp_path / "tuned") / "README.md").read_text()
+    (tmp_path / "run" / "halting-threshold.json").unlink()
+    of_first_edition = {key: value for key, value in results.items() if key != "checkpoint"}
+    (tmp_path / "run" / "results.json").write_text(json.dumps(of_first_edition))
+    older = export_run(ostinato.load(tmp_path / "run"), tmp_path / "older")
+    assert "## Results" in (older / "README.md").read_text()
     (tmp_path / "run" / "results.json").write_text(json.dumps({**results, "checkpoint": "update-000009"}))
     assert (
         "## Results" not in (export_run(ostinato.load(tmp_path / "run"), tmp_path / "other") / "README.md").read_text()

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from ostinato import load
 from ostinato.config.decoding import DecodingConfig
 from ostinato.experiments.results import read_rows
+from ostinato.models.checkpoint import load_model, save_average, save_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 from ostinato.training.update import Gradient, Updater
@@ -124,3 +125,12 @@ def test_a_threshold_that_was_chosen_for_an_old_run_is_used(run: Path) -> None:
 def test_other_checkpoints_of_an_old_run_load(run: Path) -> None:
     for checkpoint in ("best", "last", "last:1"):
         assert load(run, checkpoint=checkpoint, device="cpu").model.n_parameters() > 0
+
+
+@pytest.mark.parametrize("run", ["dense", "classification"], indirect=True)
+def test_an_old_checkpoint_has_a_mean_with_one_of_today(run: Path, tmp_path: Path) -> None:
+    old, (new, mean) = load(run, checkpoint="last", device="cpu").checkpoint, (tmp_path / "new", tmp_path / "mean")
+    save_model(load_model(old), new)
+    mean.mkdir()
+    save_average([old, new], mean)
+    assert (mean / "model.json").read_bytes() == (new / "model.json").read_bytes() != (old / "model.json").read_bytes()

@@ -59,7 +59,7 @@ class Journal:
                 self._file.flush()
             elif head != self._head:
                 self.close()
-                reason = "is the journal of another run or other settings" if _is_journal(head) else "is no journal"
+                reason = _why_other(head)
                 raise ConfigError(f"{self.path}: {reason}: name another file, or delete it")
             self._is_replaying = True
         return self
@@ -117,8 +117,14 @@ class Journal:
         return found
 
 
-def _is_journal(head: bytes) -> bool:
-    return head.startswith(b'{"journal":')
+def _why_other(head: bytes) -> str:
+    """Return why the first line of a file is not the one that is wanted."""
+    if not head.startswith(b'{"journal":'):
+        return "is no journal"
+    with suppress(ValueError, LookupError, TypeError):  # it may be cut, or of another format
+        if (version := json.loads(head)["question"]["version"]) != __version__:
+            return f"is a journal that ostinato {version} began, and this is {__version__}"
+    return "is the journal of another run or other settings, or was begun by other code"
 
 
 def question_of(run: LoadedRun, device: str, **settings: Any) -> dict[str, Any]:

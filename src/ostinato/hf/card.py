@@ -40,7 +40,11 @@ def _results(run: LoadedRun) -> str:
     threshold or criterion by which tokens halt."""
     results = RunDirectory(run.directory).results()
     is_as_trained = run.halting_threshold_from == TRAINED
-    if results is None or results.get("checkpoint") != run.checkpoint.name or not is_as_trained:
+    if results is None or not is_as_trained:
+        return ""
+    # That of 0.1.0, which did not write it, is the best one, or the last where none was chosen.
+    scored = results.get("checkpoint") or f"update-{results.get('best_update') or results['n_updates']:06d}"
+    if scored != run.checkpoint.name:
         return ""
     table = _table({name: _scores(found) for name, found in results.get("splits", {}).items()})
     return f"\n## Results\n\n{table}```json\n{json.dumps(results, indent=1)}\n```\n"

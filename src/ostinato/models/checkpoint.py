@@ -58,7 +58,7 @@ def save_model(model: Model, directory: str | Path) -> None:
 
 def write_description(model: Model, directory: Path) -> None:
     """Write model.json beside the weights that a directory holds already."""
-    _write_description(directory, model.config.model_dump(mode="json"))
+    _write_description(directory, model.config)
 
 
 def load_model(
@@ -85,13 +85,9 @@ def load_model(
     if (directory / "recipe.yaml").is_file():
         raise CheckpointError(f"{directory} is a run, with tokenizers: ostinato.load reads it")
     description = _read_description(directory / _DESCRIPTION)
-    try:
-        config = TypeAdapter[Any](ModelConfig).validate_python(description["config"])
-    except ValidationError as error:
-        raise CheckpointError(f"{directory / _DESCRIPTION}: not a model configuration: {on_one_line(error)}") from error
     path = directory / WEIGHTS
     weights = _read_weights(path, device, description if verify else {})
-    model = build_model(config, execution).to(device)
+    model = build_model(description["config"], execution).to(device)
     if all(x.dtype == torch.float64 for x in weights.values() if x.is_floating_point()):
         model = model.double()
     _check_names(path, weights, model.state_dict())
@@ -187,9 +183,10 @@ def weights_hash(directory: Path) -> str | None:
     return None if found is None else str(found)
 
 
-def _write_description(directory: Path, config: dict[str, Any]) -> None:
+def _write_description(directory: Path, config: ModelConfig) -> None:
     hashes = {WEIGHTS: sha256_of(directory / WEIGHTS)}
-    description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": config, "sha256": hashes}
+    settings = config.model_dump(mode="json")
+    description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": settings, "sha256": hashes}
     with naming(directory / _DESCRIPTION):
         (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     give_mode(directory / WEIGHTS, directory / _DESCRIPTION)
@@ -204,8 +201,12 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: not a model configuration: it has no 'config'")
     if not isinstance(description.setdefault("sha256", {}), dict):
         raise CheckpointError(f"{path}: is damaged: its 'sha256' names no files")
-    description["config"] = with_new_names({"model": description["config"]}, Recipe)["model"]
-    return description
+    settings = with_new_names({"model": description["config"]}, Recipe)["model"]
+    try:  # with what later versions have added
+        config = TypeAdapter[ModelConfig](ModelConfig).validate_python(settings)
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: not a model configuration: {on_one_line(error)}") from error
+    return description | {"config": config}
 
 
 def _check_names(path: Path, found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:

@@ -125,6 +125,18 @@ def test_a_control_that_is_a_spread_does_not_depend_on_which_arm_is_named_first(
     assert outcome.head["controls"][0]["value"] > 0
 
 
+def test_an_outcome_of_the_first_edition_does_not_count_and_is_replaced(tmp_path):
+    claim = claims.load_claim("one-wide-ffn/parameters")
+    path = claims.outcome_path(claim, tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text('{"claim": "parameters", "holds": true, "expectations": []}\n', encoding="utf-8")
+    assert claims.read_outcome(claim, [tmp_path]) is None
+    shipped = claims.read_outcome(claim, [tmp_path, claims.claims_directory()])
+    assert shipped is not None
+    claims.write_outcome(claim, shipped, tmp_path)
+    assert claims.read_outcome(claim, [tmp_path]) == shipped
+
+
 def test_a_claim_that_holds_is_counted_and_its_outcome_kept(tmp_path):
     claim = claims.load_claim(claim_file(tmp_path))
     outcome = reproduce(claim, Resources(tmp_path / "store"))

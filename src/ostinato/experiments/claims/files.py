@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ostinato.config.claim import ClaimConfig
-from ostinato.config.files import find_file, read_yaml, shipped_directory, shipped_files
+from ostinato.config.files import find_file, read_yaml, say_once, shipped_directory, shipped_files
 from ostinato.config.load import check_settings
 from ostinato.data.output_files import write_new_text
 from ostinato.errors import ConfigError, DataError, Problem
@@ -155,6 +155,8 @@ def outcome_path(claim: Claim, directory: Path) -> Path:
 def read_outcome(claim: Claim, directories: Sequence[Path]) -> Outcome | None:
     """Return the outcome in the first folder that has one, None where none has.
 
+    One of 0.1.0, which knew no verdicts, is none: a line says so, and the next one replaces it.
+
     Raises:
         DataError: a file that is no outcome.
     """
@@ -163,11 +165,13 @@ def read_outcome(claim: Claim, directories: Sequence[Path]) -> Outcome | None:
         if path.is_file():
             try:
                 head, *rows = read_rows(path)
-                return Outcome(
-                    {**head, "registered": str(head.get("registered")), "verdict": str(head["verdict"])}, rows
-                )
+                if "holds" not in head or "verdict" in head:
+                    return Outcome(
+                        {**head, "registered": str(head.get("registered")), "verdict": str(head["verdict"])}, rows
+                    )
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}: is no outcome of a claim: {error!r}") from error
+            say_once(f"{path}: was written by version 0.1.0 and does not count: `ostinato reproduce` replaces it")
     return None
 
 

@@ -322,5 +322,8 @@ def open_sweep(
         command = f"ostinato sweep {path} --store {store}"
         raise DataError(f"{path}: its runs in {store} have no rows ({unmeasured[0]}), which {command} adds")
     if not source.rows:
-        raise DataError(f"{path}: no run of it is in {store}: ostinato sweep {path} --store {store}")
+        reason = f"{path}: no run of it is in {store}: ostinato sweep {path} --store {store}"
+        if source.sweep is not None and (earlier := results_folder(source.sweep, store) / "results.jsonl").is_file():
+            reason += f" (its rows of earlier settings, data or versions: {earlier})"
+        raise DataError(reason)
     return source
