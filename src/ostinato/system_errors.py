@@ -103,8 +103,12 @@ def describe_failure(error: BaseException, words: Sequence[str] = ()) -> str | N
         if "\ud800" <= sign <= "\udfff":  # as Python reads names of files
             around = error.object[max(error.start - 40, 0) : error.start + 40]
             return f"{around!a} is no UTF-8, and cannot be written: rename it"
-        if error.encoding in (sys.stdout.encoding, sys.stderr.encoding):
-            return f"the output is in {error.encoding}, which has no {sign!a}: set PYTHONIOENCODING=utf-8"
+        for output in (sys.stdout, sys.stderr):
+            try:
+                sign.encode(output.encoding or "utf-8", output.errors or "strict")
+            except UnicodeEncodeError as again:
+                if again.encoding == error.encoding:  # by the name of the codec, which many encodings share: charmap
+                    return f"the output is in {output.encoding}, which has no {sign!a}: set PYTHONIOENCODING=utf-8"
         return None
     found = system_error(error)
     if found is None or (found.filename is None and found.errno not in _ADVICE):

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ostinato.analysis import analyze as logic
 from ostinato.analysis.capture import stream
 from ostinato.analysis.collectors import Outcomes
-from ostinato.analysis.latency import part_latencies, parts_of
+from ostinato.analysis.latency import part_latencies, parts_of, threads_and_device
 from ostinato.analysis.studies import Finding, Subject
 from ostinato.analysis.studies.base import MARKS, natural_order, no_halting, no_threshold
 from ostinato.analysis.studies.costs import _parts
@@ -34,6 +35,13 @@ from ostinato.tasks.vocabulary import size_model
 
 def finding(surveyed: logic.Survey, name: str) -> Finding:
     return next(found[0] for study, found in surveyed.found if study.name == name)
+
+
+def test_times_say_what_they_were_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"name of {device}")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    found = {name: threads_and_device(SimpleNamespace(device=torch.device(name))) for name in ("cpu", "cuda:1", "mps")}
+    assert found == {"cpu": "CPU, 2 threads", "cuda:1": "name of cuda:1", "mps": "mps"}
 
 
 def test_rounds_run_from_one_to_twice_the_trained_ones() -> None:

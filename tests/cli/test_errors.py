@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import shlex
@@ -151,6 +152,38 @@ def test_closed_outputs_end_no_command_and_signs_that_the_output_lacks_are_one_l
     said = describe_failure(UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed"))
     assert said == "'caf\\udce9' is no UTF-8, and cannot be written: rename it"
     assert describe_failure(UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range(128)")) is None
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "iso8859-1", "latin-1", "ascii", "koi8-r", "gb2312"])
+def test_signs_that_the_output_lacks_are_one_line_in_any_encoding(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    with pytest.raises(UnicodeEncodeError) as caught:
+        print("a \U0001f600")
+    expected = f"the output is in {encoding}, which has no '\\U0001f600': set PYTHONIOENCODING=utf-8"
+    assert describe_failure(caught.value) == expected
+    with pytest.raises(UnicodeEncodeError) as caught:  # of a file
+        "\U0001f600".encode("big5")
+    assert describe_failure(caught.value) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["cp1252", "iso8859-1"])
+def test_a_command_whose_output_lacks_a_sign_ends_with_one_line(tmp_path: Path, encoding: str) -> None:
+    for split in ("tr", "dev"):
+        row = json.dumps({"source": "a 日", "target": "b"}, ensure_ascii=False)
+        (tmp_path / f"{split}.jsonl").write_text(f"{row}\n", encoding="utf-8")
+    files = ["data.train=tr.jsonl", "data.dev=dev.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ostinato", "data", "show", "files/template", *files],
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        timeout=60,
+    )
+    said = f"the output is in {encoding}, which has no '\\u65e5': set PYTHONIOENCODING=utf-8"
+    assert (done.returncode, done.stderr.decode().splitlines()) == (1, [said])
 
 
 def test_long_values_and_lines_are_shortened_in_error_messages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -123,6 +124,15 @@ def test_what_other_processes_write_is_no_leftover(tmp_path: Path) -> None:
         file.write_text("a line\n")
         disk.remove_leftovers(tmp_path, but="average-")
     assert {path.name for path in tmp_path.iterdir()} == {"dev.jsonl", ".partial-average-best-2"}
+
+
+def test_metrics_are_flushed_by_a_handle_that_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda handle: modes.append(fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE))
+    records = Records(tmp_path)
+    records.add({"kind": "training", "update": 1}, {"seconds": 0.5})
+    records.flush()
+    assert modes == [os.O_RDWR]  # Windows flushes no other
 
 
 def test_half_a_line_of_timings_is_cut_off(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import stat
 import sys
@@ -94,6 +95,25 @@ def test_a_file_that_appeared_meanwhile_is_kept(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match="is a link"), new_file(linked, overwrite=True):
         linked.symlink_to(path)
     assert path.read_text(encoding="utf-8") == "theirs"
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, 45])
+def test_systems_say_in_other_words_that_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(code, "no hard links here")
+
+    monkeypatch.setattr(errno, "ENOTSUP", 45)  # of macOS, where it is not EOPNOTSUPP
+    spec = importlib.util.spec_from_file_location("output_files_of_macos", output_files.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    there = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(there)
+    monkeypatch.setattr(os, "link", no_links)
+    there.write_new_text(tmp_path / "a", "x")
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "x"
+    assert names(tmp_path) == ["a"]
 
 
 def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:

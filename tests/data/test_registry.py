@@ -120,6 +120,21 @@ def test_a_file_without_a_published_hash_has_to_stay_as_it_came_first(tmp_path: 
     assert len(asked) == 3
 
 
+def test_the_hash_of_a_first_copy_is_read_whatever_ends_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = replace(FILE, sha256=None, n_bytes=None)
+    monkeypatch.setattr(Path, "write_text", None)  # which ends lines as the system does, and another one may read it
+    with serving(send(BODY)) as (base, _):
+        access = access_to(base, tmp_path)
+        path = replace(access, trust=True).fetch(unknown)
+    stored = path.with_name(f"{path.name}.sha256")
+    assert stored.read_bytes() == f"{FILE.sha256}\n".encode()
+    stored.write_bytes(f"{FILE.sha256}\r\n".encode())  # as earlier versions wrote it on Windows
+    assert access.known_hash(unknown) == FILE.sha256
+    assert access.cached(unknown) == path
+
+
 @pytest.mark.parametrize("damage", [b"", b"\xb2" + b"c" * 63 + b"\n", b"c" * 40 + b"\n", b"<html>"])
 def test_a_damaged_hash_of_a_first_copy_is_none(tmp_path: Path, damage: bytes) -> None:
     unknown = replace(FILE, sha256=None, n_bytes=None)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ostinato.evaluation.timing import Effort, Lap, Stopwatch, interleave, thread_waits
+from ostinato.nn.sub_layer import _seconds
 
 
 class _Machine:
@@ -124,3 +125,9 @@ def test_a_call_on_an_accelerator_is_timed_to_the_end_of_its_work(monkeypatch: p
 
     Stopwatch(torch.device("cuda:1"), now, dict).time(lambda: events.append("call"))
     assert events == ["wait for cuda:1", "clock", "call", "wait for cuda:1", "clock"]
+    events.clear()
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: events.append("wait"))
+    Stopwatch(torch.device("mps"), now, dict).time(lambda: events.append("call"))
+    assert events == ["wait", "clock", "call", "wait", "clock"]
+    _seconds(torch.device("mps"))
+    assert events[5:] == ["wait"]

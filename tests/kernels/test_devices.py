@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ostinato.kernels import autocast_dtype, is_exporting
 from ostinato.kernels.choose import numbers
-from ostinato.kernels.devices import moved, on_device
+from ostinato.kernels.devices import moved, on_device, wait_for
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu", "meta"])
@@ -51,6 +51,26 @@ def test_what_is_compiled_pins_no_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert moved(x, "cuda") is x
     assert len(pinned) == 1
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda", False), ("meta", False), ("mps", True), ("cpu", True)])
+def test_only_what_may_be_read_later_is_sent_without_a_wait(
+    monkeypatch: pytest.MonkeyPatch, device: str, waits: bool
+) -> None:
+    asked = list[bool]()
+    monkeypatch.setattr(Tensor, "to", lambda x, device, *, non_blocking: asked.append(non_blocking) or x)
+    moved(torch.ones(2), device)
+    on_device([3, 4], torch.device(device))
+    assert asked == [not waits] * 2
+
+
+def test_a_device_is_waited_for_by_its_own_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = list[str]()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(str(device)))
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    for name in ("cpu", "cuda:1", "mps", "meta"):
+        wait_for(torch.device(name))
+    assert waited == ["cuda:1", "mps"]
 
 
 class Tells(torch.nn.Module):

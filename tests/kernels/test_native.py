@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,21 @@ def test_nothing_is_loaded_that_others_may_have_written(fresh: Path, who: str) -
     else:
         assert said.startswith("compiled, ")
         assert path.read_bytes() != planted
+
+
+@needs_kernels
+def test_without_a_cache_folder_the_library_is_compiled_for_this_process(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = fresh / "home"
+    home.write_text("no folder can be made in this")
+    monkeypatch.setenv("OSTINATO_CACHE", str(home / "cache"))
+    said = loaded_again()
+    assert build.library() is not None
+    assert re.fullmatch(
+        rf"compiled, for this process only: {home}\S* cannot be made \(.+\); OSTINATO_CACHE names another folder", said
+    )
+    assert list(fresh.iterdir()) == [home]
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def _query_weights(weights_BHQS: Tensor, ran_BT: Tensor, keep_BS: Tensor) -> tup
     weights_BTCHS = weights_BHQS.view(B, H, ran_BT.shape[1], -1, S).permute(0, 2, 3, 1, 4)
     sentence_N, column_N = ran_BT.nonzero(as_tuple=True)
     last_B = keep_BS.shape[1] - 1 - keep_BS.int().flip(1).argmax(1)
-    weights_NCHS = weights_BTCHS[sentence_N, column_N].double().cpu().numpy()
+    weights_NCHS = weights_BTCHS[sentence_N, column_N].cpu().double().numpy()
     return weights_NCHS, sentence_N.cpu().numpy(), column_N.cpu().numpy(), last_B[sentence_N].cpu().numpy()
 
 
@@ -234,7 +234,7 @@ class OneExample(Collector):
                 module = SubLayerKey(*key[:3])
                 keys_S = captured.keep("encoder" if module.kind == "cross_attention" else name)[i]
                 weights_HTCS = weights_BHQS[i].view(weights_BHQS.shape[1], len(kept_T), -1, weights_BHQS.shape[3])
-                weights[module] = weights_HTCS.mean(2)[:, kept_T][..., keys_S].double().cpu().numpy()
+                weights[module] = weights_HTCS.mean(2)[:, kept_T][..., keys_S].cpu().double().numpy()
             self.stacks[name] = StackExample(captured.ids(name)[i][kept_T].tolist(), maps[0], maps[1], weights)
 
 
@@ -363,7 +363,7 @@ class ExpertStates(Collector):
         """Take in one batch."""
         for at, n_experts, states_ND, experts_N in _routed_states(captured):
             moments = self.moments.setdefault(at, ClassMoments(n_experts))
-            moments.add(states_ND.double().cpu().numpy(), experts_N)
+            moments.add(states_ND.cpu().double().numpy(), experts_N)
 
 
 class FirstExperts(Collector):
@@ -387,7 +387,7 @@ class FirstExperts(Collector):
             keep_BT = captured.keep(at.stack)
             H = self._n_heads[at] = routing.n_heads
             first_MH = torch.full((keep_BT.numel(), H), NOT_ROUTED, dtype=torch.int16, device=keep_BT.device)
-            first_NH = routing.experts_NK.unflatten(1, (H, -1))[:, :, 0]
+            first_NH = routing.experts_NK.view(len(routing.experts_NK), H, -1)[:, :, 0]
             first_MH[routing.rows_N[counted_N]] = first_NH[counted_N].to(torch.int16)
             # Rounds that did not run in a batch routed no token of it.
             parts = self._parts.setdefault(at, [_not_routed(n * H) for n in self._n_tokens[at.stack][:-1]])

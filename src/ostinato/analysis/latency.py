@@ -97,6 +97,9 @@ class _Ready:
 
 def threads_and_device(model: Model) -> str:
     """Return what was measured on, for people."""
-    if model.device.type == "cuda":
+    kind = model.device.type
+    if kind == "cuda":
         return torch.cuda.get_device_name(model.device)
+    if kind != "cpu":
+        return kind
     return f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"

@@ -47,12 +47,12 @@ class RoundSums:
         keep_BT: Bool[Tensor, "B T"],
     ) -> None:
         """Count the real tokens of some sentences, given the states before the round (None: not known)."""
-        left_BTD = left_BTD.double()
+        left_BTD, keep_BT = left_BTD.cpu().double(), keep_BT.cpu()  # there: not every device has float64
         norms_BT = left_BTD.norm(dim=-1)
         self.n_tokens += int(keep_BT.sum())
         self.norm += float(norms_BT[keep_BT].sum())
         if before_BTD is not None:
-            change_BT = (left_BTD - before_BTD.double()).norm(dim=-1) / norms_BT.clamp_min(1e-12)
+            change_BT = (left_BTD - before_BTD.cpu().double()).norm(dim=-1) / norms_BT.clamp_min(1e-12)
             self.change += float(change_BT[keep_BT].sum())
         units_BTD = torch.where(keep_BT[..., None], left_BTD / norms_BT.clamp_min(1e-12)[..., None], 0.0)
         lengths_B = keep_BT.sum(1)
@@ -82,7 +82,7 @@ def spectral_radius(
         def product(vector_N: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Tensor:
             given = torch.from_numpy(vector_N).to(result).view_as(result)
             (found,) = torch.autograd.grad(result, at, given, retain_graph=True)
-            return found.detach().double().flatten().cpu()
+            return found.detach().cpu().double().flatten()
 
         n = at.numel()
         draws = torch.Generator().manual_seed(seed)

@@ -254,7 +254,7 @@ class TimingSource(Config):
     n_threads: Size | None = 2
     """CPU threads; None: torch's choice."""
     device: str = "auto"
-    """auto: a GPU if there is one; else a name such as cpu."""
+    """auto: a CUDA GPU if there is one, else cpu; or a name: cpu, cuda, mps."""
 
 
 class CountSource(Config):

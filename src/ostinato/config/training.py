@@ -451,7 +451,7 @@ class TrainingConfig(Config):
     selection: SelectionConfig = SelectionConfig()
     """Which checkpoint is the best one."""
     device: str = "auto"
-    """auto: a GPU if there is one; else a name such as cpu, cuda or cuda:1."""
+    """auto: a CUDA GPU if there is one, else cpu; or a name: cpu, cuda, cuda:1, mps."""
     n_threads: Size | None = None
     """CPU threads; None: torch's choice."""
     parallel: ParallelConfig = PlainParallelConfig()

@@ -231,7 +231,7 @@ def stored_hash(path: Path) -> str | None:
     """
     stored = stored_hash_path(path)
     found = stored.read_bytes() if stored.is_file() else b""
-    return found.decode("ascii").strip() if re.fullmatch(rb"[0-9a-f]{64}\n", found) else None
+    return found.decode("ascii").strip() if re.fullmatch(rb"[0-9a-f]{64}\r?\n", found) else None
 
 
 def refetch_hint(path: Path | str) -> str:

@@ -26,7 +26,10 @@ if sys.platform != "win32":
 IsOurs = Callable[[Path], bool]
 """Tells a file that this library wrote from others, by its content."""
 
-_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
+_NO_HARD_LINKS = (
+    *(errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES),
+    errno.EINVAL,  # Windows
+)
 
 
 def check_output(path: Path, *, overwrite: bool = False, is_ours: IsOurs | None = None) -> None:

@@ -186,7 +186,7 @@ class DataAccess:
                         f"got {n_bytes} bytes with {digest}; nothing was kept"
                     )
                 if file.sha256 is None:
-                    stored_hash_path(path).write_text(f"{digest}\n", encoding="ascii")
+                    stored_hash_path(path).write_bytes(f"{digest}\n".encode("ascii"))
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)

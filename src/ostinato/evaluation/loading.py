@@ -313,7 +313,7 @@ def load(
         path: the run's directory.
         checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
             (update-000500), or its directory. None: the one that its recipe scores (evaluation.checkpoint).
-        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        device: "auto" (a CUDA GPU if there is one, else the CPU), "cpu", "cuda", "mps", ...
         overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.max_length=40".
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
@@ -407,7 +407,7 @@ def check_run(directory: Path) -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name; "auto" is a GPU if there is one.
+    """Return the device of a name; "auto" is a CUDA GPU if there is one, else the CPU.
 
     Raises:
         ConfigError: it is not there.

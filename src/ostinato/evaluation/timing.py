@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from ostinato.kernels import wait_for
+
 _TASKS = Path("/proc/self/task")
 _DISTURBED = 0.04
 """Share of a call's time that its threads may wait for a core."""
@@ -80,19 +82,15 @@ class Stopwatch:
 
     def time(self, call: Callable[[], object]) -> Lap:
         """Run a call and return how long it took."""
-        self._wait_for_device()
+        wait_for(self.device)
         time.sleep(self._rest)
         before = self._waits()
         began = self._now()
         call()
-        self._wait_for_device()
+        wait_for(self.device)
         seconds = self._now() - began
         after = self._waits()
         return Lap(seconds, sum(waited - before.get(thread, 0.0) for thread, waited in after.items()))
-
-    def _wait_for_device(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def thread_waits(tasks: Path = _TASKS) -> dict[str, float]:

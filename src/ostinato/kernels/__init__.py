@@ -17,12 +17,14 @@ from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
     autocast_dtype,
     float64,
+    has_float64,
     is_exporting,
     mean_where,
     moved,
     on_device,
     places_where,
     runs_ahead,
+    wait_for,
     without_autocast,
 )
 from ostinato.kernels.dispatch import Dispatch, combine, dense_dispatch, dispatch, gather
@@ -91,6 +93,7 @@ __all__ = [
     "expert_feed_forward",
     "float64",
     "gather",
+    "has_float64",
     "hidden_score",
     "highest",
     "is_exporting",
@@ -108,5 +111,6 @@ __all__ = [
     "split",
     "summing",
     "unbind",
+    "wait_for",
     "without_autocast",
 ]

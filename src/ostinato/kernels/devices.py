@@ -64,20 +64,30 @@ def is_plain_float32(*tensors: Tensor | None) -> bool:
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:
-    """Return x on a device; on the way to an accelerator without waiting until it has arrived.
+    """Return x on a device; on the way to an accelerator without waiting until it has arrived, where that is safe.
 
     The other way there is a wait: the host may read the numbers at once.
     """
-    is_sent = torch.device(device).type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available()
+    kind = torch.device(device).type
+    is_sent = kind == "cuda" and x.device.type == "cpu" and torch.cuda.is_available()
     if is_sent and not torch.compiler.is_compiling():  # which cannot trace it
         # From other memory the host waits until larger tensors are read, and torch copies rows with gaps to such first.
         x = x.contiguous().pin_memory()
-    return x.to(device, non_blocking=torch.device(device).type != "cpu")
+    # mps may read the host's memory when it holds another tensor already (torch issue 189690).
+    return x.to(device, non_blocking=kind not in ("cpu", "mps"))
 
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
-    """Return numbers of the host on a device, without waiting until they have arrived."""
+    """Return numbers of the host on a device, without waiting until they have arrived where that is safe."""
     return moved(torch.tensor(numbers, device="cpu"), device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done its work, as a clock must that is read beside it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def places_where(mask_N: Tensor, n: int) -> Tensor:
@@ -108,13 +118,18 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device has numbers of twice the precision."""
+    return device.type not in _WITHOUT_FLOAT64
+
+
 def float64(device: torch.device) -> torch.dtype:
     """Return the type of a device's numbers of twice the precision.
 
     Raises:
         ConfigError: it has none.
     """
-    if device.type in _WITHOUT_FLOAT64:
+    if not has_float64(device):
         needed = "rotary angles, buckets of distances, rounds by length, modulation by time, sampling"
         reason = f"has no float64, which this model or search needs ({needed}): must be cpu or cuda"
         raise ConfigError([Problem("device", device.type, reason)])

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ostinato.kernels import active_sums, add_dropped, summing
+from ostinato.kernels import active_sums, add_dropped, summing, wait_for
 from ostinato.nn.bank import Banks
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision, Routed
@@ -256,6 +256,5 @@ def router_name(use: Use, which: str = "") -> str:
 
 def _seconds(device: torch.device) -> float:
     """Return seconds of a clock that only goes forward, once the device has done its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter()

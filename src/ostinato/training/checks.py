@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from ostinato.config.base import changed_settings
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import ExpertBackend, PlannedRoundsConfig, RoundsConfig, TrainingConfig
 from ostinato.errors import ConfigError, Problem
+from ostinato.kernels import has_float64
 from ostinato.models import Model
 from ostinato.models.base import TokenModel
 from ostinato.models.build import without_memory
@@ -24,16 +26,27 @@ from ostinato.training.rounds import round_problems, steps_before_the_loop
 _WIDTHS_OF_GROUPED_PRODUCTS = 8
 """Numbers of bfloat16 of which rows must be multiples: 16 bytes."""
 
+_NEED_FLOAT64 = ("rotary", "buckets", "by_time", "length")
+"""Kinds of positions, modulation and halting that ask `ostinato.kernels.float64`."""
+
 
 def check_training(recipe: Recipe, device: torch.device) -> None:
-    """Check patterns of parameters, the backend of the experts, and whether passes can be compiled or recorded.
+    """Check patterns of parameters, the backend of the experts, and whether passes can be run, compiled or recorded.
 
     Raises:
-        ConfigError: every pattern that matches no parameter, a backend that does not work on this machine, a model that
-            cannot be compiled, or not on this machine, or not held by processes as asked for.
+        ConfigError: every pattern that matches no parameter, what the device has no float64 for, a backend that does
+            not work on this machine, a model that cannot be compiled, or not on this machine, or not held by processes
+            as asked for.
     """
     config, problems = recipe.training, pattern_problems(recipe)
     is_lowered = config.precision == "bfloat16"
+    if not has_float64(device):
+        why = f"needs float64, which {device.type} does not have: set training.device to cpu or cuda"
+        problems += [
+            Problem(key, value, why)
+            for key, value in changed_settings(recipe.model, "model.")
+            if key.endswith(".kind") and value in _NEED_FLOAT64
+        ]
     if config.expert_backend != "auto":
         model = without_memory(recipe.model)
         problems += _backend_problems(model, config.expert_backend, device, is_lowered)

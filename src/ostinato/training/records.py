@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ostinato.data.disk import finite
+from ostinato.data.disk import finite, sync
 from ostinato.errors import CheckpointError
 from ostinato.system_errors import naming
 
@@ -38,8 +38,7 @@ class Records:
         """Flush metrics.jsonl to the disk and return its length and the SHA-256 of what was written to it."""
         if not self.metrics.exists():
             return 0, self._hash.hexdigest()
-        with naming(self.metrics), self.metrics.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self.metrics)
         return self.metrics.stat().st_size, self._hash.hexdigest()
 
     def last_evaluation(self, n_bytes: int = -1) -> int:

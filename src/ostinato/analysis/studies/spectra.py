@@ -99,7 +99,7 @@ def _values(model: Model) -> dict[Name, Floats]:
     """Return the singular values of every map, `[E, K]`."""
     found = {}
     for name, matrices in _maps(model).items():
-        weights = [weight.detach().double().cpu().numpy() for weight in matrices]
+        weights = [weight.detach().cpu().double().numpy() for weight in matrices]
         found[name] = np.stack([singular_values(weight) for weight in weights if weight.any()] or [np.ones(1)])
     return found
 

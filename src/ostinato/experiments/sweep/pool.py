@@ -116,8 +116,10 @@ def death_text(code: int | None) -> str:
     """Return how a process ended that should not have, for people."""
     if code is None or code >= 0:
         return f"its process ended with exit code {code}"
-    known = -code in signal.valid_signals() and not signal.SIGRTMIN <= -code <= signal.SIGRTMAX
-    name = signal.Signals(-code).name if known else f"signal {-code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # one that has no name, as most of those of real-time programs
+        name = f"signal {-code}"
     hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
     return f"its process was killed by {name}{hint}"
 

@@ -5,9 +5,9 @@ that it is made once a machine. It is loaded by ctypes and knows nothing of torc
 threads, because both ask the loader for the same library. Without a compiler, or where anything fails, plain code runs.
 
 What is loaded can do whatever this process can. So a library is only taken from a folder that nobody else may write to;
-elsewhere it is compiled anew, in a folder of this process. Beside it stands its SHA-256: a damaged one is made again. A
-new one is first loaded in a process of its own. A compiler that fails, or hangs, is tried once a day; once a process
-where others may write.
+without one it is compiled anew, in a folder of this process. Beside it stands its SHA-256: a damaged one is made again.
+A new one is first loaded in a process of its own. A compiler that fails, or hangs, is tried once a day; once a process
+without such a folder.
 """
 
 from __future__ import annotations
@@ -80,13 +80,18 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
         compiler = _compiler()
         cache = cache_folder()
         folder = cache / "kernels"
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if shared := next((one for one in (cache, folder) if not _is_private(one)), None):
+        try:
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            shared = next((one for one in (cache, folder) if not _is_private(one)), None)
+            why_not = shared and f"others may write to {shared}"
+        except OSError as error:  # a home that is read-only, as in containers
+            why_not = f"{error.filename} cannot be made ({error.strerror}); OSTINATO_CACHE names another folder"
+        if why_not:
             # What is mapped stays when its file is deleted.
             with tempfile.TemporaryDirectory(prefix="ostinato-kernels-") as own:
                 found = ctypes.CDLL(str(_made(Path(own), compiler)))
-            return found, f"compiled, for this process only: others may write to {shared}"
+            return found, f"compiled, for this process only: {why_not}"
         path = _made(folder, compiler)
         return ctypes.CDLL(str(path)), f"compiled, {path}"
     except Exception as error:  # Of any kind: there is plain code for all of it.
