@@ -178,8 +178,11 @@ def test_a_table_says_what_is_missing(run, folder: Path, tmp_path: Path) -> None
     assert "no run of it is in" in outcome.err
     assert "its rows of earlier" not in outcome.err
     rows = folder / "store" / "sweeps" / "mine" / "results.jsonl"
-    (tmp_path / "sweeps" / "mine").mkdir(parents=True)
-    earlier = shutil.copy(rows, tmp_path / "sweeps" / "mine" / "results.jsonl")
+    kept = tmp_path / "sweeps" / "mine" / "earlier-1"
+    kept.mkdir(parents=True)
+    (kept.parent / "results.jsonl").touch()  # of a sweep that has begun
+    assert "its rows of earlier" not in run("table", folder / "mine.yaml", "--store", tmp_path).err
+    earlier = shutil.copy(rows, kept / "results.jsonl")
     outcome = run("table", folder / "mine.yaml", "--store", tmp_path)
     assert f"(its rows of earlier settings, data or versions: {earlier})" in outcome.err
 

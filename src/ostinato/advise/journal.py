@@ -46,8 +46,8 @@ class Journal:
                 self._content = read_json_object(self.path, DataError, MADE_AGAIN)
             if self._content.get("question") != key:
                 reason = (
-                    "holds the search of another recipe, budget, space or metric, of other data, or of another version "
-                    "of ostinato: name another folder with --out"
+                    "holds the search of another recipe, budget, space or metric, or of other data, or one that "
+                    "another version of ostinato began: name another folder with --out"
                 )
                 raise ConfigError(f"{folder}: {reason}")
         except OstinatoError:

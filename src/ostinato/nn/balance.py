@@ -110,7 +110,7 @@ def load(routings: Sequence[Routing] | JoinedRoutings) -> Load:
     rows = JoinedRoutings.of(routings)
     fraction_E = rows.fraction(rows.experts_NK)
     # Over all heads it is more by the logarithm of their number, which is no choice of the router's.
-    row_entropy = rows.mean(_entropy(rows.probs_NE)) - math.log(rows.n_heads)
+    row_entropy = rows.mean(_entropy(rows.probs_NE) - math.log(rows.n_heads))
     return Load(fraction_E, _entropy(fraction_E), row_entropy, rows.total)
 
 

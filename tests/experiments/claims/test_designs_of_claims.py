@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from claim_files import DESIGN, DIFFERENCE, TINY, claim_file, swept_claim
 
@@ -11,6 +13,7 @@ from ostinato.errors import ConfigError, TrainingError
 from ostinato.experiments.claims import files as claims
 from ostinato.experiments.claims.design import check_alike
 from ostinato.experiments.claims.reproduce import Resources, reproduce
+from ostinato.experiments.claims.staleness import why_stale
 from ostinato.experiments.sweep.executors import InProcess, JobResult
 from ostinato.tasks.recipes import load_recipe
 
@@ -101,6 +104,12 @@ def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
         (run,) = (tmp_path / "store").glob(f"{row['key'][:16]}")
         assert load_recipe(run).training.optimizer.lr == chosen[row["arm"]]
     assert {row["seed"] for row in outcome.rows} == {1}
+    # What earlier code chose by its trials makes an outcome stale, whatever trained the runs.
+    trial = next(note for note in (tmp_path / "store").glob("*/versions.json") if load_recipe(note.parent).seed == 101)
+    trial.write_text(json.dumps(json.loads(trial.read_text()) | {"source": "another"}))
+    again = reproduce(claim, Resources(tmp_path / "store", on_event=lines.append))
+    assert lines[3].startswith("1 in the store were trained by earlier code, so that the outcome will be stale")
+    assert "earlier code" in why_stale(claim, again)
 
 
 @pytest.mark.slow

@@ -60,8 +60,9 @@ FLUCTUATION = Study(
     name="fluctuation",
     title="Routing fluctuation",
     reading=(
-        "How many tokens go to another first expert at a checkpoint than at the last one (left) and than at the next "
-        "one (right), over all steps of a router; 0 is routing that has settled."
+        "How many tokens go to another first expert (of every head, where each has its own) at a checkpoint than at "
+        "the last one (left) and than at the next one (right), over all steps of a router; 0 is routing that has "
+        "settled."
     ),
     columns=_COLUMNS,
     why_not_model=no_router,

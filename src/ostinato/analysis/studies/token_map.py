@@ -69,9 +69,10 @@ TOKEN_MAP = Study(
     name="token-map",
     title="Map of routed tokens",
     reading=(
-        "A mark is a token as it enters a router, its colour and shape the first expert it is sent to; left in the "
-        "space of the model's states, right in the one in which the router tells experts apart: tokens of one expert "
-        "that lie together are alike. Distances between far groups mean little."
+        "A mark is a token as it enters a router, its colour and shape the first expert it is sent to (by the first "
+        "head, where each has its own); left in the space of the model's states, right in the one in which the router "
+        "tells experts apart: tokens of one expert that lie together are alike. Distances between far groups mean "
+        "little."
     ),
     columns=_COLUMNS,
     needs=(RoutedSample,),

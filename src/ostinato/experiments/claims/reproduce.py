@@ -210,11 +210,7 @@ class _Trained:
                 f"{len(there)} in the store, {n_left} to train"
                 + (f", about {n_left * minutes:.0f} minutes on two cores" if own is None else "")
             )
-            if n_old := sum(map(self._is_old, there)):
-                resources.on_event(
-                    f"{n_old} in the store were trained by earlier code, so that the outcome will be stale "
-                    "(another --store has them trained anew)"
-                )
+            self._tell_old(there)
             rows = self._train(part)
             for measure in compared:
                 _add_comparison(measure, rows, runs, resources.store, resources.access)
@@ -237,6 +233,14 @@ class _Trained:
     def _is_old(self, run: PlannedRun) -> bool:
         return run_versions(run.directory).get("source") != self.code
 
+    def _tell_old(self, there: Sequence[PlannedRun]) -> None:
+        """Say how many of the runs that are in the store were trained by earlier code."""
+        if n_old := sum(map(self._is_old, there)):
+            self.resources.on_event(
+                f"{n_old} in the store were trained by earlier code, so that the outcome will be stale "
+                "(another --store has them trained anew)"
+            )
+
     def _train_trials(self, trials: SweepConfig, minutes: float) -> Rows:
         """Say which trials are there and what the others take, train those, and return the rows of all that can be.
 
@@ -253,6 +257,8 @@ class _Trained:
             f"{len(runs)} trials before the runs: {len(runs) - n_left} in the store, {n_left} to train, "
             f"about {n_left * minutes:.0f} minutes on two cores"
         )
+        self._tell_old([run for run in runs if run.is_finished])
+        self._runs += runs
         try:
             return self._train(trials)
         except SweepError as error:

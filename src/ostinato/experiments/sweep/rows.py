@@ -323,7 +323,9 @@ def open_sweep(
         raise DataError(f"{path}: its runs in {store} have no rows ({unmeasured[0]}), which {command} adds")
     if not source.rows:
         reason = f"{path}: no run of it is in {store}: ostinato sweep {path} --store {store}"
-        if source.sweep is not None and (earlier := results_folder(source.sweep, store) / "results.jsonl").is_file():
-            reason += f" (its rows of earlier settings, data or versions: {earlier})"
+        folder = None if source.sweep is None else results_folder(source.sweep, store)
+        if earlier := [] if folder is None else [one for one in folder.rglob(RESULTS) if one.stat().st_size]:
+            newest = max(earlier, key=lambda one: one.stat().st_mtime)
+            reason += f" (its rows of earlier settings, data or versions: {newest})"
         raise DataError(reason)
     return source
