@@ -56,6 +56,7 @@ def test_an_encoder_decoder_takes_both_sides(kind: type) -> None:
         model(source)
 
 
+@pytest.mark.untyped
 def test_lists_and_arrays_in_place_of_tensors_are_named() -> None:
     lm = ostinato.build_model(ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=SIZES))
     sizes = {"source_vocab_size": 9, "target_vocab_size": 9}
@@ -180,6 +181,7 @@ def test_a_gate_and_a_table_of_positions_that_are_replaced_in_their_banks_are_us
         assert model.generate(ids(length=2), max_length=3) == other.generate(ids(length=2), max_length=3)
 
 
+@pytest.mark.untyped
 @pytest.mark.parametrize("n", [np.int64(2), torch.tensor(2)])
 def test_numbers_of_rounds_may_be_those_of_numpy_and_torch(n: object) -> None:
     model = ostinato.build_model(ostinato.LanguageModelConfig(d_model=8, vocab_size=9, decoder=LOOP)).eval()
@@ -196,6 +198,7 @@ def test_numbers_of_rounds_may_be_those_of_numpy_and_torch(n: object) -> None:
             ostinato.Execution(rounds={"decoder": wrong})
 
 
+@pytest.mark.untyped
 def test_as_many_rounds_as_a_tensor_says_have_norms_deltas_and_gradients_of_their_own() -> None:
     torch.manual_seed(0)
     loop = {"n_steps": 1, "repeats": 4, "norms": "by_round", "delta_rank": 2}
@@ -213,6 +216,7 @@ def test_as_many_rounds_as_a_tensor_says_have_norms_deltas_and_gradients_of_thei
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.untyped
 def test_what_wraps_a_model_is_refused_before_anything_is_replaced(tmp_path: Path) -> None:
     stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
     model = ostinato.build_model(
@@ -225,6 +229,7 @@ def test_what_wraps_a_model_is_refused_before_anything_is_replaced(tmp_path: Pat
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.untyped
 def test_rounds_that_are_no_whole_number_are_named() -> None:
     shared = {"n_steps": 2, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
     model = ostinato.build_model(
