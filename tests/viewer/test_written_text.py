@@ -11,12 +11,12 @@ from kept_tokenizers import keep_tokenizer
 
 from ostinato.data.example import Example
 from ostinato.errors import DataError
-from ostinato.evaluation.loading import load
+from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 from ostinato.viewer.calls import Call
 from ostinato.viewer.inspecting import inspect
-from ostinato.viewer.opened import open_runs
+from ostinato.viewer.opened import OpenRun, open_runs
 from ostinato.viewer.reading import Given
 from ostinato.viewer.schema import Limits, Output, Sentence, Token
 from ostinato.viewer.writing import generate
@@ -58,23 +58,25 @@ def test_what_the_page_writes_is_what_generate_writes(kind: str, tmp_path: Path)
     opened.close()
 
 
-def test_what_was_written_of_subwords_is_looked_at_as_the_search_wrote_it(tmp_path: Path) -> None:
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("source\ttarget\n" + "a b c\tc b a\n" * 8, encoding="utf-8")
+def _untrained(folder: Path, pair: str, *settings: str) -> tuple[LoadedRun, OpenRun]:
+    """Return an untrained run on pairs, and the same as the page opens it."""
+    pairs = folder / "pairs.tsv"
+    pairs.write_text("source\ttarget\n" + f"{pair}\n" * 8, encoding="utf-8")
     stack = "n_steps: 1, self_attention: {n_heads: 2}, ffn: {d_ff: 8}"
-    settings = [
-        f"data.train={pairs}",
-        f"data.dev={pairs}",
-        "data.tokenizer={kind: bpe, vocab_size: 270}",
-        "training={n_updates: 0, n_threads: 1}",
+    model = [
         f"model.encoder={{{stack}}}",
         f"model.decoder={{{stack}, cross_attention: {{n_heads: 2}}}}",
         "model.d_model=8",
-        "decoding={strategy: greedy, beam: 1, max_length_ratio: 0.0}",
     ]
-    train(load_recipe("files/template", settings), tmp_path / "run")
-    run = load(tmp_path / "run", device="cpu")
-    opened = open_runs({"run": run}, Limits(tokens=64))["run"]
+    others = "training={n_updates: 0, n_threads: 1}", "decoding={strategy: greedy, beam: 1, max_length_ratio: 0.0}"
+    data = [f"data.train={pairs}", f"data.dev={pairs}"]
+    train(load_recipe("files/template", [*data, *model, *others, *settings]), folder / "run")
+    run = load(folder / "run", device="cpu")
+    return run, open_runs({"run": run}, Limits(tokens=64))["run"]
+
+
+def test_what_was_written_of_subwords_is_looked_at_as_the_search_wrote_it(tmp_path: Path) -> None:
+    run, opened = _untrained(tmp_path, "a b c\tc b a", "data.tokenizer={kind: bpe, vocab_size: 270}")
     (expected,) = run.generations(["a b c"], max_length=5)
     seen = inspect(opened, Sentence(run="run", text="a b c", max_length=5), Call(60))
     assert seen.output is not None
@@ -88,23 +90,8 @@ def test_what_was_written_of_subwords_is_looked_at_as_the_search_wrote_it(tmp_pa
 
 
 def test_ones_own_text_is_changed_as_pairs_of_its_task_are(tmp_path: Path) -> None:
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("source\ttarget\n" + "a b\t\u0219i \u021bara\n" * 8, encoding="utf-8")
-    stack = "n_steps: 1, self_attention: {n_heads: 2}, ffn: {d_ff: 8}"
-    settings = [
-        "task={kind: translation, corpus: files, swap_sides: true, normalise: romanian}",
-        f"data.train={pairs}",
-        f"data.dev={pairs}",
-        "data.tokenizer.kind=words",
-        "training={n_updates: 0, n_threads: 1}",
-        f"model.encoder={{{stack}}}",
-        f"model.decoder={{{stack}, cross_attention: {{n_heads: 2}}}}",
-        "model.d_model=8",
-        "decoding={strategy: greedy, beam: 1, max_length_ratio: 0.0}",
-    ]
-    train(load_recipe("files/template", settings), tmp_path / "run")
-    run = load(tmp_path / "run", device="cpu")
-    opened = open_runs({"run": run}, Limits(tokens=64))["run"]
+    task = "task={kind: translation, corpus: files, swap_sides: true, normalise: romanian}"
+    run, opened = _untrained(tmp_path, "a b\t\u0219i \u021bara", "data.tokenizer.kind=words", task)
     cedillas = "\u015fi \u0163ara"  # not in the vocabulary, which has these letters with commas
     seen = inspect(opened, Sentence(run="run", text=cedillas, max_length=4), Call(60))
     assert seen.output is not None
