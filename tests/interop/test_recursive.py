@@ -336,6 +336,46 @@ def test_an_output_of_its_own_begins_as_the_tied_one() -> None:
     torch.testing.assert_close(logits(model), logits(donor), rtol=0, atol=1e-10)
 
 
+def test_what_the_donors_outputs_need_is_not_dropped() -> None:
+    tied = language_model(1, n_steps=N_STEPS)
+    kept: dict[str, dict[str, Any]] = {
+        "output_weight": {"tie_embeddings": "none"},
+        "output_bias": {"output": {"bias": True}},
+    }
+    for name, settings in kept.items():
+        donor = build_model(type(tied.config).model_validate(tied.config.model_dump() | settings)).double()
+        to_recursive(donor, build_model(donor.config).double())
+        with pytest.raises(ConfigError, match=rf"model is '{name}': is not in this model, and the donor's outputs"):
+            to_recursive(donor, language_model(2, n_steps=N_STEPS))
+    placed = language_model(1, n_steps=2, positions={"kind": "learned", "max_length": 16})
+    with pytest.raises(ConfigError, match=r"model is 'banks\.positions\..* is not in this model"):
+        to_recursive(placed, language_model(2, n_steps=2))
+    looped = recursive(0, inject={"kind": "linear"})
+    with pytest.raises(ConfigError, match=r"model is 'banks\.injection\..* is not in this model"):
+        to_recursive(looped, language_model(2, n_steps=N_STEPS))
+
+
+def test_a_donor_of_the_same_plan_is_copied_with_its_deltas_and_any_other_plan_is_refused() -> None:
+    donor, model = recursive(4), recursive(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    to_recursive(donor, model)
+    for name, parameter in donor.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter), name
+    reason = r"rounds of the donor have maps of their own already .*leave training\.init_shared out"
+    for other in (recursive(8), recursive(0), language_model(2, n_steps=N_STEPS)):
+        with pytest.raises(ConfigError, match=reason):
+            to_recursive(donor, other)
+
+
+def test_a_bias_is_not_lost_where_the_plan_is_the_same() -> None:
+    donor = language_model(1, n_steps=2, ffn={"d_ff": 40, "activation": "relu", "bias": True})
+    model = language_model(2, n_steps=2, ffn={"d_ff": 40, "activation": "relu", "bias": False})
+    with pytest.raises(ConfigError, match="cannot be made of the donor's"):
+        to_recursive(donor, model)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_runs import tiny_recipe
@@ -13,8 +14,10 @@ from ostinato.cli import main
 from ostinato.config.load import check_recipe
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.experiments.sweep.run_key import key_of_run
+from ostinato.models import save_model
 from ostinato.training import train
 from ostinato.training.converted import convert_run
+from ostinato.training.rundir import RunDirectory
 
 WAYS = {
     "shared": ["model.encoder.ffn.share=all", "model.encoder.self_attention.share=all"],
@@ -112,6 +115,15 @@ def test_the_command_writes_it_once(dense: Path, tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "other").exists()
 
 
+def test_a_converted_run_begins_from_nothing_that_its_origin_began_from(dense: Path, tmp_path: Path) -> None:
+    start = [f"training.init_from={dense}", "training.init_checkpoint=last", "training.n_updates=1"]
+    train(ostinato.load_recipe(dense, [*start, "training.init_except=[target_weight]"]), tmp_path / "tuned")
+    convert_run(ostinato.load(tmp_path / "tuned"), WAYS["shared"], tmp_path / "new")
+    found, plain = ostinato.load_recipe(tmp_path / "new").training, ostinato.load_recipe(dense).training
+    for name in ("init_from", "init_checkpoint", "init_except", "init_shared", "extend_vocabulary"):
+        assert getattr(found, name) == getattr(plain, name), name
+
+
 def test_the_tokenizer_stays(dense: Path, tmp_path: Path) -> None:
     for name in ("tokenizer", "target_tokenizer"):
         with pytest.raises(ConfigError, match=f"data.{name} is .*: the new run keeps the tokenizers of the old one"):
@@ -126,3 +138,39 @@ def test_what_is_converted_otherwise_is_another_run(dense: Path, tmp_path: Path)
         convert_run(run, WAYS["shared"], tmp_path / str(number), shared)
     first, last, again = (key_of_run(tmp_path / str(number)) for number in range(len(ways)))
     assert first == again != last
+
+
+@pytest.mark.parametrize("fails", ["save_model", "RunDirectory.describe"])
+def test_an_interrupted_conversion_leaves_nothing_and_the_same_command_goes_on(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = ostinato.load(dense)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"ostinato.training.imported.{fails}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_run(run, WAYS["shared"], tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+    (left := tmp_path / f".partial-{'0' * 16}").mkdir()  # of a process that was killed
+    (left / "recipe.yaml").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "new").symlink_to(tmp_path / "elsewhere")
+    convert_run(run, WAYS["shared"], tmp_path / "new")
+    assert ostinato.load(tmp_path / "new").checkpoint.name == "update-000000"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "new"]
+
+
+def test_a_run_that_another_process_began_meanwhile_is_kept(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*given: Any) -> None:
+        RunDirectory(tmp_path / "new").claim()
+        save_model(*given)
+
+    monkeypatch.setattr("ostinato.training.imported.save_model", begin)
+    with pytest.raises(CheckpointError, match="new: is there already, and nothing is overwritten"):
+        convert_run(ostinato.load(dense), WAYS["shared"], tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [".lock", ".lock.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]

@@ -89,6 +89,14 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_names_some_that_do(tmp_
         freeze(tiny_model(tiny_recipe(tmp_path / "data")), ["*"])
 
 
+def test_an_exception_from_nothing_that_is_frozen_is_an_error(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "data", freeze=["banks.ffn.*"], freeze_except=["banks.self_attention.*"])
+    with pytest.raises(ConfigError) as error:
+        train(recipe, tmp_path / "run")
+    reason = "matches no parameter that training.freeze names: remove it"
+    assert str(error.value) == f"training.freeze_except is 'banks.self_attention.*': {reason}"
+
+
 def test_updates_that_ask_no_halting_rule_are_refused_where_nothing_else_is_trained(tmp_path: Path) -> None:
     given: dict[str, Any] = {"freeze": ["*"], "freeze_except": ["banks.halting.*"]}
     recipe = tiny_recipe(tmp_path / "data", halting=True, n_updates=1, **given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizers import Tokenizers
-from ostinato.errors import ConfigError, DataError
+from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.models.checkpoint import load_model
 from ostinato.tasks.recipes import load_recipe
@@ -101,6 +102,50 @@ def test_weights_without_a_place_and_runs_that_are_not_there_are_refused(tmp_pat
         train(changed(recipe, init_from=str(tmp_path / "nowhere")), tmp_path / "third")
 
 
+def test_a_start_that_does_not_fit_leaves_no_run_behind(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "data", n_updates=1)
+    first = tmp_path / "first"
+    train(with_gates(recipe), first)
+    fits = {"init_from": str(first), "init_except": ["*.halting.*"]}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"init_except": []}, "weights do not fit"),
+        ({"init_except": ["head.*"]}, "matches no parameter of either model"),
+        ({"init_checkpoint": "update-000777"}, "is no checkpoint of"),
+        ({"init_except": [], "init_shared": "average"}, "its donor has 1 steps"),
+    ]
+    for settings, reason in wrong:
+        one = recipe
+        if "init_shared" in settings:
+            content = recipe.model_dump(mode="json")
+            content["model"]["encoder"]["n_steps"] = 2
+            one = check_recipe(content)
+        with pytest.raises((ConfigError, CheckpointError), match=reason):
+            train(changed(one, **fits | settings), tmp_path / "second")
+        assert not (tmp_path / "second").exists(), reason
+    weights = find_checkpoint(first, "best") / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4] + bytes(4))
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        train(changed(recipe, **fits), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+    weights.write_bytes(whole)
+    train(changed(recipe, **fits), tmp_path / "second")
+
+
+def test_a_start_that_is_gone_before_the_first_checkpoint_is_named_as_such(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "data", n_updates=1)
+    train(recipe, tmp_path / "first")
+    begun = changed(recipe, init_from=str(tmp_path / "first"))
+    train(begun, tmp_path / "second")
+    shutil.rmtree(tmp_path / "second" / "checkpoints")
+    (tmp_path / "second" / "results.json").unlink()
+    (tmp_path / "first").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError) as error:
+        train(begun, tmp_path / "second", resume=True)
+    reason = "holds no run: name a run directory, whose best checkpoint is taken"
+    assert str(error.value) == f"training.init_from is {str(tmp_path / 'first')!r}: {reason}"
+
+
 # --- exchanged heads, more words, parts with rates of their own ------------------------------------------------------
 
 STACK: dict[str, Any] = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
@@ -113,7 +158,7 @@ def encoder_recipe(data: dict[str, Any], task: dict[str, Any], model: dict[str, 
     return check_recipe({"task": task, "data": data, "model": model, "training": training, "evaluation": metrics})
 
 
-def lines(path: Path, rows: list[dict[str, str]]) -> dict[str, str]:
+def lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return dict.fromkeys(("train", "dev", "test"), str(path))
 
@@ -217,6 +262,30 @@ def test_a_head_with_other_labels_starts_anew(tmp_path: Path, pretrained: Path) 
     assert report["fresh"] == ["head.weight", "head.bias"]
 
 
+@pytest.mark.parametrize("kinds", [("classification", "span"), ("span", "tagging")])
+def test_a_head_of_another_kind_is_refused_though_it_has_the_same_shape(tmp_path: Path, kinds: tuple[str, str]) -> None:
+    question = {"question": "d", "id": "1", "answers": [{"text": "b", "answer_start": 2}]}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "classification": [{"source": "a b", "target": "x"}, {"source": "d", "target": "y"}],
+        "tagging": [{"source": "a b", "target": "x y"}, {"source": "d", "target": "y"}],
+        "span": [{"data": [{"paragraphs": [{"context": "a b", "qas": [question]}]}]}],
+    }
+
+    def recipe(kind: str, **training: Any) -> Recipe:
+        task = {"kind": "span_extraction" if kind == "span" else kind}
+        data = lines(tmp_path / f"{kind}.jsonl", rows[kind])
+        return encoder_recipe(data, task, {"head": {"kind": kind}}, n_updates=1, **training)
+
+    before, now = kinds
+    train(recipe(before), tmp_path / "first")
+    with pytest.raises(ConfigError) as error:
+        train(recipe(now, init_from=str(tmp_path / "first")), tmp_path / "second")
+    reason = f"its head is of the kind {before}, and the model's of the kind {now}"
+    fix = "training.init_except=[head.*] begins with a new one"
+    assert str(error.value) == f"training.init_from is {str(tmp_path / 'first')!r}: {reason}: {fix}"
+    train(recipe(now, init_from=str(tmp_path / "first"), init_except=["head.*"]), tmp_path / "second")
+
+
 def test_a_head_keeps_its_labels_in_their_order_however_frequent_they_are_now(tmp_path: Path) -> None:
     train(classifier(tmp_path, [*KNOWN, KNOWN[1]]), tmp_path / "first")
     again = classifier(tmp_path, [*KNOWN, KNOWN[0]], init_from=str(tmp_path / "first"), optimizer={"lr": 1e-12})
@@ -274,6 +343,24 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path) -> None:
     assert float(apart["target_weight"].max()) == 0.0
     with pytest.raises(ConfigError, match=r"lr_scales is 'x': matches no parameter"):
         train(changed(recipe, optimizer={"lr_scales": [{"pattern": "x", "scale": 1.0}]}), tmp_path / "wrong")
+
+
+def test_a_rate_that_no_parameter_has_is_refused(tmp_path: Path) -> None:
+    wrong: list[tuple[list[str], dict[str, Any], str]] = [
+        (["head.*"], {"freeze": ["head.*"]}, "head.*"),
+        (["banks.*", "banks.ffn.*"], {}, "banks.ffn.*"),
+    ]
+    for patterns, training, useless in wrong:
+        scales = [{"pattern": pattern, "scale": 0.5} for pattern in patterns]
+        with pytest.raises(ConfigError) as error:
+            train(classifier(tmp_path, KNOWN, optimizer={"lr_scales": scales}, **training), tmp_path / "run")
+        reason = "matches no parameter that is trained and matches no earlier pattern: remove it"
+        assert str(error.value) == f"training.optimizer.lr_scales is {useless!r}: {reason}"
+    # The first match counts: what is left to a later pattern is enough for it.
+    scales = [{"pattern": "banks.ffn.*", "scale": 0.5}, {"pattern": "banks.*", "scale": 2.0}]
+    train(
+        classifier(tmp_path, KNOWN, optimizer={"lr_scales": scales}, freeze=["head.*"], n_updates=1), tmp_path / "run"
+    )
 
 
 def test_a_language_model_of_blocks_goes_on_with_pairs_and_their_separator(tmp_path: Path) -> None:

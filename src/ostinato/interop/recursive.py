@@ -32,6 +32,8 @@ from ostinato.plan import Plan, Step, Use
 Shared = Literal["average", "first", "last", "stepwise"]
 """What W' is: the mean; the weights of the first or of the last step that it serves; or, of c sets that serve L steps,
 those of the steps 0, (L - 1) / (c - 1), 2 (L - 1) / (c - 1), ..., L - 1, rounded."""
+_MADE = tuple(f"banks.{kind}." for kind in ("self_attention", "cross_attention", "ffn", "delta", "norm", "relative"))
+"""Beginnings of the names of what is made of the donor's; all else is its copy or begins as in any new model."""
 _Served = tuple[str, Use, Use]
 """A step of a stack, by its name: what runs there in the donor and in the model."""
 
@@ -40,16 +42,18 @@ _Served = tuple[str, Use, Use]
 def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, noise: float = 0.0, seed: int = 0) -> None:
     """Give a model of shared steps the weights that come nearest to those of a model that has every step once.
 
-    Sub-layers that the model does not have are left out.
+    Sub-layers and gates of halting that the model does not have are left out. A model of the donor's own plan and
+    sizes is its copy.
 
     Args:
-        donor: of as many steps, in the same order; dense. model: of the same widths.
+        donor: of as many steps, in the same order; dense, and without deltas. model: of the same widths.
         shared: what W' is.
         noise: of copies of a feed-forward as experts, in standard deviations of each of its tensors. seed: of it.
 
     Raises:
         ConfigError: stacks of different depth, a sub-layer or table that the donor does not have, or one of another
-            shape; experts that are no feed-forwards; noise without experts, a choice of weights without sharing.
+            shape; an embedding, output, head or map between rounds of the donor's that the model does not have; deltas;
+            experts that are no feed-forwards; noise without experts.
     """
     if noise and next(model.routed(), None) is None:
         raise ConfigError([Problem("noise", noise, "has no effect: this model has no experts; leave it out")])
@@ -57,17 +61,24 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
     if missing := [name for name in model.stacks if name not in donor.stacks]:
         reason = f"has no counterpart: the donor's stacks are {', '.join(donor.stacks) or 'none'}"
         raise ConfigError([Problem("model.kind", f"a model with the stack {missing[0]!r}", reason)])
-    donors = dict(donor.named_parameters())
+    donors, own = dict(donor.named_parameters()), dict(model.named_parameters())
+    for name in donors:
+        if name not in own and not name.startswith((*_MADE, "banks.halting.")):
+            reason = "is not in this model, and the donor's outputs need it: keep the donor's settings"
+            reason += " (embeddings, positions, what acts between rounds, output, head)"
+            raise ConfigError([Problem("model", name, reason)])
     if "target_weight" in donors:  # what a tied donor's output is made of
         donors.setdefault("output_weight", donors["target_weight"])
-    for name, parameter in model.named_parameters():
+    for name, parameter in own.items():
         given = donors.get(name)
         if given is not None and given.shape == parameter.shape:
             parameter.copy_(given)
-        elif _is_of_the_text(name):
+        elif _is_of_the_text(name) and not name.endswith("bias"):  # of which new ones begin at zero
             has = "lacks" if given is None else f"has in the shape {tuple(given.shape)}"
             reason = f"of the shape {tuple(parameter.shape)} would be drawn at random: the donor {has} it"
             raise ConfigError([Problem("model", name, reason)])
+    if not noise and _shape(model) == _shape(donor):
+        return
     # A set may serve several stacks: what is made of the donor's is collected first.
     steps = [
         (name, theirs, ours)
@@ -79,6 +90,10 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
     for one in steps:
         name, theirs, ours = one
         sets.setdefault((ours.kind, ours.weights), []).append(one)
+        if theirs.delta is not None:
+            reason = "rounds of the donor have maps of their own already (delta_rank), which would be lost"
+            fix = f"model.{name} must be as it is there; to train it on, leave training.init_shared out"
+            raise ConfigError([Problem(f"model.{name}.{ours.kind}", ours.weights, f"{reason}: {fix}")])
         if (has := _places(theirs)) != (wants := _places(ours)):
             reason = f"norms stand {wants} there, and {has} in the donor: the same placement is needed"
             raise ConfigError([Problem(f"model.{name}.norm.placement", ours.kind, reason)])
@@ -125,11 +140,15 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
             raise ConfigError([Problem(f"model.{name}.{bank}", path, reason)]) from error
 
 
+def _shape(model: Model) -> tuple[dict[str, Plan], dict[str, torch.Size]]:
+    """Return what decides whether the steps of two models can be copies of each other."""
+    sizes = {name: parameter.shape for name, parameter in model.named_parameters() if name.startswith(_MADE)}
+    return {name: stack.plan for name, stack in model.stacks.items()}, sizes
+
+
 def _is_of_the_text(name: str) -> bool:
     """Return whether a parameter stands for symbols or their places: nothing else can do what it does."""
-    return not name.endswith("bias") and (
-        not name.startswith("banks.") or name.startswith(("banks.positions.", "banks.embedding."))
-    )
+    return not name.startswith("banks.") or name.startswith(("banks.positions.", "banks.embedding."))
 
 
 def _places(use: Use) -> str:

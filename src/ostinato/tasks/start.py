@@ -16,6 +16,8 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.tasks.recipes import load_recipe
 
 _KEY = "training.init_from"
+_HEADS = ("classification", "tagging", "span")
+"""What models with a head of their own read; others have an output over the vocabulary, or none."""
 
 
 def is_run(path: str | Path) -> bool:
@@ -29,11 +31,12 @@ def load_tokenizers(path: str) -> Tokenizers:
     Raises:
         ConfigError: there is no run.
     """
-    _check_run(path)
+    check_is_run(path)
     return Tokenizers.load(Path(path) / "tokenizers")
 
 
-def _check_run(path: str | Path) -> None:
+def check_is_run(path: str | Path) -> None:
+    """Raise a ConfigError where there is no run to start from."""
     if not is_run(path):
         reason = "holds no run: name a run directory, whose best checkpoint is taken"
         raise ConfigError([Problem(_KEY, str(path), reason)])
@@ -45,7 +48,7 @@ def keep_tokenizers(recipe: Recipe, run: str | Path) -> tuple[Recipe, list[Probl
     Raises:
         ConfigError: there is no run.
     """
-    _check_run(run)
+    check_is_run(run)
     return with_tokenizers_of(recipe, load_recipe(run).data)
 
 
@@ -71,8 +74,8 @@ def start_tokenizers(recipe: Recipe, examples: Sequence[Example]) -> Tokenizers:
         examples: of the training split, whose new symbols `training.extend_vocabulary` adds to the vocabularies.
 
     Raises:
-        ConfigError: there is no run, its tokenizers cannot be extended, its head is for other labels, or it has labels
-            where the new run has texts.
+        ConfigError: there is no run, its tokenizers cannot be extended, its head is of another kind or for other
+            labels, or it has labels where the new run has texts.
     """
     origin, reads = str(recipe.training.init_from), recipe.model.reads
     tokenizers = load_tokenizers(origin)
@@ -81,21 +84,24 @@ def start_tokenizers(recipe: Recipe, examples: Sequence[Example]) -> Tokenizers:
         raise ConfigError([Problem(_KEY, origin, f"{reason}: start from a run without a head for labels")])
     if recipe.training.extend_vocabulary:
         # Where targets are labels, a tokenizer of texts does not hold them.
-        is_labelled = reads in ("classification", "tagging", "span")
+        is_labelled = reads in _HEADS
         new = [Example(example.source or "", "") for example in examples] if is_labelled else examples
         tokenizers = tokenizers.extended(new)
     if recipe.model.generates:
         return tokenizers
     found = tokenizers.with_labels(examples, reads)
-    before, now = tokenizers.target, found.target
-    if not isinstance(before, LabelTokenizer) or not isinstance(now, LabelTokenizer):
-        return found
+    before, now, theirs = tokenizers.target, found.target, load_recipe(origin).model.reads
     if any(fnmatchcase("head.weight", pattern) for pattern in recipe.training.init_except):
         return found
+    if theirs != reads and {theirs, reads} <= set(_HEADS):  # of which some have the same shape
+        reason = f"its head is of the kind {theirs}, and the model's of the kind {reads}"
+    elif not isinstance(before, LabelTokenizer) or not isinstance(now, LabelTokenizer):
+        return found
     # A row of the head stands for a label by its number, which follows from how frequent the label was.
-    if before.kind == now.kind and set(now.labels) <= set(before.labels):
+    elif set(now.labels) <= set(before.labels):
         return tokenizers
-    reason = f"its head is for the labels {_few(before.labels)}, and the data have {_few(now.labels)}"
+    else:
+        reason = f"its head is for the labels {_few(before.labels)}, and the data have {_few(now.labels)}"
     if recipe.training.init_shared is None:
         reason += ": training.init_except=[head.*] begins with a new one"
     raise ConfigError([Problem(_KEY, origin, reason)])

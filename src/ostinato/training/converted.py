@@ -18,6 +18,12 @@ from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.imported import write_run
 from ostinato.training.rundir import RunDirectory
 
+_NO_START = (
+    *("training.init_from=null", "training.init_checkpoint=best", "training.init_except=[]"),
+    *("training.init_shared=null", "training.extend_vocabulary=false"),
+)
+"""The weights are those of the run that is converted, whatever that one began from."""
+
 
 def convert_run(
     run: LoadedRun, overrides: Sequence[str], run_dir: str | Path, shared: Shared = "average", noise: float = 0.0
@@ -36,6 +42,7 @@ def convert_run(
     """
     target = RunDirectory(Path(run_dir))
     target.check_empty()
+    overrides = [*overrides, *_NO_START]
     recipe = load_recipe(run.directory, overrides)
     if average := parse_average(recipe.evaluation.checkpoint):  # the new run has one checkpoint
         recipe = load_recipe(run.directory, [*overrides, f"evaluation.checkpoint={average[0]}"])

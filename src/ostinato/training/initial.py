@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from ostinato.config.model import ModelConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.interop.recursive import Shared, to_recursive
-from ostinato.models import Encoder, Model
+from ostinato.models import Encoder, Model, build_model
 from ostinato.models.checkpoint import load_model
+from ostinato.tasks.start import check_is_run
 from ostinato.training.freeze import check_patterns, matches
 
 _KEY, _EXCEPT = "training.init_from", "training.init_except"
@@ -45,19 +48,63 @@ class InitialReport:
     left: list[str] = field(default_factory=list)
 
 
+def check_start(config: ModelConfig, training: TrainingConfig) -> None:
+    """Raise what `start_from` raises of a model of this configuration, before its run has a directory."""
+    with torch.device("meta"):  # names and shapes decide
+        model = build_model(config)
+    donor = load_model(_checkpoint(training))
+    if training.init_shared is not None:
+        to_recursive(donor.to(model.device), model, training.init_shared)
+    else:
+        _taken(donor.state_dict(), model.state_dict(), training)
+
+
 def start_from(model: Model, config: TrainingConfig) -> InitialReport:
     """Give a new model the weights of a checkpoint of the run that `init_from` names.
 
     Raises:
         ConfigError: weights the model has no place for, or of another shape, that no setting allows; patterns that
-            match no parameter of either model; no run is named.
+            match no parameter of either model; no run is named, or none is there.
         CheckpointError: the run has no checkpoint, or one that cannot be read.
     """
-    path = str(config.init_from)
-    folder = find_checkpoint(Path(path), config.init_checkpoint)
+    folder = _checkpoint(config)
     if config.init_shared is not None:
         return _start_converted(model, load_model(folder, model.device), config.init_shared, folder)
     trained, own = load_model(folder).state_dict(), model.state_dict()
+    taken, grows = _taken(trained, own, config)
+    with torch.no_grad():
+        for name, found in taken.items():
+            if name not in grows:
+                own[name].copy_(found)
+            elif isinstance(model, Encoder):  # The mask symbol's row is the last one, also of a larger vocabulary.
+                own[name][: len(found) - 1].copy_(found[:-1])
+                own[name][-1].copy_(found[-1])
+            else:
+                own[name][: len(found)].copy_(found)
+    return InitialReport(
+        checkpoint=str(folder),
+        taken=[name for name in taken if name not in grows],
+        fresh=[name for name in own if name not in taken],
+        resized={name: (len(taken[name]), len(own[name])) for name in taken if name in grows},
+        left=[name for name in trained if name not in taken],
+    )
+
+
+def _checkpoint(config: TrainingConfig) -> Path:
+    """Return the folder of the checkpoint to start from."""
+    path = str(config.init_from)
+    check_is_run(path)
+    return find_checkpoint(Path(path), config.init_checkpoint)
+
+
+def _taken(
+    trained: dict[str, Tensor], own: dict[str, Tensor], config: TrainingConfig
+) -> tuple[dict[str, Tensor], set[str]]:
+    """Return the weights that a model takes of a trained one, and the names of those that get more rows in it.
+
+    Raises:
+        ConfigError: see `start_from`.
+    """
     check_patterns(_EXCEPT, config.init_except, [*trained, *own], lambda _: " of either model")
     taken = {name: found for name, found in trained.items() if not matches(name, config.init_except)}
     # Matrices with more rows here and otherwise the same shape.
@@ -78,23 +125,8 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
     ]
     if wrong:
         wrong.append(f"{_EXCEPT} names what is not to be taken")
-        raise ConfigError([Problem(_KEY, path, "its weights do not fit: " + "; ".join(wrong))])
-    with torch.no_grad():
-        for name, found in taken.items():
-            if name not in grows:
-                own[name].copy_(found)
-            elif isinstance(model, Encoder):  # The mask symbol's row is the last one, also of a larger vocabulary.
-                own[name][: len(found) - 1].copy_(found[:-1])
-                own[name][-1].copy_(found[-1])
-            else:
-                own[name][: len(found)].copy_(found)
-    return InitialReport(
-        checkpoint=str(folder),
-        taken=[name for name in taken if name not in grows],
-        fresh=[name for name in own if name not in taken],
-        resized={name: (len(taken[name]), len(own[name])) for name in taken if name in grows},
-        left=[name for name in trained if name not in taken],
-    )
+        raise ConfigError([Problem(_KEY, str(config.init_from), "its weights do not fit: " + "; ".join(wrong))])
+    return taken, grows
 
 
 def _start_converted(model: Model, donor: Model, shared: Shared, folder: Path) -> InitialReport:

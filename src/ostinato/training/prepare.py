@@ -34,6 +34,7 @@ from ostinato.tasks.registry import build_task
 from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.changes import Changes
 from ostinato.training.checks import learning_notes
+from ostinato.training.initial import check_start
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split, with_absolute_paths
 from ostinato.training.training_data import training_data
 
@@ -86,7 +87,7 @@ def prepare(
 
     Raises:
         ConfigError: settings that do not fit the task, all of them. DataError: data that cannot be used.
-        CheckpointError: `is_resumed`, and recipe or data are not the run's.
+        CheckpointError: `is_resumed`, and recipe or data are not the run's; a start that cannot be read.
     """
     task = build_task(recipe.task, recipe.data, access)
     recipe = with_splits(recipe, task)
@@ -143,6 +144,8 @@ def prepare(
     if not is_resumed:
         described = describe_data(task, recipe.data, other_splits(recipe, train_split))
         described["splits"] = {train_split: data.describe(tokenizers), **described["splits"]}
+        if recipe.training.init_from is not None:
+            check_start(recipe.model, recipe.training)
         run.claim()
         with new_folder(run.tokenizers) as folder:
             tokenizers.save(folder)
