@@ -235,8 +235,9 @@ def test_rounds_that_are_no_whole_number_are_named() -> None:
     model = ostinato.build_model(
         ostinato.LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": shared})
     )
-    with pytest.raises(ConfigError, match=r"n_steps is .*must be a whole number"):
-        model(torch.tensor([[1, 4]]), n_steps=torch.tensor(3.0))
+    for wrong in (torch.tensor(3.0), [1, 2], "4", 2.5, True):
+        with pytest.raises(ConfigError, match=r"n_steps is .*must be a whole number"):
+            model(torch.tensor([[1, 4]]), n_steps=wrong)
 
 
 def test_a_rule_that_was_put_in_place_of_a_gate_is_not_given_one() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from routed_models import tiny_batches, tiny_model
 from safetensors.torch import load_file
 from test_training_depth import gradients
 from tiny_runs import last_checkpoint, tiny_recipe, weights
@@ -35,7 +36,7 @@ from ostinato.training import Reporter, train
 from ostinato.training.checks import check_training, learning_notes
 from ostinato.training.optim import build_optimizer
 from ostinato.training.processes import Processes
-from ostinato.training.rounds import draw_round_of_loss, draw_rounds, draw_shorter
+from ostinato.training.rounds import draw_round_of_loss, draw_rounds, draw_shorter, rounds_of_stacks
 from ostinato.training.update import Updater
 
 LOOP: dict[str, Any] = {
@@ -469,6 +470,51 @@ def test_rounds_are_drawn_of_loops_only(tmp_path: Path) -> None:
         train(check_recipe(stored), tmp_path / "run")
 
 
+def beside_a_loop(folder: Path, n_steps: int, rounds: dict[str, Any], **stack: Any) -> Recipe:
+    """Return the recipe of layers with weights of their own, that is an encoder, and of a loop that reads it."""
+    stored = tiny_recipe(folder, rounds=rounds).model_dump(mode="json")
+    stored["model"]["encoder"] |= {"n_steps": n_steps} | stack
+    stored["model"]["decoder"] |= LOOP | {"segments": [{"repeats": 4, "inject": {"kind": "add"}}]}
+    return check_recipe(stored)
+
+
+def test_the_layers_of_a_stack_whose_rounds_differ_learn_beside_a_loop_whose_first_rounds_are_cut(
+    tmp_path: Path,
+) -> None:
+    recipe = beside_a_loop(tmp_path, 4, {"kind": "poisson", "rate": 4.0, "gradient_rounds": 2})
+    check_training(recipe, torch.device("cpu"))
+    assert learning_notes(recipe) == []
+    found = []
+    for n in (2, None):
+        rounds = UniformRoundsConfig(least=4, most=4, gradient_rounds=n)
+        model, config = tiny_model(recipe).eval(), recipe.training.model_copy(update={"rounds": rounds})
+        Updater(model, build_optimizer(model, config.optimizer), config).accumulate(tiny_batches(), 1)
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        found.append(gradients(model))
+    cut, whole = found
+    assert all(not torch.allclose(cut[name], whole[name]) for name in cut if "ffn.decoder_0" in name)
+
+
+def test_layers_whose_tokens_halt_are_no_reason_to_refuse_the_last_rounds_of_a_loop(tmp_path: Path) -> None:
+    rounds = {"kind": "plan", "gradient_rounds": 2}
+    check_training(beside_a_loop(tmp_path, 3, rounds, halting={"kind": "act"}), torch.device("cpu"))
+    check_training(beside_a_loop(tmp_path, 1, rounds, halting={"kind": "act"}), torch.device("cpu"))
+
+
+def test_a_stack_of_one_step_is_a_layer_beside_a_loop(tmp_path: Path) -> None:
+    recipe = beside_a_loop(tmp_path, 1, {"kind": "uniform", "least": 7, "most": 7})
+    model = tiny_model(recipe)
+    assert rounds_of_stacks(model, 7) == {"decoder": 7}
+    stored = recipe.model_dump(mode="json")
+    stored["model"]["decoder"] |= {"segments": []}
+    alone = check_recipe(stored)  # of which draws are, where nothing else has rounds
+    assert rounds_of_stacks(tiny_model(alone), 7) == {"encoder": 7, "decoder": 7}
+    stored["model"]["encoder"] |= LOOP
+    stored["training"]["round_loss"] = {"kind": "drawn"}
+    with pytest.raises(ConfigError, match="needs more than one round, and the decoder has one"):
+        check_training(check_recipe(stored), torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -544,6 +590,19 @@ def test_gates_that_would_not_learn_are_named(tmp_path: Path) -> None:
 
     assert notes("none") == notes("act") == notes(round_loss={"kind": "exit"}) == []
     assert notes() == ["the gate of the exits of the decoder has no gradient with training.round_loss.kind=last"]
+    recipe = looped(tmp_path, halting="exit")
+    costly = recipe.training.model_copy(update={"halting": DepthCostConfig(weight=0.1)})
+    (by_entropy,) = learning_notes(recipe.model_copy(update={"training": costly}))
+    assert by_entropy == (
+        "with training.round_loss.kind=last the gate of the exits of the decoder learns by its entropy alone, whose "
+        "gradient reaches the layers, too: set training.halting.weight to 0"
+    )
+    updated = [updater_of(recipe, halting=DepthCostConfig(weight=weight)) for weight in (0.0, 0.1)]
+    for one in updated:
+        one.accumulate(two_batches(), 1)
+    without, entropy = (gradients(one.model) for one in updated)
+    assert not any(grad.any() for name, grad in without.items() if ".halting." in name)
+    assert all(not torch.equal(entropy[n], without[n]) for n in without if ".halting." in n or ".ffn." in n)
     recipe = looped(tmp_path, halting="act")
     late = recipe.training.model_copy(update={"halting": DepthCostConfig(off_updates=12)})
     (line,) = learning_notes(recipe.model_copy(update={"training": late}))

@@ -16,13 +16,17 @@ from starlette.testclient import TestClient
 
 from ostinato.analysis.capture import batches
 from ostinato.analysis.collectors import SubLayerKey
+from ostinato.data import hub
+from ostinato.data.example import Example
 from ostinato.decoding import inference
+from ostinato.errors import DataError
 from ostinato.evaluation import evaluate
 from ostinato.evaluation.loading import load
 from ostinato.evaluation.scores import score_sentences
 from ostinato.nn.execution import CRITERIA_AT_TEST
 from ostinato.viewer import schema
 from ostinato.viewer.opened import OpenRun, open_runs
+from ostinato.viewer.reading import row_of
 from ostinato.viewer.schema import Limits
 from ostinato.viewer.server import ENDPOINTS, view_app
 
@@ -252,6 +256,11 @@ def test_a_curve_says_what_was_cut_and_that_blocks_are_read_by_text(
     asked = {"run": run.name, "split": run.splits[0], "n": 2, "along": "threshold", "exit": "change", "threshold": 0.5}
     (note,) = lines(client, "curve", asked)[-1]["notes"]
     assert note == "every text is read by itself, while `ostinato evaluate` reads blocks (data.block_length)"
+    (folder,) = (path for path in run_folders if path.name == run.name)
+    short = open_runs({run.name: load(folder, device="cpu", overrides=["data.max_target_length=4"])}, Limits())
+    assert row_of(short[run.name], Example(None, "the cat sat on the mat")).length == 4
+    with TestClient(view_app(short, Limits()), base_url="http://127.0.0.1:8765") as client:
+        assert lines(client, "curve", asked)[-1]["notes"] == [f"{note}; longer texts are cut to 4 tokens"]
     (folder,) = (path for path in run_folders if path.name == "sparse")
     cutting = ["data.over_length=truncate", "data.max_source_length=3"]
     shown = open_runs({"run": load(folder, device="cpu", overrides=cutting)}, Limits())
@@ -319,6 +328,25 @@ def test_examples_are_shown_without_the_training_file(run_folders: list[Path], t
     assert "dev" in opened.splits
     assert "train" not in opened.splits
     assert opened.examples("dev")
+    opened.close()
+
+
+@pytest.mark.parametrize("replaced", [["train"], ["train", "dev", "test"]])
+def test_no_hub_is_asked_for_a_data_set_that_a_recipe_names(
+    run_folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: list[str]
+) -> None:
+    copy = Path(shutil.copytree(next(path for path in run_folders if path.name == "language-model"), tmp_path / "run"))
+    recipe = copy / "recipe.yaml"
+    text = recipe.read_text(encoding="utf-8")
+    for split in replaced:
+        text = re.sub(rf"(?m)^  {split}: .*$", f"  {split}: {{hf: owner/name, split: {split}}}", text, count=1)
+    recipe.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(hub, "load", lambda given: pytest.fail("the hub was asked"))
+    opened = open_runs({"run": load(copy, device="cpu")}, Limits())["run"]
+    assert opened.splits == [split for split in ("test", "dev") if split not in replaced]
+    for split in replaced:
+        with pytest.raises(DataError, match=r"the data set owner/name is no file or folder here, and the page asks no"):
+            opened.examples(split)
     opened.close()
 
 

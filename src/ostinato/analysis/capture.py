@@ -98,11 +98,12 @@ def stream(
 
 
 def batches(run: LoadedRun, examples: Iterable[Example], *, tokens_per_batch: int = TOKENS) -> Iterator[Batch]:
-    """Return examples as batches of a run's model, on the host; every text by itself, also where training packs them.
+    """Return examples as batches of a run's model, on the host; every text by itself, also where training packs them,
+    and then cut where they are longer than a row may be.
 
     Raises:
         DataError: an example that cannot be encoded, or is too long.
     """
-    data = run.recipe.data.model_copy(update={"block_length": None})
+    data = run.recipe.data_by_text()
     rows = encode_rows(examples, run.tokenizers, data, run.model.config, training=False, name="examples")
     return evaluation_batches(rows, min(tokens_per_batch, data.eval_tokens_per_batch))

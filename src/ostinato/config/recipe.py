@@ -156,6 +156,17 @@ class Recipe(Config):
             )
             yield Inert(f"{path}training.halting.capacity_warmup", value, reason)
 
+    def data_by_text(self) -> DataConfig:
+        """Return the data with every text a row of its own; a text of blocks, which has any length, is cut to what
+        `data.max_target_length` and learned positions leave of it."""
+        if self.data.block_length is None:
+            return self.data
+        positions = [stack.positions for stack in self.model.stacks().values()]
+        learned = [one.max_length for one in positions if isinstance(one, LearnedConfig)]
+        longest = min([self.data.max_target_length, *learned])
+        cut = {"block_length": None, "max_target_length": longest, "over_length": "truncate"}
+        return self.data.model_copy(update=cut)
+
     def _too_long_for_positions(self, path: str) -> Iterator[Problem]:
         """Yield the lengths that have no learned position, as far as settings alone can say."""
         data, decoding, generates = self.data, self.decoding, self.model.generates

@@ -181,7 +181,8 @@ class _RoundsConfig(Config):
     """What the gradient goes through, whatever the rounds are."""
 
     gradient_rounds: Size | None = None
-    """The last of the rounds that run at most, through which the gradient goes (truncated back-propagation); None: all.
+    """The last of the rounds that run at most, through which the gradient goes (truncated back-propagation), in stacks
+    whose rounds share all weights; None: all.
     Refused where tokens may stop before them in training (halting.kind act, stick_breaking, token_choice, length)."""
     gradient_repeats: Annotated[list[Number], Field(min_length=1)] | None = None
     """In loops of several states, how many of a state's `repeats` in a round the gradient goes through, its last ones:

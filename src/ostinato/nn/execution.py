@@ -71,8 +71,8 @@ class Execution:
         paths: of a stack, by its name, the lengths of the steps that its rounds take together from 0 to 1, and so their
             number in place of the plan's; read by modulations by time (`ostinato.nn.by_round`). Else R rounds have
             1 / R each.
-        gradient_rounds: of every loop the last rounds that the gradient goes through (truncated back-propagation).
-            None: all.
+        gradient_rounds: of every loop whose rounds share all weights the last rounds that the gradient goes through
+            (truncated back-propagation); the first layers of other stacks would not learn. None: all.
         gradient_repeats: of loops of several states, how many of the times that a round changes a state the gradient
             goes through, the last ones: a number for each of the last rounds, of which the first one holds for all
             rounds before them, too. None: all. HRM-Text: (1, 2); HRM: (1,) of the last round alone.

@@ -94,6 +94,7 @@ class Stack:
             dropout=dropout,
         )
         self._own_rounds = self._sub_layers.of_plan(plan)
+        self._shares_rounds = plan.is_fully_shared
         # A convolution reads its neighbours, halted or not: their rows must stay.
         modules = (banks.ffn[use.weights] for use in plan.uses() if use.kind == "ffn")
         self._mixes_columns = any(isinstance(module, SeparableConv) for module in modules)
@@ -326,7 +327,9 @@ class Stack:
         states_ND = states_BTD.flatten(0, 1)
         if in_one is not None:
             return in_one(states_ND, run).view(B, T, -1), None
-        n_free = len(rounds) - (run.execution.gradient_rounds or len(rounds)) if own.is_loop else 0
+        # Early rounds of a stack whose rounds differ are layers, which learn by their own gradient alone.
+        last = run.execution.gradient_rounds if own.is_loop and self._shares_rounds else None
+        n_free = len(rounds) - (last or len(rounds))
         # Where early rounds have no gradient, rows that never run have none: no padding decides which weights do.
         shown_ND = states_ND.detach() if n_free > 0 else states_ND
         halting = rule.start(shown_ND, Rows.all(B, T), run, n_rounds if n_rounds is not None else len(rounds))
@@ -488,11 +491,14 @@ class Stack:
         repeats: Tensor | None = None
         if isinstance(n_rounds, Tensor) and (execution.as_graph or is_exporting()):
             repeats, n_rounds = n_rounds, 2
-        elif isinstance(n_rounds, Tensor):
-            try:
-                n_rounds = operator.index(n_rounds)
-            except TypeError as error:
-                raise ConfigError([Problem("n_steps", n_rounds, "must be a whole number")]) from error
+        elif n_rounds is not None:
+            try:  # numbers of NumPy and of torch are whole ones, too
+                whole_number = operator.index(n_rounds)
+            except TypeError:
+                whole_number = None
+            if whole_number is None or isinstance(n_rounds, bool):
+                raise ConfigError([Problem("n_steps", n_rounds, "must be a whole number")])
+            n_rounds = whole_number
         asked = execution.rounds_of(self.plan.stack) if n_rounds is None else n_rounds
         rule, units = self.halting, self.banks.halting
         if self.plan.stack in units:  # it may have been replaced

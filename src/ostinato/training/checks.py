@@ -84,7 +84,13 @@ def learning_notes(recipe: Recipe) -> list[str]:
     loss, stacks = training.round_loss.kind, recipe.model.stacks()
     for name, stack in stacks.items():
         if stack.halting.kind == "exit" and (name != [*stacks][-1] or loss not in ("exit", "improvement")):
-            found.append(f"the gate of the exits of the {name} has no gradient with training.round_loss.kind={loss}")
+            line = f"the gate of the exits of the {name} has no gradient with training.round_loss.kind={loss}"
+            if training.halting.weight:
+                line = (
+                    f"with training.round_loss.kind={loss} the gate of the exits of the {name} learns by its entropy "
+                    "alone, whose gradient reaches the layers, too: set training.halting.weight to 0"
+                )
+            found.append(line)
     if loss == "improvement" and not training.freeze:
         found.append(
             "training.round_loss.kind=improvement is the loss of a gate alone, and nothing is frozen: all parameters "

@@ -111,10 +111,16 @@ def _generator(seed: int, update: int) -> torch.Generator:
 
 
 def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Mapping[str, int | RoundsBySentence]:
-    """Return the rounds of every stack whose number of rounds can be changed; None: the plans' own."""
+    """Return the rounds of every stack whose rounds share all weights; None: the plans' own.
+
+    A stack of one step that is not repeated is one only where no stack of the model has several rounds: beside a loop
+    it is a layer.
+    """
     if rounds is None:
         return {}
-    return {name: rounds for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
+    shared = {name: stack.plan for name, stack in model.stacks.items() if stack.plan.is_fully_shared}
+    loops = [name for name, plan in shared.items() if plan.loop.is_repeated or plan.n_rounds > 1]
+    return dict.fromkeys(loops or shared, rounds)
 
 
 def _least_rounds(stack: Stack, rounds: RoundsConfig) -> int:
@@ -170,8 +176,8 @@ def round_problems(
         found.append(Problem(f"training.rounds.{key}", getattr(rounds, key), reason))
     if rounds.gradient_rounds is not None:
         # They are the last of those that are run at most: where all tokens stop before them, no weight has a gradient.
-        for name, stack in model.stacks.items():
-            if not isinstance(stack.halting, NoHalting | Exit | Select):
+        for name in rounds_of_stacks(model, 1):
+            if not isinstance((stack := model.stacks[name]).halting, NoHalting | Exit | Select):
                 reason = (
                     f"tokens of the {name} may stop before the last rounds and teach nothing then: leave it out, or"
                 )
@@ -184,14 +190,16 @@ def round_problems(
         found.append(Problem("training.rounds.gradient_repeats", rounds.gradient_repeats, reason))
     if rounds.per == "sentence":
         found += _problems_of_sentences(model, loss)
-    n_rounds = [stack.plan.n_rounds for stack in model.stacks.values()]
-    most = getattr(rounds, "most", None) if rounds.kind != "plan" or not n_rounds else n_rounds[-1]
+    most = getattr(rounds, "most", None)
+    for name in [*model.stacks][-1:]:
+        if rounds.kind == "plan" or name not in rounds_of_stacks(model, 1):
+            most = model.stacks[name].plan.n_rounds
     return [*found, *round_loss_problems(model, round_loss, most, "training.round_loss")]
 
 
 def _problems_of_sentences(model: Model, loss: str) -> list[Problem]:
     """Return why sentences cannot have rounds of their own."""
-    whys = [stack.why_not_by_sentence() for stack in model.stacks.values() if stack.plan.is_fully_shared]
+    whys = [model.stacks[name].why_not_by_sentence() for name in rounds_of_stacks(model, 1)]
     if any(True for _ in model.routed()):
         whys.append("processes would have other numbers of rounds, of each of which routers keep records")
     if loss != "last":

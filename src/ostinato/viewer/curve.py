@@ -84,8 +84,10 @@ def draw_curve(opened: OpenRun, request: CurveRequest, call: Call, emit: Callabl
             point = _point(opened, request, examples, setting, call, cuts, is_here=is_here)
         emit(point)
     notes = cuts.notes(request.split)
-    if opened.run.recipe.data.block_length is not None:
-        notes.append("every text is read by itself, while `ostinato evaluate` reads blocks (data.block_length)")
+    if (recipe := opened.run.recipe).data.block_length is not None:
+        longest = recipe.data_by_text().max_target_length
+        note = "every text is read by itself, while `ostinato evaluate` reads blocks (data.block_length)"
+        notes = [note + f"; longer texts are cut to {longest:,} tokens" * bool(notes)]
     emit(End(n=len(examples), notes=notes))
 
 
@@ -101,7 +103,7 @@ def _point(
 ) -> Point:
     """Return what the examples come to, as the model runs now; cuts: counts what is cut of them."""
     run, metrics = opened.run, [] if request.metric is None else [request.metric]
-    data = run.recipe.data.model_copy(update={"block_length": None})
+    data = run.recipe.data_by_text()
     chosen = {} if request.beam is None else {"beam": request.beam}
     found = evaluate(
         run.model,

@@ -101,13 +101,13 @@ def _emptied(row: AnyRow) -> AnyRow:
 
 
 def row_of(opened: OpenRun, example: Example) -> AnyRow:
-    """Return an example as token ids, every text by itself.
+    """Return an example as token ids, every text by itself; those of a run in blocks may be cut.
 
     Raises:
         DataError: it cannot be encoded, or is too long.
     """
     run = opened.run
-    data = run.recipe.data.model_copy(update={"block_length": None})
+    data = run.recipe.data_by_text()
     rows = list(encode_rows([example], run.tokenizers, data, run.model.config, training=False, name="text"))
     if not rows:
         raise DataError("text: it is longer than this run reads")

@@ -94,7 +94,7 @@ def _passes(model: Model) -> int:
 
 def _measure(subject: Subject, on_progress: OnProgress) -> Tuning:
     examples, run = _few(subject), subject.run
-    data = run.recipe.data.model_copy(update={"block_length": None})
+    data = run.recipe.data_by_text()
 
     def measured(oracle: ExitScope | None = None) -> dict[str, Any]:
         settings = {"data": data, "decoding": run.recipe.decoding, "metrics": [], "oracle": oracle}
