@@ -156,6 +156,42 @@ def test_quotes_in_a_tsv_file_are_text(streaming: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "UP.CSV", "data/train.csv"])
+def test_texts_of_columns_are_those_that_stand_in_the_file(name: str, streaming: bool, tmp_path: Path) -> None:
+    cells = [("source", "target", "lang", "n"), ("NA", "046", "NA", "1"), ("+5", "1.50", "null", "2")]
+    cells.append(("2020-01-01", "True", "en", "3"))
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    mark = "\t" if name.endswith("tsv") else ","
+    file.write_text("".join(f"{mark.join(row)}\n" for row in cells), encoding="utf-8")
+    place = file if file.parent == tmp_path else file.parent
+    found = read(place, streaming=streaming)
+    assert found == [(source, target, {"lang": lang, "n": int(n)}) for source, target, lang, n in cells[1:]]
+    texts = [(one.source, one.target) for one in read_examples(file, DataConfig())]
+    assert [(source, target) for source, target, _ in found] == texts
+    # What `columns` names is a text, too, under whatever name.
+    named = read(place, streaming=streaming, columns={"source": "target", "target": "n"})
+    assert named == [(target, n, {}) for _, target, _, n in cells[1:]]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_number_of_a_column_that_is_no_text_may_be_missing_in_any_row(streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("source,target,n\n" + "a,b,1\n" * 10_001 + "c,d,\n", encoding="utf-8")
+    assert read(file, streaming=streaming)[-1] == ("c", "d", {"n": None})
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_blank_lines_of_plain_text_are_skipped_as_without_the_library(streaming: bool, tmp_path: Path) -> None:
+    file = tmp_path / "t.txt"
+    file.write_text("a b\n\n  \nc\n", encoding="utf-8")
+    given = DataSetConfig(hf=str(file), split="train", streaming=streaming)
+    found = list(read_data_set(given, DataConfig(), "language_model"))
+    assert found == list(read_examples(file, DataConfig(), "language_model"))
+    assert [one.target for one in found] == ["a b", "c"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_brackets_in_the_path_of_a_file_are_no_pattern(streaming: bool, lines: Path) -> None:
     file = lines.parent / "lr[0.1]" / "rows[1].jsonl"
     file.parent.mkdir()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 
 import ostinato.data.rows
 from architectures import draws
@@ -290,6 +291,25 @@ def test_a_text_with_an_unknown_token_has_no_size() -> None:
     known = Tokenizers(kept, kept)
     rows = list(encode_rows([*texts[:2], Example(None, "c")], known, replaced, CAUSAL, training=False, name="x"))
     assert [row.size for row in rows] == [TextSize(3, 4), None, TextSize(2, 2)]
+
+
+def test_a_size_is_that_of_what_the_tokens_say_of_a_text() -> None:
+    texts = [Example(None, "a b"), Example(None, "  a\n\n b "), Example(None, "A b")]
+    rows = encode_rows(texts[:2], JOINT, DATA, CAUSAL, training=False, name="x")
+    assert [row.size for row in rows] == [TextSize(3, 4)] * 2
+    model = LibraryTokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2, "</s>": 3}, unk_token="[UNK]"))
+    model.pre_tokenizer, model.normalizer = WhitespaceSplit(), Lowercase()
+    lower = KeptTokenizer(model.to_str(), SpecialIds(pad=3, bos=3, eos=3))
+    rows = encode_rows(texts, Tokenizers(lower, lower), DATA, CAUSAL, training=False, name="x")
+    assert [row.size for row in rows] == [TextSize(3, 4), TextSize(3, 4), None]
+    apart = LibraryTokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2, "</s>": 3, "!": 4}, unk_token="[UNK]"))
+    apart.pre_tokenizer = Whitespace()
+    marks = KeptTokenizer(apart.to_str(), SpecialIds(pad=3, bos=3, eos=3))
+    rows = encode_rows([Example(None, "a!b a")], Tokenizers(marks, marks), DATA, CAUSAL, training=False, name="x")
+    assert [row.size for row in rows] == [TextSize(3, 6)]  # its tokens say "a ! b a"
+    pieces = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=270), ["ab ab abba"])
+    rows = encode_rows(texts, Tokenizers(pieces, pieces), DATA, CAUSAL, training=False, name="x")
+    assert [row.size for row in rows] == [TextSize.of(text.target) for text in texts]
 
 
 def test_masked_blocks_hold_the_texts_with_their_ends() -> None:

@@ -301,6 +301,19 @@ def test_processes_and_a_second_run_change_no_byte(
     assert make_pack(files, JOINT).folder == several.folder
 
 
+def test_a_compressed_file_is_one_unit_whatever_its_ending_is_written_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_units(monkeypatch, 8)
+    with gzip.open(tmp_path / "UP.TXT.GZ", "wt", encoding="utf-8") as file:
+        file.write("".join(f"{n * n * 7919}\n" for n in range(500)))
+    made = source_of(tmp_path / "UP.TXT.GZ")
+    assert made.is_compressed
+    assert made.n_bytes_of_text > made.n_bytes
+    assert len(made.units()) == 1
+    assert len(list(all_examples(made))) == 500
+
+
 def test_who_waits_for_another_packing_says_so(tmp_path: Path, own_cache: Path) -> None:
     files = source_of(write_lines(tmp_path / "a.txt", ["a b", "c"]))
     done = make_pack(files, JOINT)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
+import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,3 +130,26 @@ def test_folders_that_are_links_are_entered_once(folder: Path) -> None:
     found = names(find_files(folder), folder)
     assert [name for name in found if not name.startswith("linked")] == ["a.txt", "b.txt", "deep/er/c.txt"]
     assert len([name for name in found if name.endswith("f.txt")]) == 1
+
+
+@pytest.mark.parametrize("given", ["", "*.txt", "**/*.txt"])
+def test_a_link_to_what_is_not_there_is_named_unless_it_is_hidden(folder: Path, given: str) -> None:
+    (folder / ".lock.txt").symlink_to("nowhere")
+    assert find_files(folder / given)
+    (folder / "z.txt").symlink_to("nowhere")
+    reason = "is a link to what is not there: fetch it, or remove the link"
+    with pytest.raises(DataError, match=f"^{re.escape(str(folder))}/z.txt: {reason}$"):
+        find_files(folder / given)
+
+
+def test_a_folder_that_may_not_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if Path(path).name == "er":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match=f"^{re.escape(str(folder))}/deep/er: cannot be read: Permission denied$"):
+        find_files(folder)

@@ -106,6 +106,7 @@ def test_a_column_that_is_read_stands_in_a_header_once(tmp_path: Path) -> None:
     assert str(error.value) == f"{path}, line 1: {reason}"
     (example,) = read_examples(path, DataConfig(target_field="n"))
     assert (example.source, example.target) == ("a", "d")
+    assert example.columns == {}, "which of two of one name is meant nobody knows"
 
 
 def test_bad_tsv_lines_are_named_with_their_reason(tmp_path: Path) -> None:
@@ -261,3 +262,16 @@ def test_stretches_of_a_file_hold_every_line_once_under_its_number(
     assert [line for one in cut for line in read_lines(path, one)] == list(read_lines(path))
     assert all(one.end is None or one.end - one.start >= n_bytes for one in cut)
     assert len(cut) == 1 or all(list(read_lines(path, one)) for one in cut)
+
+
+@pytest.mark.parametrize("name", ["UP.CSV", "UP.CSV.GZ", "Up.Tsv", "UP.JSONL.gz"])
+def test_the_ending_of_a_name_may_be_in_capitals(tmp_path: Path, name: str) -> None:
+    kind = name.lower().partition(".")[2].removesuffix(".gz")
+    texts = {
+        "csv": "source,target\na,b\n",
+        "tsv": "source\ttarget\na\tb\n",
+        "jsonl": '{"source": "a", "target": "b"}\n',
+    }
+    content = texts[kind].encode()
+    path = write(tmp_path / name, gzip.compress(content) if name.lower().endswith("gz") else content)
+    assert list(read_examples(path, DATA)) == [Example("a", "b", {})]

@@ -57,6 +57,11 @@ def test_an_arrow_file_is_read_as_a_stream_is(tmp_path: Path) -> None:
     assert f"{path}: is damaged" in error_of(path)
 
 
+def test_the_ending_of_a_name_may_be_in_capitals(tmp_path: Path) -> None:
+    assert texts_of(write_parquet(tmp_path / "UP.PARQUET", ROWS)) == EXPECTED
+    assert texts_of(write_arrow(tmp_path / "UP.ARROW", ROWS)) == EXPECTED
+
+
 def test_rows_are_examples_and_other_columns_metadata(tmp_path: Path) -> None:
     assert texts_of(write_parquet(tmp_path / "a.parquet", ROWS)) == EXPECTED
     assert texts_of(write_arrow(tmp_path / "a.arrow", ROWS)) == EXPECTED
@@ -118,6 +123,7 @@ def test_a_column_that_is_read_stands_in_a_table_once(tmp_path: Path) -> None:
         assert error_of(path, kind="seq2seq") == f"{path}: {reason}"
         (example,) = texts_of(path, DataConfig(target_field="n"), "seq2seq")
         assert (example.source, example.target) == ("a", "d")
+        assert example.columns == {}, "which of two of one name is meant nobody knows"
 
 
 @pytest.mark.parametrize("cut", [0, 4, 100, -9, -1])

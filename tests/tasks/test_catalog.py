@@ -62,6 +62,16 @@ def test_tasks_on_own_files_are_shown_with_scores_sizes_and_three_examples(kind:
     assert shown["published"] == ({"test": 5153} if kind == "lambada" else {})
 
 
+def test_a_column_of_the_name_of_a_text_stands_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = {"question": "what?", "answer": "that", "source": "wikipedia", "text": "all"}
+    path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    named = ["data.source_field=question", "data.target_field=answer"]
+    shown = describe_task(open_task("files", [f"data.train={path}", *named]))
+    expected = {"source": "what?", "target": "that", "column 'source'": "wikipedia", "text": "all"}
+    assert shown["examples"] == [expected]
+
+
 def test_texts_are_reported_by_what_needs_no_decoding(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a b\nc d\ne f\n", encoding="utf-8")

@@ -59,6 +59,13 @@ def test_pairs_of_columns_become_one_source_and_undecided_labels_are_left_out(tm
         list(_task("classification", data, pair_field="x").examples("train"))
 
 
+def test_a_second_column_of_texts_that_is_there_twice_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("source\ttarget\tother\tother\na\tx\tb\tc\n", encoding="utf-8")
+    task = _task("classification", DataConfig(train=str(tmp_path / "a.tsv")), pair_field="other")
+    with pytest.raises(DataError, match=r"train: example 1 has no text 'other' \(task.pair_field\)"):
+        list(task.examples("train"))
+
+
 def test_how_many_examples_are_left_out_for_their_label_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,7 @@ from ostinato.config.model import ModelConfig
 from ostinato.errors import ConfigError
 from ostinato.tasks.cfq import CfqTask
 from ostinato.tasks.recipes import find_recipe, list_recipes, load_recipe, write_derived
-from ostinato.tasks.registry import task_problems
+from ostinato.tasks.registry import build_task, task_problems
 from ostinato.training import train
 
 NAMES = [recipe.name for recipe in list_recipes()]
@@ -202,6 +202,20 @@ def test_a_selection_that_would_keep_the_worst_model_is_reported_before_any_data
     with pytest.raises(ConfigError) as caught:
         load_recipe("cogs/transformer", ["training.selection.metric=exact_match", "seed=x"])
     assert sorted(problem.key for problem in caught.value.problems) == ["seed", "training.selection.mode"]
+
+
+@pytest.mark.parametrize(
+    ("task", "metrics"),
+    [
+        ("{kind: files}", ("exact_match", "token_accuracy_free")),
+        ("{kind: translation, corpus: files}", ("bleu", "chrf")),
+        ("{kind: classification}", ("accuracy", "macro_f1")),
+    ],
+)
+def test_the_template_is_measured_by_the_metrics_of_its_task(task: str, metrics: tuple[str, ...]) -> None:
+    recipe = load_recipe("files/template", [f"task={task}", "data.train=a.jsonl", "data.dev=b.jsonl"])
+    assert recipe.evaluation.metrics is None
+    assert build_task(recipe.task, recipe.data, trains=False).metrics == metrics
 
 
 def test_a_model_that_the_task_cannot_use_is_refused(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_a_pack_has_the_pairs_of_the_task(tmp_path, monkeypatch, form, settings)
         assert stream.take(0, stream.n_tokens) == ids
     plain = build_task(TaskRef.model_validate({"kind": "translation", "corpus": "files"}), DataConfig(train=train))
     assert content_hash(plain.pack_source("train")) != content_hash(files)
+    assert files.settings()["changes"].keys() == {"tag", "letters", "is_swapped"}, "packs of 0.2.0 keep their names"
 
 
 def test_a_pair_without_a_tag_is_named_by_its_line(tmp_path, monkeypatch):

@@ -63,7 +63,8 @@ class Tokens:
 class TextSize:
     """Words and bytes (UTF-8) of a text; where the end symbol is a label, too, it counts as one word and one byte.
 
-    A text that is cut or has an unknown token has none: what it says is not all in the loss.
+    White space that the tokenizer drops is no part of it. A text that is cut, has an unknown token, or whose letters
+    the tokenizer changes (to lower case) has none: what it says is not all in the loss.
     """
 
     n_words: int

@@ -53,7 +53,8 @@ def read_data_set(given: DataSetConfig, data: DataConfig, model_kind: str = "seq
         DataError: it cannot be loaded, has no such split or column, or a row cannot be read; in one line.
     """
     is_empty = True
-    for _, example in read_rows(load(given), given, fields_of(data, model_kind)):
+    fields = fields_of(data, model_kind)
+    for _, example in read_rows(load(given, fields), given, fields):
         is_empty = False
         yield example
     if is_empty:
@@ -76,6 +77,8 @@ def read_rows(
 ) -> Iterator[tuple[int, Example]]:
     """Yield the examples of rows of a data set, each with the number of its row.
 
+    A text for a language model that is blank is no example, as a line of plain text.
+
     Args:
         rows: of what `load` returned. where: what the numbers count in. n_before: rows before the first.
         wanted: other columns that are needed; None: all.
@@ -84,7 +87,9 @@ def read_rows(
     needed = None if wanted is None else {*names, *wanted}
     for number, record in enumerate(_records(rows, given.columns, where, needed, n_before), n_before + 1):
         row = {name: _joined(value) if name in names else value for name, value in record.items()}
-        yield number, example_of(row, fields, where, number, "row")
+        is_blank = len(fields) == 1 and isinstance(text := row.get(names[0]), str) and not text.strip()
+        if not is_blank:
+            yield number, example_of(row, fields, where, number, "row")
 
 
 def _joined(value: object) -> object:
@@ -96,7 +101,7 @@ def _joined(value: object) -> object:
 def why_missing(given: DataSetConfig) -> str | None:
     """Return why there is no such data set: it is a path, and nothing is there. None: it is, or a hub may have it."""
     name, path = given.hf, Path(given.hf)
-    is_path = path.suffix in _BUILDERS or name.startswith((".", "/", "~")) or name.count("/") > 1
+    is_path = path.suffix.lower() in _BUILDERS or name.startswith((".", "/", "~")) or name.count("/") > 1
     if path.exists() or name.startswith("hf://") or not is_path:
         return None
     return f"there is no such file or folder (looked in {path.absolute().parent})"
@@ -143,8 +148,10 @@ def _repository(given: DataSetConfig, *, with_sizes: bool = False) -> Any:
         raise DataError(f"{given.hf}: the hub does not say which commit it has: {reason}") from error
 
 
-def load(given: DataSetConfig) -> Any:
+def load(given: DataSetConfig, fields: Fields) -> Any:
     """Return the rows of one split of a data set, mapped into memory, or as a stream.
+
+    Of local CSV files and folders what `columns` names, or else the fields, are the texts that stand there: 046 and NA.
 
     Raises:
         DataError: it cannot be loaded, or has no such split.
@@ -159,9 +166,12 @@ def load(given: DataSetConfig) -> Any:
             stored = datasets.load_from_disk(str(path), keep_in_memory=False).with_format(None)
             splits = stored if isinstance(stored, datasets.DatasetDict) else {str(stored.split or "train"): stored}
             return splits[given.split] if given.split in splits else _parts(splits, given.split)
-        return datasets.load_dataset(
-            split=given.split, streaming=given.streaming, keep_in_memory=False, **_arguments(given)
-        )
+        arguments = _arguments(given)
+        if path.exists() and hasattr(datasets.load_dataset_builder(**arguments).config, "keep_default_na"):
+            names = [name for name, _ in fields] if given.columns is None else given.columns.values()
+            # An empty cell is none, so that a number may be missing in any row.
+            arguments |= {"keep_default_na": False, "na_values": [""], "converters": dict.fromkeys(names, str)}
+        return datasets.load_dataset(split=given.split, streaming=given.streaming, keep_in_memory=False, **arguments)
 
 
 def files_of_stream(given: DataSetConfig) -> list[tuple[str, list[str]]]:
@@ -180,11 +190,12 @@ def _arguments(given: DataSetConfig) -> dict[str, Any]:
     path = Path(given.hf)
     if not path.is_file():
         return {"path": given.hf, "name": given.subset, "revision": given.revision}
-    if path.suffix not in _BUILDERS:
+    suffix = path.suffix.lower()
+    if suffix not in _BUILDERS:
         raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
     name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
-    columns = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
-    return {"path": _BUILDERS[path.suffix], "data_files": {name: glob.escape(str(path))}, **columns}
+    columns = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
+    return {"path": _BUILDERS[suffix], "data_files": {name: glob.escape(str(path))}, **columns}
 
 
 @contextmanager

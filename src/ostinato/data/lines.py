@@ -134,16 +134,17 @@ def read_lines_or_errors(path: Path, stretch: Stretch = WHOLE) -> Iterator[tuple
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: not a sound gzip file after line {number}: {error}{refetch_hint(path)}") from error
     except OSError as error:
-        if path.suffix == ".zst" and error.errno is None:
+        if path.suffix.lower() == ".zst" and error.errno is None:
             reason = f"not a sound zstd file after line {number}: {error}{refetch_hint(path)}"
             raise DataError(f"{path}: {reason}") from error
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _open(path: Path) -> BinaryIO:
-    if path.suffix not in (".gz", ".zst"):
+    suffix = path.suffix.lower()
+    if suffix not in (".gz", ".zst"):
         return path.open("rb")
-    stream = open_zstd(path) if path.suffix == ".zst" else cast(BinaryIO, gzip.GzipFile(path, "rb"))
+    stream = open_zstd(path) if suffix == ".zst" else cast(BinaryIO, gzip.GzipFile(path, "rb"))
     if kind_of(path) is None and not path.stat().st_size:
         stream.close()
         raise DataError(f"{path}: is cut off, it has no bytes: fetch or compress it again{refetch_hint(path)}")

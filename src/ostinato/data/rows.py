@@ -146,8 +146,13 @@ def encode_examples(
             cuts.add("text" if example.source is None else "target", len(ids) + n_symbols, data.max_target_length)
         target = _limit_length(ids, data.max_target_length, n_symbols, "target", data, training, where)
         if target is not None and (source is not None or example.source is None):
-            is_whole = not training and example.source is None and len(target) == len(ids)
-            size = TextSize.of(example.target) if is_whole and tokenizers.target.unknown_id not in target else None
+            size = None
+            if not training and example.source is None and len(target) == len(ids):
+                said, text = tokenizers.target.decode(ids), example.target
+                if tokenizers.target.unknown_id not in ids and "".join(said.split()) == "".join(text.split()):
+                    # White space that a tokenizer drops is in no loss; what it puts between marks is none of the text.
+                    n_bytes = min(TextSize.of(said).n_bytes, TextSize.of(text).n_bytes)
+                    size = TextSize(TextSize.of(text).n_words, n_bytes)
             is_joined = joins_pairs and source is not None
             special = tokenizers.target.special_ids
             yield Row(source, target, example.columns, index, is_joined=is_joined, size=size, special_ids=special)

@@ -1,7 +1,7 @@
 """Examples from files of the user's own.
 
 `ostinato.data.paths` says what may be named beside files. The name of a file tells its format (without a final ``.gz``
-or ``.zst``):
+or ``.zst``, in capitals or not):
 
 - ``.jsonl``, ``.json``, ``.ndjson``: JSON lines. One object per line; the keys named by `DataConfig` hold the texts,
   all other keys become metadata columns. A target that is an integer or a boolean is its JSON text: 1, true.
@@ -12,7 +12,8 @@ or ``.zst``):
 - a list of two other files: parallel text, a sentence per line; the first file is the source.
 - any other file: plain text for a language model, an example per line. Blank lines are no examples.
 
-Several files of one kind, but for parallel text, are read file after file.
+Several files of one kind, but for parallel text, are read file after file. Of columns of one name none is a metadata
+column: which one is meant nobody knows.
 """
 
 from __future__ import annotations
@@ -135,14 +136,16 @@ def kind_of_file(path: Path) -> str:
     """Return what a file holds, by its name: json, tsv, csv, text, parquet or arrow."""
     suffix = _suffix(path)
     if suffix in (".parquet", ".arrow"):
-        if path.suffix != suffix:
+        if path.suffix.lower() != suffix:
             raise DataError(f"{path}: {suffix} files are compressed inside: unpack it")
         return suffix[1:]
     return "json" if suffix in _JSON_LINES else suffix[1:] if suffix[1:] in _OF_COLUMNS else "text"
 
 
 def _suffix(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
+    """Return what a name ends in, in lower case: UP.CSV is no plain text."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in (".gz", ".zst") else suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +185,11 @@ def _read_table(part: Part, fields: Fields, wanted: Sequence[str] | None) -> Ite
             raise DataError(f"{path}: {missing('column', name, setting, there)}")
         if there.count(name) > 1:
             raise DataError(f"{path}: {_repeated(name, setting, there)}")
-    kept = None if wanted is None else [*names, *wanted]
+    # Of two columns of one name nobody knows which is meant.
+    kept = [name for name in there if there.count(name) == 1 and (wanted is None or name in (*names, *wanted))]
     n_before = 0 if part.groups is None else sum(n for n, _ in parquet_groups(path)[: part.groups[0]])
     groups = None if part.groups is None else range(*part.groups)
-    rows = read_arrow(path, kept) if path.suffix == ".arrow" else read_parquet(path, kept, groups)
+    rows = read_arrow(path, kept) if kind_of_file(path) == "arrow" else read_parquet(path, kept, groups)
     for number, row in enumerate(rows, n_before + 1):
         yield number, example_of(row, fields, path, number, "row")
 
@@ -265,12 +269,15 @@ def read_columns(path: Path, fields: Fields, *, has_header: bool) -> Iterator[tu
     """
     header: list[str] | None = None
     places: list[int] = []
+    others: list[int] = []
     for number, cells in _csv_cells(path) if kind_of_file(path) == "csv" else _tsv_cells(path):
         if header is None:
             if isinstance(cells, DataError):
                 raise cells
             header = cells if has_header else [str(i) for i in range(len(cells))]
             places = [_column_of(path, header, *field) for field in fields]
+            # Of two columns of one name nobody knows which is meant.
+            others = [i for i, name in enumerate(header) if i not in places and header.count(name) == 1]
             if has_header:
                 continue
         if isinstance(cells, DataError):
@@ -284,7 +291,7 @@ def read_columns(path: Path, fields: Fields, *, has_header: bool) -> Iterator[tu
         except DataError as error:
             yield number, error
             continue
-        yield number, (texts, {header[i]: cell for i, cell in enumerate(cells) if i not in places})
+        yield number, (texts, {header[i]: cells[i] for i in others})
 
 
 def _tsv_cells(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:

@@ -159,7 +159,7 @@ def columns_of(path: Path) -> list[str]:
     """
     arrow = pyarrow_for(path)
     with _sound(path):
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             import pyarrow.parquet
 
             return list(pyarrow.parquet.read_schema(path).names)

@@ -18,7 +18,6 @@ from ostinato.data.cuts import Cuts
 from ostinato.data.disk import read_json_object, reading
 from ostinato.data.example import Fingerprint, take_evenly
 from ostinato.data.inputs import Input
-from ostinato.data.pair_changes import PairChanges
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding.generate import Generation, generate, generate_stream
@@ -105,10 +104,9 @@ class LoadedRun:
         given = prefixes or [""] * len(texts)
         if len(given) != len(texts):
             raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
-        changes = self._changes
         return generate(
             self.writer,
-            [Input(changes.of_source(text, {}), prefix) for text, prefix in zip(texts, given, strict=True)],
+            list(self._changed(Input(text, prefix) for text, prefix in zip(texts, given, strict=True))),
             self.tokenizers,
             self.recipe.data,
             self.decoding(**decoding),
@@ -128,13 +126,12 @@ class LoadedRun:
     ) -> Iterator[Generation | DataError]:
         """Yield for every text its output, or the error that made it impossible; see `generate_stream`.
 
-        Where `task.target_tag` names a column, the tag is written before an `Input` that has it among its fields.
+        An `Input` is read with the column that `task.target_tag` or `task.pair_field` names, where its fields have it.
         """
-        config, changes = self.decoding(**decoding), self._changes
-        inputs = (Input(text) if isinstance(text, str) else text for text in texts)
+        config = self.decoding(**decoding)
         return generate_stream(
             self.writer,
-            (replace(one, text=changes.of_source(one.text, one.fields)) for one in inputs),
+            self._changed(Input(text) if isinstance(text, str) else text for text in texts),
             self.tokenizers,
             self.recipe.data,
             config,
@@ -245,9 +242,17 @@ class LoadedRun:
             raise ConfigError([Problem("split", split, task.why_no_split(split))])
         return task
 
-    @property
-    def _changes(self) -> PairChanges:
-        return task_config(self.recipe.task).pair_changes
+    def _changed(self, inputs: Iterable[Input]) -> Iterator[Input]:
+        """Yield inputs as the task changes what the model reads; one that it cannot change has an error."""
+        changes = task_config(self.recipe.task).pair_changes
+        for number, given in enumerate(inputs, 1):
+            if given.error is None:
+                try:
+                    given = replace(given, text=changes.of_source(given.text, given.fields))
+                except DataError as error:
+                    reason = f"{given.where or f'input line {number}'}: {error}"
+                    given = replace(given, error=DataError(reason))
+            yield given
 
     @property
     def writer(self) -> Writer:

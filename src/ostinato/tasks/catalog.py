@@ -138,7 +138,9 @@ def describe_task(task: Task) -> dict[str, Any]:
     for example in islice(task.examples(examples_of), _N_SHOWN) if examples_of else ():
         is_text = example.source is None
         texts = {"text": example.target} if is_text else {"source": example.source, "target": example.target}
-        examples.append({**texts, **example.columns})
+        # A column may have the name of a text: where data.source_field=question, a row can have a source of its own.
+        columns = {f"column {name!r}" if name in texts else name: value for name, value in example.columns.items()}
+        examples.append({**texts, **columns})
     return {
         "task": task.name,
         "origin": origin(task),

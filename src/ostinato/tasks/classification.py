@@ -12,6 +12,7 @@ from pydantic import Field
 from ostinato.config.data import FieldName
 from ostinato.config.files import say_once
 from ostinato.data.example import Example
+from ostinato.data.pair_changes import PairChanges
 from ostinato.errors import DataError
 from ostinato.tasks.files import LanguagesConfig, LanguagesTask
 from ostinato.tasks.own_files import read_split
@@ -30,6 +31,11 @@ class ClassificationConfig(LanguagesConfig):
     """Labels whose examples are left out; a note counts them. SNLI marks with - that its annotators did not agree."""
     choices: Annotated[list[FieldName], Field(min_length=2)] | None = None
     """All labels, to be ranked in dev and test by their probability as targets: `ranking`. None: they are not."""
+
+    @property
+    def pair_changes(self) -> PairChanges:
+        """The second text stands behind the first."""
+        return PairChanges(second=self.pair_field)
 
 
 class ClassificationTask(LanguagesTask):
@@ -59,18 +65,13 @@ class ClassificationTask(LanguagesTask):
             self.forced, self.contrast = ("ranking",), _OTHERS
 
     def _examples(self, split: str) -> Iterator[Example]:
-        field = self.config.pair_field
+        changes = self.config.pair_changes
         for number, example in enumerate(self.config.select(self._not_skipped(split), split), 1):
             example = self._with_other_labels(example, f"{split}: example {number}")
-            if field is None:
-                yield example
-                continue
-            second = example.columns.get(field)
-            if not isinstance(second, str):
-                raise DataError(f"{split}: example {number} has no text {field!r} (task.pair_field)")
-            columns = {name: value for name, value in example.columns.items() if name != field}
-            texts = [text.replace("\t", " ").strip() for text in (example.source or "", second)]
-            yield Example("\t".join(texts), example.target, columns)
+            try:
+                yield changes.of(example)
+            except DataError as error:
+                raise DataError(f"{split}: example {number} {error}") from error
 
     def _not_skipped(self, split: str) -> Iterator[Example]:
         """Yield the examples that are not left out, and say in the end how many are."""

@@ -27,9 +27,9 @@ class SpanExtractionConfig(LanguagesConfig):
     )
     kind: Literal["span_extraction"] = "span_extraction"
     format: Literal["squad", "lines"] = "squad"
-    """squad: JSON as SQuAD v1.1, XQuAD, MLQA and TyDiQA-GoldP have it. lines: JSON lines or TSV, the source a question,
-    one tab and a passage, the target one or several answers with tabs between them, and, where it is there, the
-    character of the passage at which the first answer begins in `answer_start`."""
+    """squad: JSON as SQuAD v1.1, XQuAD, MLQA and TyDiQA-GoldP have it. lines: JSON lines or CSV (a cell of
+    TSV holds no tab), the source a question, one tab and a passage, the target one or several answers with tabs between
+    them, and, where it is there, the character of the passage at which the first answer begins in `answer_start`."""
     languages: dict[str, str] | None = None
     """squad: language of every file, by its name without folder; becomes the column `language_field`."""
 

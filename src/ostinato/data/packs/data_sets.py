@@ -63,7 +63,7 @@ class DataSetSource(PackSource):
 
     @cached_property
     def _rows(self) -> Any:
-        rows = load(self._fixed)
+        rows = load(self._fixed, self.fields)
         if self.tables and self.tables != tuple(Path(file["filename"]) for file in rows.cache_files):
             raise DataError(f"{self.name}: was changed while it was tokenised; the same command begins anew")
         return rows

@@ -158,4 +158,4 @@ def _parallel_parts(sources: Path, targets: Path, size: int) -> Iterator[tuple[i
 
 
 def _is_plain(path: Path) -> bool:
-    return path.suffix not in (".gz", ".zst")
+    return path.suffix.lower() not in (".gz", ".zst")

@@ -65,7 +65,11 @@ class PackSource(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return how the examples are read and changed, as JSON."""
-        changed = {} if self.changes is None else {"changes": asdict(self.changes)}
+        changed = {}
+        if self.changes is not None:
+            changed["changes"] = asdict(self.changes)
+            if self.changes.second is None:  # packs that were made before there was one keep their names
+                del changed["changes"]["second"]
         return {"fields": [list(one) for one in self.fields], **self.reading(), **changed}
 
     @abstractmethod
@@ -116,8 +120,8 @@ class PackSource(ABC):
     @property
     def wanted(self) -> list[str]:
         """Columns that are needed beside the fields."""
-        tag = None if self.changes is None else self.changes.tag
-        return [name for name in (self.column, tag) if name is not None]
+        changes = self.changes or PairChanges()
+        return [name for name in (self.column, changes.tag, changes.second) if name is not None]
 
     @property
     def n_bytes(self) -> int:
@@ -127,13 +131,13 @@ class PackSource(ABC):
     @property
     def n_bytes_of_text(self) -> int:
         """About how many bytes of text there are: of what is compressed, some times what it takes."""
-        sizes = ((path.stat().st_size, path.suffix in _COMPRESSED) for path in self.paths())
+        sizes = ((path.stat().st_size, path.suffix.lower() in _COMPRESSED) for path in self.paths())
         return sum(size * _TIMES_COMPRESSED if is_compressed else size for size, is_compressed in sizes)
 
     @property
     def is_compressed(self) -> bool:
         """Whether files on this machine hold more text than they take bytes."""
-        return any(path.suffix in _COMPRESSED for path in self.paths())
+        return any(path.suffix.lower() in _COMPRESSED for path in self.paths())
 
     def states(self) -> dict[Path, tuple[int, int]]:
         """Return size and time of change of every file."""
