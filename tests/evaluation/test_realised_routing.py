@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq
 
 from ostinato.cli.results import print_splits
@@ -90,6 +91,26 @@ def test_rows_count_by_their_weight_and_halted_ones_get_no_expert() -> None:
     assert found["load"] == pytest.approx([0.8, 0.2])
     assert found["row_entropy"] == pytest.approx(0.2 * math.log(2))
     assert found["experts_per_token"] == 1.0
+
+
+def test_sums_over_many_steps_take_the_memory_of_one_step() -> None:
+    class Largest(TorchDispatchMode):
+        """Notes the size of the largest tensor that is made."""
+
+        n = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, torch.Tensor):
+                self.n = max(self.n, found.numel())
+            return found
+
+    probs_NE = torch.full((200, 10), 0.1)
+    numbers = probs_NE, probs_NE, torch.arange(200)[:, None] % 10, probs_NE[:, :1], torch.ones(200), torch.arange(200)
+    with Largest() as largest:
+        sums = routing_sums({"r": [Routing("r", "encoder", step, *numbers) for step in range(30)]})
+    assert float(sums["r"][0]) == 6000
+    assert largest.n == probs_NE.numel()
 
 
 def test_a_model_without_routers_has_no_routing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 
@@ -46,6 +48,36 @@ def test_macro_f1_can_be_resampled() -> None:
     # a: TP 6, FP 3, FN 3 -> 2/3. b: TP 6, FN 3 -> 4/5. c: 0.
     assert second.score.value == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)
     assert second.verdict == "lower"
+
+
+def test_resampling_many_classes_takes_what_their_examples_take_and_not_all_classes_for_every_example() -> None:
+    references = [str(i) for i in range(2000)]
+    paired_bootstrap(MacroF1(), [references[:10]], references[:10], n_samples=100)  # imports what it needs
+    tracemalloc.start()
+    [found] = paired_bootstrap(MacroF1(), [references], references, n_samples=100)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.score.value == 1.0
+    assert peak < 8e6  # a number of each of the 4,000 counts for every example: 64 MB
+
+
+class RightByLabel(Metric):
+    """A metric of one's own that names the counts that are not 0: all, and those right of labels that are numbers."""
+
+    name = "mine:RightByLabel"
+
+    def counts(self, prediction: str, reference: str, source: str = "") -> dict[int, int]:
+        return {0: 1} | ({int(reference): 1} if prediction == reference != "" else {})
+
+    def score(self, totals: Sequence[float]) -> float:
+        return sum(totals[1:]) / totals[0]
+
+
+def test_counts_may_be_given_by_their_places() -> None:
+    pairs = [("3", "3"), ("1", "2"), ("7", "7"), ("1", "1")] * 3
+    assert _score(RightByLabel(), pairs) == 3 / 4
+    [found] = paired_bootstrap(RightByLabel(), [[p for p, _ in pairs]], [r for _, r in pairs], n_samples=100)
+    assert found.score.value == 3 / 4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -219,6 +220,23 @@ def test_load_says_which_experts_are_used_and_which_are_dead() -> None:
     assert float(found.entropy) == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
     assert float(found.row_entropy) == pytest.approx(0.0, abs=1e-12)
     assert float(found.total) == 4.0
+
+
+def test_parts_of_the_choices_add_up_to_one_over_many_rows() -> None:
+    # Thirds, added up one by one in float32, make 1.0027 of them.
+    n = 400_000
+    scores, experts = torch.zeros(n, 3), torch.arange(3).expand(n, 3)
+    numbers = scores, torch.full_like(scores, 1 / 3), experts, torch.full_like(scores, 1 / 3), torch.ones(n)
+    found = balance.load([Routing("router", "encoder", 0, *numbers, torch.arange(n), shape_BT=(1, n))])
+    assert found.fraction_E.tolist() == pytest.approx([1 / 3] * 3, rel=1e-6)
+
+
+def test_scores_are_joined_for_the_losses_that_read_them_alone() -> None:
+    found = routing(random_logits(4), k=2)
+    without = replace(found, logits_NE=None)
+    for name in LOSSES.keys() - {"hypersphere", "z"}:
+        assert torch.equal(LOSSES[name]([without]), LOSSES[name]([found]))
+    assert torch.equal(balance.load([without]).entropy, balance.load([found]).entropy)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import socket
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ostinato.evaluation.loading import load
 from ostinato.models import Seq2Seq, losses
 from ostinato.nn.layers import Linear
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training import Reporter, parallel, session, train
+from ostinato.training import Reporter, loop, parallel, session, train
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
@@ -48,6 +49,35 @@ class _Listener(Reporter):
 
     def close(self) -> None:
         self.events.append("close")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_final_evaluation_has_the_memory_of_the_trained_model_and_its_optimiser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    held: list[weakref.ref[object]] = []
+
+    def hold(own: session.Session, *args: Any) -> None:
+        original_hold(own, *args)
+        held.extend(weakref.ref(one) for one in (own.model, own.optimizer, own.average, own.parallel))
+
+    def load_model(*args: Any) -> Any:
+        alive.append([type(one()).__name__ for one in held if one() is not None])
+        if resumed and len(alive) == 1:
+            raise OstinatoError("no memory")
+        return original_load(*args)
+
+    alive: list[list[str]] = []
+    original_hold, original_load = session.Session._hold, loop.load_model
+    monkeypatch.setattr(session.Session, "_hold", hold)
+    monkeypatch.setattr(loop, "load_model", load_model)
+    recipe = tiny_recipe(tmp_path, n_updates=6, ema_decay=0.9)
+    if resumed:
+        with pytest.raises(OstinatoError):
+            train(recipe, tmp_path / "run")
+    results = train(recipe, tmp_path / "run", resume=resumed)
+    assert alive == [[]] * len(alive)
+    assert results["seconds"] >= results["training_seconds"]
 
 
 def test_a_run_writes_results_records_and_checkpoints_in_order(tmp_path: Path) -> None:

@@ -53,17 +53,16 @@ def routing_sums(by_router: Mapping[str, Sequence[Routing]]) -> dict[str, Tensor
     """Return by router what `RoutingTotals` adds up of a pass, without its padding: on the host, in float64."""
     if not by_router:
         return {}
-    sums = [_sums(routings) for routings in by_router.values()]
+    # One after the other: joined, the probabilities of all steps would be held twice.
+    sums = [torch.stack([_sums(one) for one in routings]).sum(0) for routings in by_router.values()]
     # One copy to the host per pass; float64, so that totals do not depend on the batch size.
     parts = torch.split(torch.cat(sums).cpu().double(), [len(one) for one in sums])
     return dict(zip(by_router, parts, strict=True))
 
 
-def _sums(routings: Sequence[Routing]) -> Tensor:
+def _sums(routing: Routing) -> Tensor:
     """Return weight, weighted entropies, tokens, choices, and every expert's weighted choices."""
-    rows = balance.JoinedRoutings.of(routings)
-    load = balance.load(rows)
-    n_rows = torch.stack([(r.weight_N > 0).sum() for r in routings]).sum()
-    n_choices = torch.stack([(r.weight_N > 0).sum() * r.experts_NK.shape[1] for r in routings]).sum()
-    scalars = [load.total, load.total * load.row_entropy, n_rows, n_choices]
+    load = balance.load([routing])
+    n_rows = (routing.weight_N > 0).sum()
+    scalars = [load.total, load.total * load.row_entropy, n_rows, n_rows * routing.experts_NK.shape[1]]
     return torch.cat([torch.stack([value.to(load.total.dtype) for value in scalars]), load.total * load.fraction_E])

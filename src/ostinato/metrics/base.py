@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import ClassVar
 
 from ostinato.errors import DataError, OstinatoError
+
+Counts = Sequence[float] | Mapping[int, float]
+"""In their order; of a metric with very many, those that are not 0 by their place."""
 
 
 def unit_of(perfect: float) -> float:
@@ -37,7 +40,7 @@ class Metric(ABC):
         self._totals = [0] * len(self.checked_counts("", "", ""))
 
     @abstractmethod
-    def counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
+    def counts(self, prediction: str, reference: str, source: str = "") -> Counts:
         """Return the counts of one output of the model against the true text; `source` is what the model was given.
 
         A later example may have more of them than an earlier one, whose missing ones are 0.
@@ -59,9 +62,11 @@ class Metric(ABC):
         """
         self._n += 1
         counts = self.checked_counts(prediction, reference, source)
+        if isinstance(counts, Mapping):
+            counts = [counts.get(place, 0) for place in range(max(counts, default=-1) + 1)]
         self._totals = [total + count for total, count in zip_longest(self._totals, counts, fillvalue=0)]
 
-    def checked_counts(self, prediction: str, reference: str, source: str = "") -> Sequence[float]:
+    def checked_counts(self, prediction: str, reference: str, source: str = "") -> Counts:
         """Return `counts`, whose faults are named.
 
         Raises:

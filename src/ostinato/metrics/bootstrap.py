@@ -15,15 +15,18 @@ Koehn, P. (2004). Statistical significance tests for machine translation evaluat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.errors import ConfigError, DataError, Problem
-from ostinato.metrics.base import Metric
+from ostinato.metrics.base import Counts, Metric
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 N_SAMPLES, SEED, LEVEL = 1000, 12345, 0.95
 """Defaults; number and seed are sacreBLEU's."""
@@ -121,7 +124,7 @@ def paired_means(
 
 def paired_counts(
     score: Score,
-    groups: Sequence[Sequence[Sequence[Sequence[float]]]],
+    groups: Sequence[Sequence[Sequence[Counts]]],
     *,
     n_samples: int = N_SAMPLES,
     seed: int = SEED,
@@ -142,10 +145,13 @@ def paired_counts(
     if 2.0 ** (1 - n) > 1 - level:
         raise DataError(f"{n} sentences are too few to compare systems at a level of {level:.0%}")
     # A metric may have more counts for later examples; the missing ones of earlier examples are 0.
-    n_counts = max(len(row) for rows in counts for row in rows)
-    counts_SNK = np.array([[[*row, *[0] * (n_counts - len(row))] for row in rows] for rows in counts])
-    real_S = _scores(score, counts_SNK.sum(1))
-    drawn_BS = np.array([_scores(score, totals_SK) for totals_SK in _resampled(counts_SNK, n_samples, seed)])
+    n_counts = max(max(_places(row), default=-1) for rows in counts for row in rows) + 1
+    tables = [_table(rows, n_counts) for rows in counts]
+    generator = np.random.default_rng(seed)
+    # One draw serves all systems.
+    draws = (np.bincount(generator.integers(n, size=n), minlength=n) for _ in range(n_samples))
+    real_S = _scores(score, tables, np.ones(n, dtype=np.int64))
+    drawn_BS = np.array([_scores(score, tables, times_N) for times_N in draws])
     ends = np.cumsum([len(group) for group in groups])[:-1]
     real_G = np.array([part.mean() for part in np.split(real_S, ends)])
     drawn_BG = np.stack([part.mean(1) for part in np.split(drawn_BS, ends, axis=1)], 1)
@@ -166,18 +172,23 @@ def _check(n_samples: int, seed: int, level: float) -> None:
         raise ConfigError(problems)
 
 
-def _resampled(counts_SNK: NDArray[Any], n_samples: int, seed: int) -> NDArray[Any]:
-    """Return the summed counts of every drawn set, [B, S, K]; one draw serves all systems."""
-    n_systems, n, n_counts = counts_SNK.shape
-    rows_NC = counts_SNK.transpose(1, 0, 2).reshape(n, n_systems * n_counts)
-    generator = np.random.default_rng(seed)
-    draws = (np.bincount(generator.integers(n, size=n), minlength=n) for _ in range(n_samples))
-    totals_BC = np.stack([times_N @ rows_NC for times_N in draws])
-    return totals_BC.reshape(n_samples, n_systems, n_counts)
+def _table(rows: Sequence[Counts], n_counts: int) -> csr_array:
+    """Return the counts of a system's examples, [N, K], without the many that are 0 where there is a count by class."""
+    from scipy.sparse import csr_array  # takes a second to import
+
+    places = [place for row in rows for place in _places(row)]
+    values = [value for row in rows for value in (row.values() if isinstance(row, Mapping) else row)]
+    ends = np.cumsum([0, *map(len, rows)])
+    return csr_array((values, places, ends), shape=(len(rows), n_counts))
 
 
-def _scores(score: Score, totals_SK: NDArray[Any]) -> NDArray[np.float64]:
-    return np.array([score(totals) for totals in totals_SK.tolist()], dtype=np.float64)
+def _places(row: Counts) -> Iterable[int]:
+    return row if isinstance(row, Mapping) else range(len(row))
+
+
+def _scores(score: Score, tables: Sequence[csr_array], times_N: NDArray[Any]) -> NDArray[np.float64]:
+    """Return every system's score of a set in which examples occur so many times."""
+    return np.array([score((times_N @ table_NK).tolist()) for table_NK in tables], dtype=np.float64)
 
 
 def _estimates(real_S: NDArray[Any], drawn_BS: NDArray[Any], level: float) -> list[Estimate]:

@@ -51,13 +51,9 @@ class MacroF1(Metric):
         self._places.clear()
         self._totals.clear()
 
-    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
-        """Return TP and FP + FN for every class so far, in the order of their first examples."""
-        counted = self._counted(prediction.strip(), reference.strip())
-        found = [0] * (2 * len(self._places))
-        for place in counted:
-            found[place] = 1
-        return found
+    def counts(self, prediction: str, reference: str, source: str = "") -> dict[int, int]:
+        """Return TP and FP + FN by place: of every class both in turn, classes in the order of their first examples."""
+        return dict.fromkeys(self._counted(prediction.strip(), reference.strip()), 1)
 
     def update(self, prediction: str, reference: str, source: str = "") -> None:
         """Count one output; a model that writes labels may write as many as there are examples."""
@@ -74,7 +70,7 @@ class MacroF1(Metric):
 
     def score(self, totals: Sequence[float]) -> float:
         """Return the mean of F1 over the classes with any count."""
-        pairs = [(right, wrong) for right, wrong in zip(totals[::2], totals[1::2], strict=True) if right or wrong]
+        pairs = [pair for pair in zip_longest(totals[::2], totals[1::2], fillvalue=0) if any(pair)]
         return sum(2 * right / (2 * right + wrong) for right, wrong in pairs) / len(pairs)
 
 

@@ -134,7 +134,7 @@ class JoinedRoutings:
     from the rows of all processes, and each has its own alone.
     """
 
-    logits_NE: Tensor
+    routings: Sequence[Routing]
     probs_NE: Tensor
     experts_NK: Tensor
     gates_NK: Tensor
@@ -169,13 +169,11 @@ class JoinedRoutings:
             sizes[r.stack] = max(sizes.get(r.stack, 0), r.shape_BT[0])
         first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         sentences_N = torch.cat([first[r.stack] + r.rows_N.div(r.shape_BT[1], rounding_mode="floor") for r in routings])
-        # Padding may hold anything, and NaN times 0 is NaN. Overwritten, not left out: an accelerator need not wait.
-        ignored_N1 = (weight_N == 0)[:, None]
         return cls(
-            torch.cat([r.logits_NE for r in routings]).masked_fill(ignored_N1, 0.0),
-            torch.cat([r.probs_NE for r in routings]).masked_fill(ignored_N1, 0.0),
+            routings,
+            _joined([r.probs_NE for r in routings], weight_N),
             torch.cat([r.experts_NK for r in routings]),
-            torch.cat([r.gates_NK for r in routings]).masked_fill(ignored_N1, 0.0),
+            _joined([r.gates_NK for r in routings], weight_N),
             weight_N,
             all_reduce(weight_N.sum()),
             sentences_N,
@@ -183,6 +181,11 @@ class JoinedRoutings:
             routings[0].n_heads,
             all_reduce,
         )
+
+    @property
+    def logits_NE(self) -> Tensor:
+        """Return the raw scores, joined by each loss that reads them: they are as large as the probabilities."""
+        return _joined([r.logits_NE for r in self.routings], self.weight_N)
 
     @property
     def n_experts(self) -> int:
@@ -203,12 +206,21 @@ class JoinedRoutings:
     def fraction(self, experts_NK: Tensor) -> Tensor:
         """Return every expert's part of the choices, rows by their weight."""
         counts = torch.zeros(self.n_experts, dtype=self.weight_N.dtype, device=self.weight_N.device)
-        per_choice = (self.weight_N / experts_NK.shape[1])[:, None].expand_as(experts_NK)
-        counts = counts.index_add(0, experts_NK.reshape(-1), per_choice.reshape(-1))
+        per_choice = self.weight_N[:, None].expand_as(experts_NK)
+        # Divided when added up: sums of whole weights are exact, those of thirds are 0.3 % off after 400,000 rows.
+        counts = counts.index_add(0, experts_NK.reshape(-1), per_choice.reshape(-1)) / experts_NK.shape[1]
         return self._part(self.all_reduce(counts))
 
     def _part(self, sums: Tensor) -> Tensor:
         return sums / self.total.clamp_min(torch.finfo(self.total.dtype).tiny)
+
+
+def _joined(values: Sequence[Tensor], weight_N: Tensor) -> Tensor:
+    """Return values `[N, ...]` of all routings, 0 where a row has no weight.
+
+    Padding may hold anything, and NaN times 0 is NaN. Overwritten, not left out: an accelerator need not wait.
+    """
+    return torch.cat(list(values)).masked_fill_((weight_N == 0)[:, None], 0.0)
 
 
 def _entropy(probs: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -113,7 +115,11 @@ def _train(
     if prepared.changes:
         changed = (f"{key} from {old} to {new}" for key, (old, new) in prepared.changes.items())
         reporter.on_note(session.progress.update, f"changed: {', '.join(changed)}")
-    progress = session.run()
+    progress, began = session.run(), time.perf_counter() - session.seconds
+    # The evaluation loads a model of its own, for which a GPU may have no room beside the trained one and Adam's state.
+    del session
+    gc.collect()  # modules and optimisers are in reference cycles
+    torch.cuda.empty_cache()
 
     def finish() -> dict[str, Any]:
         checkpoint = find_checkpoint(run.path, recipe.evaluation.checkpoint)
@@ -136,7 +142,7 @@ def _train(
                 "value": best.value if best else None,
             },
             "data_sha256": run.data_hashes(),
-            "seconds": session.seconds,
+            "seconds": time.perf_counter() - began,
             "splits": splits,
         }
         run.finish(results)

@@ -253,6 +253,18 @@ def test_the_cluster_has_no_more_jobs_than_it_may_and_none_after_the_stop(tmp_pa
     assert not list((tmp_path / EVENTS).iterdir())
 
 
+def test_jobs_that_have_ended_are_collected_in_one_look_at_all(tmp_path: Path) -> None:
+    cluster = FakeCluster(ended_well)
+    executor = ClusterExecutor(cluster)
+    names = [f"job {i}" for i in range(20)]
+    for name in ["goes on", *names]:
+        executor.submit(a_job(tmp_path, name))
+    cluster.tasks[0].looks = -1000
+    ended = [executor.collect(lambda event: None) for _ in names]
+    assert [result.job.name for result in ended if result is not None] == names
+    assert cluster.tasks[0].looks == -998
+
+
 def test_a_node_says_what_it_lacks(tmp_path: Path) -> None:
     job = a_job(tmp_path)
     status, reason = attempt_on_node(job, tmp_path / EVENTS / "x.jsonl", __version__, ".")

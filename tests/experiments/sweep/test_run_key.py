@@ -236,6 +236,16 @@ def test_files_are_known_by_their_examples_and_not_by_their_place(tmp_path: Path
     assert found[0] == found[1] != found[2]
 
 
+def test_the_source_is_hashed_once_for_all_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, original = list[tuple[str, ...]](), keys.source_hash
+    keys._reading_source.cache_clear()
+    monkeypatch.setattr(keys, "source_hash", lambda parts: calls.append(parts) or original(parts))
+    hashes = DataHashes()
+    for seed in (1, 2):
+        hashes.resolve(with_files(tmp_path).model_copy(update={"seed": seed}))
+    assert calls == [("tasks", "data")]
+
+
 def test_hashes_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = with_files(tmp_path / "data")
     first = DataHashes(tmp_path).resolve(recipe)[1]

@@ -120,6 +120,21 @@ def test_results_with_rows_that_are_no_longer_there_are_kept(tmp_path: Path) -> 
     assert (folder / "results.jsonl").read_bytes() == written[0]
 
 
+def test_a_run_that_has_ended_makes_its_own_lines_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = tiny(seeds=[1], measures=[LOSS, TIME])
+    run_sweep(sweep, tmp_path)
+    runs, folder = plan_runs(sweep, tmp_path), results_folder(sweep, tmp_path)
+    names = ("results.jsonl", "timings.jsonl")
+    started, written = SweepResults(sweep, runs, tmp_path), [(folder / name).read_bytes() for name in names]
+    split, made = rows_module.split_row, list[str]()
+    monkeypatch.setattr(rows_module, "split_row", lambda sweep, row: made.append(row["arm"]) or split(sweep, row))
+    for name in names:
+        (folder / name).unlink()
+    started.update(runs[0].key)
+    assert made == [runs[0].arm]
+    assert [(folder / name).read_bytes() for name in names] == written
+
+
 def test_rows_of_runs_that_another_process_has_finished_meanwhile_are_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.errors import DataError
+from ostinato.experiments.sweep import summary
 from ostinato.experiments.sweep.summary import (
     difference_table,
     flat_table,
@@ -54,6 +55,13 @@ def test_an_arm_has_mean_deviation_and_number_over_its_seeds_and_pairs_only_with
     assert found["difference"]["value"] == pytest.approx(((0.8 - 0.7) + (0.8 - 0.9)) / 2)
     assert found["difference"]["verdict"] == "no difference shown"
     assert "time" not in second["values"]
+
+
+def test_names_of_numbers_are_looked_for_once_and_not_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, calls = summary._names, list[int]()
+    monkeypatch.setattr(summary, "_names", lambda lines: calls.append(len(lines)) or names(lines))
+    assert len(summary_notes(summarise(ROWS))) == 1
+    assert calls == [2]
 
 
 def test_differences_of_seeds_have_students_interval() -> None:

@@ -205,7 +205,7 @@ class ClusterExecutor:
         self._going: list[_Going] = []
         self._has_started = False
         self._start_after = -math.inf
-        self._given_up: deque[JobResult] = deque()
+        self._ended: deque[JobResult] = deque()
 
     def submit(self, job: Job) -> None:
         """Take a job."""
@@ -217,13 +217,15 @@ class ClusterExecutor:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._start_waiting(on_event)
-            if self._given_up:
-                return self._given_up.popleft()
+            if self._ended:
+                return self._ended.popleft()
             for going in list(self._going):
                 is_done = going.task.done()  # before its events: what it wrote last is read, too
                 going.pass_events(on_event, is_last=is_done)
                 if is_done and (result := self._end(going, on_event)) is not None:
-                    return result
+                    self._ended.append(result)
+            if self._ended:  # all that were found in one look: each look opens a file of every job
+                continue
             left = _LOOK_EVERY_S if deadline is None else min(_LOOK_EVERY_S, deadline - time.monotonic())
             if left <= 0:
                 return None
@@ -259,7 +261,7 @@ class ClusterExecutor:
                     raise
                 waiting.n_refused += not self._going
                 if not isinstance(error, RefusedError) or waiting.n_refused > self.n_retries:
-                    self._given_up.append(JobResult(job, "failed", str(error)))
+                    self._ended.append(JobResult(job, "failed", str(error)))
                     continue
                 self._waiting.append(waiting)
                 self._start_after = time.monotonic() + _REFUSED_AGAIN_S

@@ -172,6 +172,8 @@ class SweepResults:
         self.sweep, self.runs, self.store, self.folder = sweep, runs, store, results_folder(sweep, store)
         self._access = access
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
+        self._lines: dict[tuple[str, int], list[str]] = {}
+        """Of every row its line of results and of timings: all are written again after every run."""
         self.missing: dict[str, str] = {}
         """Keys of runs that have no row yet, and why."""
         self.refused: set[str] = set()
@@ -195,15 +197,17 @@ class SweepResults:
             self.folder.mkdir(parents=True, exist_ok=True)
             if is_first:
                 self.kept = self._keep_earlier()
-            parts = [split_row(self.sweep, row) for row in self.rows]
+            lines = [self._lines[row["arm"], row["seed"]] for row in self.rows]
             for name, place in ((TIMINGS, 1), (RESULTS, 0)):
-                text = "".join(json.dumps(part[place], ensure_ascii=False) + "\n" for part in parts)
-                write_text(self.folder / name, text)
+                write_text(self.folder / name, "".join(line[place] for line in lines))
 
     def _collect(self, runs: Sequence[PlannedRun]) -> None:
         # One run that is not what its name says, of other data on some machine, must not end all others.
         rows, missing = collect_rows(self.sweep, runs, self._access, refuses=False)
-        self._rows |= {(row["arm"], row["seed"]): row for row in rows}
+        for row in rows:
+            place = row["arm"], row["seed"]
+            self._rows[place] = row
+            self._lines[place] = [json.dumps(p, ensure_ascii=False) + "\n" for p in split_row(self.sweep, row)]
         # Of two arms that are one run, one may have more measured of it.
         read = {run.key for run in runs}
         self.missing = {key: why for key, why in self.missing.items() if key not in read}

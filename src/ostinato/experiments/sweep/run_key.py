@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -239,8 +240,14 @@ def _origin(task: Task, recipe: Recipe, splits: list[str], source: PackSource | 
         "published": {file.key: task.access.known_hash(file) for file in task.files()},
         **({"pack": source.settings()} if source is not None else {}),
         "splits": splits,
-        "source": source_hash(("tasks", "data")),
+        "source": _reading_source(),
     }
+
+
+@cache
+def _reading_source() -> str:
+    """Return the hash of the source that examples are read and made by; it is asked for with every arm."""
+    return source_hash(("tasks", "data"))
 
 
 def _hash(content: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ostinato.errors import DataError
 from ostinato.experiments.inference import judge
+from ostinato.experiments.results import four_digits
 
 Row = Mapping[str, Any]
 
@@ -133,7 +134,8 @@ def summary_notes(lines: Sequence[Row]) -> list[str]:
         f"{name}: of the checkpoint {found}"
         for name, found in {k: v for line in lines for k, v in line["checkpoints"].items()}.items()
     ]
-    found = [one for line in lines for name in _names(lines) if (one := _difference(line, name))]
+    names = _names(lines)
+    found = [one for line in lines for name in names if (one := _difference(line, name))]
     if found:
         notes.append("Intervals: 95 %, Student's t over seeds, paired; one seed, or equal differences, have none.")
     if (n := sum(one["low"] is not None for one in found)) > 1:
@@ -153,4 +155,4 @@ def _difference(line: Row, name: str) -> dict[str, Any] | None:
 def number_text(value: float, *, signed: bool = False) -> str:
     """Return a number with four digits, or whole where it is large."""
     sign = "+" if signed and value > 0 else ""
-    return f"{sign}{value:,.0f}" if abs(value) >= 10_000 else f"{sign}{value:.4g}"
+    return sign + (f"{value:,.0f}" if abs(value) >= 10_000 else four_digits(value))
