@@ -17,7 +17,7 @@ import yaml
 from tables import Formula
 from tiny_question import TINY, question
 
-from ostinato.advise.advise import ANSWER, RECIPE, TRIALS, Advice, advise
+from ostinato.advise.advise import ANSWER, RECIPE, TRIALS, Advice, _read, advise
 from ostinato.advise.candidates import BASE
 from ostinato.advise.checks import NoAdviceError
 from ostinato.advise.limits import LatencyLimit, Limits
@@ -26,6 +26,7 @@ from ostinato.advise.trials import Outcome, TimeUp, Trial
 from ostinato.analysis.report import svg_data
 from ostinato.budget import count_parameters
 from ostinato.cli import main
+from ostinato.config.space import AxisConfig, LevelConfig, SpaceConfig
 from ostinato.errors import ConfigError
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.sweep.executors import InProcess
@@ -72,6 +73,20 @@ def test_the_recipe_that_is_advised_can_be_trained_and_costs_the_budget(advice: 
     assert recipe.training.optimizer.lr == pytest.approx(0.01 * best.rate)
     assert recipe.training.n_updates == 45, "the recipe's own, not a stage's"
     assert "n_train: 200" in advice.recipe.read_text("utf-8")
+
+
+def test_candidates_of_other_tokenizers_are_not_compared_by_what_is_a_mean_over_tokens(tmp_path: Path) -> None:
+    levels = [LevelConfig(name=kind, set={"data.tokenizer": {"kind": kind}}) for kind in ("words", "bpe")]
+    axis = AxisConfig(name="tokens", levels=levels)
+    asked = question(tmp_path, space=SpaceConfig(name="tokens", axes=[axis], n_candidates=2))
+    for metric in (None, "perplexity", "token_accuracy"):
+        with pytest.raises(ConfigError) as caught:
+            _read(replace(asked, metric=metric), None)
+        assert str(caught.value) == (
+            f"training.selection.metric is {metric or 'loss'!r}: is a mean over tokens, and those of the recipe and of "
+            "bpe are not the same: choose by --metric bits_per_byte or word_perplexity (of texts), or by one of outputs"
+        )
+    assert len(_read(replace(asked, metric="exact_match"), None).candidates.found) == 2
 
 
 def test_every_candidate_stands_somewhere(advice: Advice) -> None:

@@ -116,3 +116,10 @@ def test_all_that_is_wrong_with_a_space_is_said_at_once(tmp_path: Path) -> None:
 def test_what_the_search_decides_is_no_level(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="is decided by the search"):
         SpaceConfig(name="mine", axes=[AxisConfig(name="one", levels=[LevelConfig(name="a", set=settings)])])
+
+
+@pytest.mark.parametrize("settings", [{"task.max_length": 3}, {"data": {"dev": "b.txt"}}, {"data.train": "a.txt"}])
+def test_all_candidates_have_the_same_examples(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="gives candidates other examples: change it for all of them, by KEY=VALUE"):
+        LevelConfig.model_validate({"name": "a", "set": settings})
+    LevelConfig.model_validate({"name": "a", "set": {"data.tokenizer.kind": "words", "data.mixture": None}})

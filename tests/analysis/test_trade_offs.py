@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from ostinato.analysis import analyze as logic
-from ostinato.analysis.capture import stream
+from ostinato.analysis.capture import batches, stream
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.latency import part_latencies, parts_of, threads_and_device
 from ostinato.analysis.studies import Finding, Subject
@@ -31,6 +32,7 @@ from ostinato.experiments.compare.thresholds import tune_threshold
 from ostinato.models import build_model
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
+from ostinato.training import train
 
 
 def finding(surveyed: logic.Survey, name: str) -> Finding:
@@ -101,10 +103,29 @@ def test_a_curve_without_a_stored_one_is_measured_and_leaves_the_threshold(subje
     assert macs == sorted(macs, reverse=True)
 
 
+@pytest.mark.parametrize("n_positions", [12, 40])
+def test_texts_of_blocks_are_cut_to_the_positions_that_there_are(tmp_path: Path, n_positions: int) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.txt").write_text(
+            "the cat sees a dog\n" + "a dog sees the cat " * 9 + "\n", encoding="utf-8"
+        )
+    decoder = (
+        "model.decoder={n_steps: 2, self_attention: {share: all, n_heads: 2}, ffn: {share: all, d_ff: 8}, "
+        f"halting: {{kind: act}}, positions: {{kind: learned, max_length: {n_positions}}}, relative: {{kind: none}}}}"
+    )
+    files = [f"data.{name}={tmp_path / name}.txt" for name in ("train", "dev")]
+    sizes = ["model.d_model=8", "data.tokenizer.kind=words", "data.block_length=8", "decoding.max_length=8"]
+    updates = ["training.n_updates=1", "training.n_threads=1", "training.device=cpu", "data.max_target_length=20"]
+    train(load_recipe("lm/transformer", [decoder, *files, *sizes, *updates]), tmp_path / "run")
+    (subject,) = logic.subjects([load(tmp_path / "run", device="cpu")], "dev", 30)
+    (batch,) = batches(subject.run, subject.examples)
+    assert batch.target.ids_BT.shape == (2, min(n_positions, 20))
+    ((_, (found,)),) = logic.survey([subject], only=["thresholds"]).found
+    assert found.data["n"] == 2
+
+
 @pytest.mark.slow
 def test_a_stored_curve_is_read_for_its_checkpoint_only(runs: list[Path], tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(runs[0], folder)
     run = load(folder, device="cpu")
@@ -183,6 +204,38 @@ def test_with_other_settings_of_data_or_decoding_quality_is_measured(runs: list[
     given = logic.subjects([load(run, device="cpu", overrides=[changed]) for run in runs], None, 8)
     ((_, (found,)),) = logic.survey(given, only=["pareto"]).found
     assert found.columns[1] == "token accuracy, test", "results.json has the scores of the run's own settings"
+
+
+def test_stored_scores_of_another_number_of_examples_are_no_common_quality(runs: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs[1], folder)
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    results["splits"]["test"]["n"] -= 1
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    given = logic.subjects([load(run, device="cpu") for run in (runs[0], folder)], None, 8)
+    ((_, (found,)),) = logic.survey(given, only=["pareto"]).found
+    assert found.columns[1] == "token accuracy, test"
+
+
+def test_models_of_other_tokenizers_are_placed_by_what_does_not_count_labels(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"an old cat sees {i} new birds\n" for i in range(8)), encoding="utf-8")
+    sizes = ["model.d_model=8", "model.decoder.n_steps=1", "model.decoder.self_attention.n_heads=2"]
+    sizes += ["training.n_threads=1", "training.device=cpu", "training.n_updates=1", "training.schedule.warmup=1"]
+    for kind in ("characters", "words"):
+        data = [f"data.train={texts}", f"data.dev={texts}", f"data.tokenizer={{kind: {kind}}}"]
+        train(load_recipe("lm/transformer", [*sizes, *data]), tmp_path / kind)
+    loaded = [load(tmp_path / kind, device="cpu") for kind in ("characters", "words")]
+    ((_, (found,)),) = logic.survey(logic.subjects(loaded, "dev", 8), only=["pareto"]).found
+    assert found.columns[1] == "minus bits per byte, dev"
+    for row, run in zip(found.rows, loaded, strict=True):
+        assert row[1] == pytest.approx(-run.evaluate("dev")["bits_per_byte"])
+    cut = [
+        load(run.directory, device="cpu", overrides=["data.over_length=truncate", "data.max_target_length=5"])
+        for run in loaded
+    ]
+    ((_, (found,)),) = logic.survey(logic.subjects(cut, "dev", 8), only=["pareto"]).found
+    assert found.columns[1] == "sequence accuracy, dev", "labels that are cut do not say all of a text"
 
 
 @pytest.mark.parametrize("name", [study.name for study in logic.STUDIES])

@@ -178,6 +178,18 @@ def test_a_model_whose_tokens_do_not_halt_has_no_threshold_and_no_halting(capsys
     assert "encoder depth" not in capsys.readouterr().out
 
 
+def test_tables_by_column_have_the_forced_scores_that_the_task_is_reported_by(
+    model: Seq2Seq, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"dev": numbers(model, 3, 64)}
+    print_splits(found)
+    assert "sequence_accuracy_forced" not in capsys.readouterr().out.split("dev by length")[1].splitlines()[0]
+    print_splits(found, ["token_accuracy", "sequence_accuracy_forced", "ranking"])
+    (names, *_) = capsys.readouterr().out.split("dev by length")[1].splitlines()
+    assert names.split()[:4] == ["n", "loss", "token_accuracy", "sequence_accuracy_forced"]
+    assert "ranking" not in names
+
+
 def test_without_halting_every_token_runs_every_round_and_the_rule_comes_back(model: Seq2Seq) -> None:
     before = numbers(model, 5, 64)
     run_as(model, halting=False)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from safetensors.torch import load_file
 
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import stored
-from ostinato.evaluation.loading import load
+from ostinato.evaluation.loading import LoadedRun, load
+from ostinato.evaluation.predictions import PredictionWriter
 from ostinato.evaluation.stored import read_outputs, run_outputs
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -101,9 +103,39 @@ def test_kept_outputs_that_are_not_as_they_were_written_are_decoded_anew(run: Pa
     assert not run_outputs(load(run), "test").is_new
 
 
+def test_what_is_no_file_of_predictions_gives_way_to_them_and_what_a_link_leads_to_stays(run: Path) -> None:
+    kept, other = run_outputs(load(run), "test"), run / "other.jsonl"
+    kept.file.write_bytes(b"\xff\n")
+    assert run_outputs(load(run), "test").predictions == kept.predictions
+    other.write_text(record(0), encoding="utf-8")
+    kept.file.unlink()
+    kept.file.symlink_to(other)
+    assert run_outputs(load(run), "test").predictions == kept.predictions
+    assert other.read_text(encoding="utf-8") == record(0)
+    assert not kept.file.is_symlink()
+
+
 def test_fresh_outputs_are_decoded_whatever_is_kept(run: Path) -> None:
     assert run_outputs(load(run), "test").is_new
     assert run_outputs(load(run), "test", fresh=True).is_new
+
+
+def test_outputs_that_were_kept_stay_where_fresh_ones_are_interrupted(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = run_outputs(load(run), "test")
+
+    def interrupted(*given: Any, predictions: PredictionWriter, **how: Any) -> None:
+        predictions({"index": 0, "prediction": "x", "reference": "y"})
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadedRun, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_outputs(load(run), "test", fresh=True)
+    again = run_outputs(load(run), "test")
+    assert not again.is_new
+    assert again.predictions == kept.predictions
 
 
 def test_an_unknown_split_is_named(run: Path) -> None:

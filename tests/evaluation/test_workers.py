@@ -234,6 +234,29 @@ def test_a_journal_of_something_else_is_refused(model: Seq2Seq, tokenizers: Toke
     assert (tmp_path / "text").read_text() == "mine\n"
 
 
+@pytest.mark.parametrize("kind", ["a link", "a dangling link", "a FIFO", "a folder"])
+def test_a_journal_that_is_no_plain_file_is_refused_before_anything_is_made(
+    model: Seq2Seq, tmp_path: Path, kind: str
+) -> None:
+    folder, target = tmp_path / "work", tmp_path / "target"
+    folder.mkdir()
+    match kind:
+        case "a link":
+            target.write_text("", encoding="utf-8")
+            (folder / "journal").symlink_to(target)
+        case "a dangling link":
+            (folder / "journal").symlink_to(target)
+        case "a FIFO":
+            os.mkfifo(folder / "journal")
+        case _:
+            (folder / "journal").mkdir()
+    said = f"journal: is {kind.replace('dangling ', '')}: only a plain file is written; name another path"
+    with pytest.raises(ConfigError, match=said):
+        Journal(folder / "journal", QUESTION, InThisProcess(model)).__enter__()
+    assert [path.name for path in folder.iterdir()] == ["journal"]
+    assert not target.exists() or target.read_bytes() == b""
+
+
 @contextmanager
 def files_of_at_most(n_bytes: int) -> Iterator[None]:
     resource = pytest.importorskip("resource", reason="this system does not bound the size of files")

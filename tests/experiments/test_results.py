@@ -14,6 +14,7 @@ from ostinato.errors import CheckpointError, DataError
 from ostinato.experiments.results import (
     assumptions_of,
     check_run_row,
+    four_digits,
     markdown,
     pass_lengths,
     read_results,
@@ -101,6 +102,7 @@ ROW: dict[str, Any] = {"name": "a", "seed": 1, "parameters": 9, "seconds": 0.5, 
         (ROW | {"splits": {"test": {}}}, "splits.test.n"),
         (ROW, "macs.total"),
         (ROW | {"macs": {"total": "many"}}, "macs.total"),
+        (ROW | {"macs": {"total": 10}, "forced": 3}, "forced"),
     ],
 )
 def test_rows_of_a_file_that_lack_what_tables_read_are_named(row: dict[str, Any], needed: str) -> None:
@@ -171,6 +173,15 @@ def test_the_accuracy_of_a_ranking_is_a_column() -> None:
     assert [line[-2:] for line in lines] == [[0.5, None], [0.25, 0.75]]
 
 
+def test_a_teacher_forced_score_is_a_column_where_a_task_is_reported_by_it() -> None:
+    found = {"n": 3, "loss": 0.5, "perplexity": 1.6, "sequence_accuracy_forced": 0.75, "seconds": 2.0}
+    row = ROW | {"splits": {"test": found}, "macs": {"total": 1}}
+    assert table([row])[0][-2:] == ["n", "loss"]
+    columns, ((*_, loss, accuracy),) = table([row | {"forced": ["sequence_accuracy_forced"]}])
+    assert columns[-3:] == ["n", "loss", "sequence_accuracy_forced"]
+    assert (loss, accuracy) == (0.5, 0.75)
+
+
 def test_counts_of_passes_of_other_lengths_do_not_share_a_column() -> None:
     row = {"name": "a", "seed": 1, "parameters": 5, "seconds": 1, "splits": {"test": {"n": 2}}}
     short, long = (row | {"macs": {"total": 1e6, "source_length": n, "target_length": n}} for n in (16, 128))
@@ -203,3 +214,9 @@ def test_markdown_leaves_missing_scores_empty_and_groups_thousands() -> None:
         "| a | 12,345 |  |",
         "| b | 1 | 0.1235 |",
     ]
+
+
+def test_a_share_that_is_not_all_is_not_written_as_1() -> None:
+    texts = [four_digits(value) for value in (29_999 / 30_000, 1 - 2**-53, 1.0, 1.00001, 0.99994)]
+    assert texts == ["0.99997", "0.9999999999999999", "1", "1", "0.9999"]
+    assert markdown(["a"], [[29_999 / 30_000]]).splitlines()[-1] == "| 0.99997 |"

@@ -48,6 +48,8 @@ _RESERVE = 0.03
 _LEAST_RESERVE, _MOST_RESERVE = 15.0, 120.0
 _ENDS = 1.5
 """The end takes at most so many times what reading the question did, besides."""
+_OF_TOKENS = ("loss", "perplexity", "token_accuracy")
+"""Means over tokens, which are other ones with another tokenizer."""
 Say = Callable[[str], None]
 
 
@@ -220,6 +222,11 @@ def _read(question: Question, access: DataAccess | None) -> _Task:
     load_recipe(base, [*overrides, *selected])  # refuses a metric that the task cannot have
     task, n_examples, data = check_data(recipe, access)
     candidates = make_candidates(base, overrides, question.space, question.limits, access)
+    first, *others = candidates.found
+    if metric in _OF_TOKENS and (other := next((one for one in others if one.tokenizer != first.tokenizer), None)):
+        reason = f"is a mean over tokens, and those of {first.name} and of {other.name} are not the same"
+        hint = "choose by --metric bits_per_byte or word_perplexity (of texts), or by one of outputs"
+        raise ConfigError([Problem("training.selection.metric", metric, f"{reason}: {hint}")])
     without = baseline(recipe, task, metric)
     return _Task(base, overrides, recipe, metric, mode, n_examples, data, without, candidates)
 

@@ -13,6 +13,7 @@ from ostinato.advise.limits import WORDS, Limits
 from ostinato.advise.space import Combination, free_of, in_balance, name_of, settings_of
 from ostinato.budget.free import free_variable, with_settings
 from ostinato.budget.solver import OutOfReach, solve
+from ostinato.config.data import TokenizerConfig
 from ostinato.config.measures import as_overrides
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
@@ -36,6 +37,7 @@ class Candidate:
         levels: of every axis; empty for the recipe itself. settings: of the recipe, by dotted path, solved ones too.
         model: with its vocabulary sizes. figures: its parameters, macs and bytes.
         cached_rounds: of a loop, whose keys and values it keeps in decoding; None: all.
+        tokenizer: of the tokens that it predicts; None where these are no text.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Candidate:
     model: ModelConfig
     figures: dict[str, float]
     cached_rounds: int | None = None
+    tokenizer: TokenizerConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +183,9 @@ class _Maker:
         ) is None:
             self._rest[name] = rest
             own = settings | {f"model.{path}": value for path, value in values.items()}
-            kept = changed.decoding.cached_rounds
-            self.found.append(Candidate(name, combination, own, solved, limits.figures(solved), kept))
+            kept, data = changed.decoding.cached_rounds, changed.data
+            tokenizer = (data.target_tokenizer or data.tokenizer) if solved.has_vocabulary_output else None
+            self.found.append(Candidate(name, combination, own, solved, limits.figures(solved), kept, tokenizer))
         elif same.name == BASE and not same.levels:  # the recipe is a combination of the space
             self.found[self.found.index(same)] = replace(same, levels=combination)
         else:

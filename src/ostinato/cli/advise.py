@@ -114,7 +114,7 @@ def advise(
     from ostinato.advise.report import table
     from ostinato.advise.words import findings
     from ostinato.experiments.sweep.choose import ExecutorChoice
-    from ostinato.experiments.sweep.watch import make_watcher
+    from ostinato.experiments.sweep.watch import LinesWatcher, make_watcher
 
     choice = ExecutorChoice(executor, workers, gpus, address, tuple(slurm or ()))
     question = Question(
@@ -133,7 +133,7 @@ def advise(
     advice = answer_question(
         question,
         access=access,
-        say=(lambda line: None) if json else print_line,
+        say=(lambda line: None) if json else LinesWatcher(print_line).say,  # where nobody hears it, the search goes on
         began=time.monotonic() - time.process_time(),  # what the imports took counts, too
         make_executor=lambda: choice.make(store),
         watcher=lambda: make_watcher(None if json else console(), print_line),

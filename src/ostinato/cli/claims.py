@@ -153,7 +153,7 @@ def reproduce(
     from ostinato.experiments.claims.reproduce import reproduce as run
     from ostinato.experiments.claims.staleness import why_stale
     from ostinato.experiments.sweep.pool import LocalPool
-    from ostinato.experiments.sweep.watch import make_watcher
+    from ostinato.experiments.sweep.watch import LinesWatcher, make_watcher
 
     chosen = library.load_claim(claim)
     if variant is not None:
@@ -169,7 +169,7 @@ def reproduce(
         access=access,
         inputs=read_inputs(given),
         take=take or (),
-        on_event=print_stderr,
+        on_event=LinesWatcher(print_stderr).say,  # where nobody hears it, the work goes on
         executor=LocalPool(workers),
         watcher=make_watcher(None if json else console(), print_stderr),
     )

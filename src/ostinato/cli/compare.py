@@ -128,9 +128,11 @@ def compare(
         if len(splits) > 1 or len(metrics) > 1:
             raise typer.BadParameter("--match loss takes one split and one metric", param_hint="--split / --metric")
         options: dict[str, Any] = {"max_examples": max_examples, "access": access, "verify": not no_verify, **decoding}
+        curves = [matched_runs.read_curve(run) for run in systems]
+        matched_runs.check_alike(curves)
         pairs = {
-            str(run): matched_runs.score_pairs(run, matched_runs.read_curve(run), splits[0], metrics[0], **options)
-            for run in systems
+            str(run): matched_runs.score_pairs(run, curve, splits[0], metrics[0], **options)
+            for run, curve in zip(systems, curves, strict=True)
         }
         rows = matched_runs.match_loss(pairs, points)
         shown = {"pairs": pairs, "matched": rows}

@@ -114,7 +114,8 @@ def evaluate(
     if predictions is not None and len(splits) > 1:
         raise typer.BadParameter(f"there are {len(splits)} splits: choose one with --split", param_hint="--predictions")
     # Before the first split is scored: all that are to be.
-    build_task(loaded.recipe.task, loaded.recipe.data, access, trains=False).check_files(splits)
+    task = build_task(loaded.recipe.task, loaded.recipe.data, access, trains=False)
+    task.check_files(splits)
     for name in splits if len(splits) > 1 else ():  # nor is one scored in vain, because another cannot be
         loaded.check(name, by=by or None, max_examples=max_examples, oracle=oracle, access=access)
     decoding: dict[str, Any] = {} if beam is None else {"beam": beam}
@@ -150,7 +151,7 @@ def evaluate(
         members = read_members(loaded.checkpoint)
         print_json({name: found | ({"mean_of": members} if members else {}) for name, found in results.items()})
     else:
-        print_splits(results)
+        print_splits(results, task.forced)
         if line := describe_average(loaded.checkpoint):
             print_line(line)
         if oracle is None:

@@ -60,8 +60,12 @@ def scored_splits(run: LoadedRun, asked: Sequence[str] | None) -> Sequence[str]:
     raise typer.BadParameter("the run's recipe names no split: choose one", param_hint="--split")
 
 
-def print_splits(results: Mapping[str, Scores]) -> None:
-    """Print the results of several splits, by split name; texts such as signatures go below the numbers."""
+def print_splits(results: Mapping[str, Scores], forced: Sequence[str] = ()) -> None:
+    """Print the results of several splits, by split name; texts such as signatures go below the numbers.
+
+    Args:
+        forced: teacher-forced scores that the task is reported by, for the tables by column.
+    """
     from ostinato.config.schema import leaves
     from ostinato.metrics import decoded_scores
 
@@ -87,7 +91,8 @@ def print_splits(results: Mapping[str, Scores]) -> None:
         _print_ranking(split, result.get("ranking") or {})
         for column, values in (result.get("by") or {}).items():
             macro = (result.get("macro") or {}).get(column)
-            _print_groups(f"{split} by {column}", values, macro, [*_FORCED, *decoded_scores(result)])
+            shown = dict.fromkeys((*_FORCED, *forced, *decoded_scores(result)))
+            _print_groups(f"{split} by {column}", values, macro, list(shown))
 
 
 def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores]) -> None:

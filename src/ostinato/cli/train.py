@@ -52,9 +52,9 @@ def train(
     if json:
         print_json(result)
     else:
-        print_splits(result["splits"])
-        print_published(resolved.reference, result["splits"])
         task = build_task(resolved.task, resolved.data, access)
+        print_splits(result["splits"], task.forced)
+        print_published(resolved.reference, result["splits"])
         known = {task.train_split, resolved.training.selection.split, *result["splits"]}
         if left := [split for split in task.splits() if split not in known]:
             command = f"ostinato evaluate {directory} --split {left[0]}"

@@ -64,27 +64,32 @@ def tune_threshold(
         reason = f"'{thresholds}' is no list of numbers: 0.9,0.5"
         raise typer.BadParameter(reason, param_hint="--thresholds") from None
     loaded = load(run, checkpoint=checkpoint, device=device, verify=not no_verify, halting_threshold="trained")
-    with progress_bar("thresholds", not json) as (set_total, advance):
-        set_total(len(wanted) + 1 + (why_no_oracle(loaded.model) is None))
-        found = logic.tune_threshold(
-            loaded,
-            split,
-            thresholds=wanted,
-            max_drop=max_drop,
-            metric=metric,
-            max_examples=max_examples,
-            access=access,
-            exit=exit,
-            exit_scope=exit_scope,
-            on_point=lambda point: advance(1),
-            **({} if beam is None else {"beam": beam}),
-        )
-    if json:
-        print_json(found.as_dict() | {"files": [str(path) for path in found.files]})
-    else:
-        _print(found)
-        if line := describe_average(loaded.checkpoint):
-            print_line(line)
+    found: list[Tuning] = []  # as it was measured, then with the files that were written
+    try:
+        with progress_bar("thresholds", not json) as (set_total, advance):
+            set_total(len(wanted) + 1 + (why_no_oracle(loaded.model) is None))
+            written = logic.tune_threshold(
+                loaded,
+                split,
+                thresholds=wanted,
+                max_drop=max_drop,
+                metric=metric,
+                max_examples=max_examples,
+                access=access,
+                exit=exit,
+                exit_scope=exit_scope,
+                on_point=lambda point: advance(1),
+                on_measured=found.append,
+                **({} if beam is None else {"beam": beam}),
+            )
+            found.append(written)
+    finally:  # what was measured is shown also where it cannot be written
+        if found and json:
+            print_json(found[-1].as_dict() | {"files": [str(path) for path in found[-1].files]})
+        elif found:
+            _print(found[-1])
+            if line := describe_average(loaded.checkpoint):
+                print_line(line)
 
 
 def _print(found: Tuning) -> None:
@@ -110,7 +115,8 @@ def _print(found: Tuning) -> None:
     heading = "threshold" if found.exit is None else f"threshold of {found.exit}"
     columns = [heading, found.metric, *(f"{stack} skipped" for stack in stacks), "MACs", "of full depth", "seconds"]
     print_table(columns, rows, title=f"{found.split}: {found.n:,} examples, {found.checkpoint}", right=True)
-    print_line(_verdict(found))
+    if found.files:  # else nothing was stored that others could use
+        print_line(_verdict(found))
     for path in found.files:
         print_line(f"wrote {path}")
     if not can_draw():

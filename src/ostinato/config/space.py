@@ -17,6 +17,8 @@ SEARCHED = tuple(
     for name in ("optimizer.lr", "n_updates", "evaluate_every", "save_every", "log_every", "selection")
 )
 """Settings that the search itself decides on, of every training."""
+ASKED = ("task", "data.train", "data.dev")
+"""What candidates are for: scores of other examples cannot be compared."""
 
 
 class LevelConfig(Config):
@@ -33,10 +35,13 @@ class LevelConfig(Config):
     """Settings that are solved for the budget, one after the other, in place of the space's."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Settings that the search decides on."""
+        """Settings that the search decides on, and those that are the same for all candidates."""
         for key, value in leaves(self.set):
-            if any(key == name or key.startswith(f"{name}.") for name in SEARCHED):
+            if _is_in(key, SEARCHED):
                 yield Problem(f"{path}set.{key}", value, "is decided by the search: name learning rates by `rates`")
+            if _is_in(key, ASKED):
+                reason = "gives candidates other examples: change it for all of them, by KEY=VALUE"
+                yield Problem(f"{path}set.{key}", value, reason)
 
 
 class AxisConfig(Config):
@@ -79,6 +84,10 @@ class SpaceConfig(Config):
         yield from _problems([axis.name for axis in self.axes], f"{path}axes")
         yield from _problems(self.rates, f"{path}rates")
         yield from _problems(self.free, f"{path}free")
+
+
+def _is_in(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _problems(values: list[Any], key: str) -> Iterator[Problem]:

@@ -17,14 +17,14 @@ from ostinato.data.sources import parse_object
 from ostinato.errors import CheckpointError, DataError
 from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
-from ostinato.tasks.registry import task_config
+from ostinato.tasks.registry import build_task, task_config
 
 LENGTHS = (16, 16)
 """Source and target tokens of the sentence whose forward pass is counted for a table."""
 _NEEDED: dict[str, Any] = {"name": str, "seed": int, "parameters": int, "seconds": int | float}
 """What results.json holds that tables read."""
 _NAMES: dict[Any, str] = {str: "a text", int: "an integer", int | float: "a number"}
-_NO_SCORES = ("seconds", "decoding_seconds", "perplexity")
+_NO_SCORES = ("seconds", "decoding_seconds", "perplexity", "sequence_accuracy_forced")
 
 
 def pass_lengths(recipe: Recipe, lengths: tuple[int, int]) -> tuple[int, int]:
@@ -85,8 +85,8 @@ def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
         run: the run directory. lengths: source and target tokens of the sentence whose forward pass is counted.
 
     Returns:
-        The run's results, with `macs`: {source_length, target_length, total}, `task` with all its settings, and
-        `directory`: the run's as it was given.
+        The run's results, with `macs`: {source_length, target_length, total}, `task` with all its settings, `forced`:
+        the teacher-forced scores that the task is reported by, and `directory`: the run's as it was given.
 
     Raises:
         CheckpointError: the run is not finished.
@@ -96,7 +96,8 @@ def run_row(run: Path, lengths: tuple[int, int] = LENGTHS) -> dict[str, Any]:
     recipe = load_recipe(str(run / "recipe.yaml"))
     total = count_macs(recipe.model, *pass_lengths(recipe, lengths)).total
     macs = {"source_length": lengths[0], "target_length": lengths[1], "total": total}
-    return {**results, "directory": str(run), "task": recipe.task.settings(), "macs": macs}
+    forced = list(build_task(recipe.task, recipe.data, trains=False).forced)
+    return {**results, "directory": str(run), "task": recipe.task.settings(), "forced": forced, "macs": macs}
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -116,6 +117,8 @@ def check_run_row(row: dict[str, Any], where: Path | str) -> None:
     macs = row.get("macs")
     if not isinstance(macs, dict) or not isinstance(macs.get("total"), int | float):
         raise CheckpointError(f"{where}: is damaged: needs 'macs.total', a number")
+    if not isinstance(row.get("forced", []), list):
+        raise CheckpointError(f"{where}: is damaged: needs 'forced', a list")
 
 
 def _check_splits(results: dict[str, Any], where: Path | str) -> None:
@@ -160,10 +163,11 @@ def first_row(path: Path) -> dict[str, Any] | None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """Return headings and one line per run and split: sizes, seconds and every score both have.
+    """Return headings and one line per run and split: sizes, seconds, and a column for every score that one has.
 
-    Scores in [0, 1] stay fractions, of `ranking` the accuracy is shown; a score a split does not have is None. A run is
-    called what its recipe is, or, where two recipes are called alike, what its directory is.
+    Of perplexity and `sequence_accuracy_forced` there is a column where a run's task is reported by it. Scores in
+    [0, 1] stay fractions, of `ranking` the accuracy is shown; a score a split does not have is None. A run is called
+    what its recipe is, or, where two recipes are called alike, what its directory is.
 
     Raises:
         DataError: rows whose multiply-accumulates are of passes of other lengths.
@@ -175,9 +179,11 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]
         raise DataError(f"the MACs of the rows are of passes of {texts}: show them one by one")
     scores: list[str] = []
     for row in rows:
+        reported = row.get("forced", [])  # a row that an earlier version wrote does not say it
+        hidden = [name for name in _NO_SCORES if name not in reported]
         for found in row["splits"].values():
-            own = [k for k, v in _with_ranking(found).items() if isinstance(v, float) and k not in _NO_SCORES]
-            scores += [k for k in own if k not in scores and "forced" not in k]
+            own = [k for k, v in _with_ranking(found).items() if isinstance(v, float) and k not in hidden]
+            scores += [k for k in own if k not in scores]
     columns = ["run", "seed", "parameters", f"M MACs{next(iter(passes), '')}", "seconds", "split", "n", *scores]
     lines: list[list[object]] = [
         [
@@ -214,13 +220,21 @@ def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def four_digits(value: float) -> str:
+    """Return a number with four digits; one just below 1 with as many as tell it from 1: 0.1235, 0.99997."""
+    texts = (f"{value:.{digits}g}" for digits in range(4, 18))
+    return next(text for text in texts if text != "1" or value >= 1)
+
+
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown, numbers with four digits."""
 
     def text(value: object) -> str:
         if value is None:
             return ""
-        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+        if isinstance(value, float):
+            return four_digits(value)
+        return f"{value:,}" if isinstance(value, int) else str(value)
 
     body = [f"| {' | '.join(text(cell) for cell in line)} |\n" for line in lines]
     return "".join([f"| {' | '.join(columns)} |\n", "|---" * len(columns) + "|\n", *body])

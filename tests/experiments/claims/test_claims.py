@@ -188,6 +188,19 @@ def test_the_command_exits_with_1_outside_the_band_and_says_so(tmp_path, capsys)
     assert head["versions"]["torch"]
 
 
+def test_a_claim_is_run_on_where_nobody_hears_its_lines(tmp_path, monkeypatch):
+    def closed(line):
+        raise BrokenPipeError
+
+    def counted(claim, resources, earlier):
+        resources.on_event("a line")
+        return reproduce(claim, resources, earlier)
+
+    monkeypatch.setattr("ostinato.cli.claims.print_stderr", closed)
+    monkeypatch.setattr("ostinato.experiments.claims.reproduce.reproduce", counted)
+    assert run("reproduce", str(claim_file(tmp_path)), "--outcomes", str(tmp_path / "o"), "--json") == 0
+
+
 def test_the_command_exits_with_0_inside_the_band(tmp_path, capsys):
     assert run("reproduce", str(claim_file(tmp_path)), "--outcomes", str(tmp_path / "o"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "supported"

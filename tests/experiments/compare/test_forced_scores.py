@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from ostinato.cli import main
 from ostinato.errors import ConfigError
 from ostinato.evaluation.loading import load
 from ostinato.experiments.compare.paired import compare
 from ostinato.experiments.compare.paired_tables import notes, score_table
-from ostinato.experiments.compare.systems import Choices
+from ostinato.experiments.compare.systems import Choices, open_systems
+from ostinato.experiments.results import run_row, table
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 
@@ -28,10 +31,14 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     text = "".join(f"{'an old cat sees a new bird ' * (1 + i % 3)}{i}\n" for i in range(N))
     (folder / "texts.txt").write_text(text, encoding="utf-8")
+    # The same words, the last of them the most frequent.
+    (folder / "reordered.txt").write_text(f"{text}{f'{N - 1} ' * 100}\n", encoding="utf-8")
     for name, *settings in (
         ("little", "training.n_updates=1"),
         ("much", "training.n_updates=20"),
         ("characters", "training.n_updates=1", "data.tokenizer={kind: characters}"),
+        ("frequent", "training.n_updates=1", "data.tokenizer={kind: words, min_count: 2}", "data.unknown=replace"),
+        ("reordered", "training.n_updates=1", f"data.train={folder / 'reordered.txt'}"),
         ("blocks", "training.n_updates=1", "data.block_length=16"),
     ):
         data = [
@@ -70,6 +77,18 @@ def test_without_a_metric_runs_are_compared_by_what_all_of_them_have(texts: Path
     assert list(others[0]["metrics"]) == ["word_perplexity", "bits_per_byte"]
 
 
+def test_as_many_labels_of_another_vocabulary_are_others(texts: Path) -> None:
+    for metric in ("loss", "perplexity", "token_accuracy"):
+        choices = Choices(splits=["dev"], metrics=[metric], **CHOICES)
+        with pytest.raises(
+            ConfigError, match=f"metrics is '{metric}': is a mean over labels, and these runs have other"
+        ):
+            compare([texts / "little", texts / "frequent"], choices)
+        # The numbers of the words do not matter.
+        (_, row) = compare([texts / "little", texts / "reordered"], choices)
+        assert row["metrics"][metric]["verdict"]
+
+
 def test_what_cannot_be_compared_is_said(texts: Path, tmp_path: Path) -> None:
     file = tmp_path / "outputs.jsonl"
     file.write_text('{"index": 0, "prediction": "a", "reference": "b"}\n', encoding="utf-8")
@@ -83,3 +102,25 @@ def test_what_cannot_be_compared_is_said(texts: Path, tmp_path: Path) -> None:
         paths = [texts / "little", *(texts / other for other in others)]
         with pytest.raises(ConfigError, match=expected):
             compare(paths, Choices(splits=["dev"], metrics=[metric], **CHOICES))
+
+
+def test_the_forced_score_that_a_task_is_reported_by_is_tabled_and_compared_beside_its_metrics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["task.n_train=40", "task.n_eval=9", "model.d_model=16", "training.n_updates=1", "training.n_threads=1"]
+    run, file = tmp_path / "run", tmp_path / "outputs.jsonl"
+    train(load_recipe("parity/transformer", [*sizes, "training.device=cpu"]), run)
+    assert {"tag_accuracy", "sequence_accuracy_forced"} < set(table([run_row(run)])[0])
+    chosen = Choices(splits=["test"], **CHOICES)
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(run), "--split", "long", "--by", "length"])
+    (names, *_) = capsys.readouterr().out.split("long by length")[1].splitlines()
+    assert names.split() == ["n", "loss", "token_accuracy", "sequence_accuracy_forced", "tag_accuracy"]
+    (row,) = compare([run], chosen)
+    assert list(row["metrics"]) == ["tag_accuracy", "sequence_accuracy_forced"]
+    tags = open_systems([run])[0].references("test", chosen)
+    file.write_text(
+        "".join(json.dumps({"index": i, "prediction": "", "reference": one}) + "\n" for i, one in enumerate(tags))
+    )
+    rows = compare([run, file], chosen)
+    assert [list(row["metrics"]) for row in rows] == [["tag_accuracy"]] * 2, "a file of outputs has no model"

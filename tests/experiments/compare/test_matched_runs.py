@@ -97,6 +97,25 @@ def test_scores_are_compared_at_losses_that_all_runs_reached() -> None:
         match_loss({"a": [(2.0, 0.0)], "b": [(3.0, 0.0)]})
 
 
+def test_a_loss_of_0_is_one_that_rounding_does_not_tell_from_it() -> None:
+    first, last = match_loss({"a": [(1.0, 0.5), (0.0, 0.75), (-1e-9, 1.0)], "b": [(1.0, 0.25), (0.0, 0.5)]}, 2)
+    assert (first["loss"], first["scores"]) == (1.0, {"a": 0.5, "b": 0.25})
+    assert 0 < last["loss"] < 1e-6
+    assert last["scores"] == {"a": 0.75, "b": 0.5}
+
+
+def test_losses_over_other_labels_are_not_matched() -> None:
+    shared = {"tokens to predict": ["a", "b"], "held-out examples": "0f", "training.selection.max_examples": None}
+    one = Curve("one", 1, [(10, 4.0)], [10], shared)
+    match_perplexity([one, Curve("same", 2, [(10, 4.0)], [10], dict(shared))])
+    for changed, named in (
+        ({"tokens to predict": ["a"]}, "other tokens to predict than one"),
+        ({"held-out examples": "1f", "training.selection.max_examples": 9}, "examples and training.selection.max_ex"),
+    ):
+        with pytest.raises(DataError, match=f"^other has other .*{named[-20:]}.*, so that their held-out losses"):
+            match_perplexity([one, Curve("other", 2, [(10, 4.0)], [10], shared | changed)])
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("matched")
@@ -108,6 +127,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = check_recipe({"data": data, "model": model | {"decoder": stack}, "training": training})
     train(recipe, folder / "run")
     return folder / "run"
+
+
+def train_on_other(run: Path, folder: Path, *settings: str) -> Curve:
+    recipe = load_recipe(run, ["model.vocab_size=null", *settings])
+    train(recipe, folder / "other")
+    return read_curve(folder / "other")
 
 
 def test_the_depth_of_a_loop_is_that_of_its_rounds(run: Path, tmp_path: Path) -> None:
@@ -123,6 +148,13 @@ def test_a_run_can_be_read_matched_and_started_from_its_checkpoint(run: Path, tm
     assert curve.checkpoints == [2, 4, 6]
     assert [update for update, _ in curve.points] == [2, 4, 6]
     assert curve.depth == 1
+    others = train_on_other(run, tmp_path, "data.tokenizer={kind: characters}", "training.selection.max_examples=3")
+    with pytest.raises(DataError, match=r"other tokens to predict and training\.selection\.max_examples than"):
+        match_perplexity([curve, others])
+    with pytest.raises(SystemExit) as end:
+        main(["compare", str(run), others.name, "--match", "loss"])
+    assert end.value.code
+    assert "so that their held-out losses cannot be matched" in capsys.readouterr().err
     pairs = score_pairs(run, curve, "test", "exact_match")
     assert [loss for loss, _ in pairs] == [loss for _, loss in curve.points]
     for arguments in (["perplexity", str(run)], ["loss", "--points", "2"]):

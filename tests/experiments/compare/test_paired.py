@@ -19,6 +19,7 @@ from ostinato.experiments.compare.paired import _origin, compare
 from ostinato.experiments.compare.paired_tables import score_table
 from ostinato.experiments.compare.systems import Choices
 from ostinato.experiments.results import read_rows, write_rows
+from ostinato.metrics.matching import ExactMatch
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 
@@ -334,3 +335,19 @@ def test_what_cannot_be_compared_is_named(runs: list[Path], tmp_path: Path) -> N
         compare([tmp_path / "gone.jsonl"], Choices(metrics=["bleu"]))
     with pytest.raises(DataError, match="5 sentences are too few"):
         compare([runs[0]], Choices(max_examples=5, device="cpu"))
+
+
+class WithSource(ExactMatch):
+    """A user's own metric, of what a system was given."""
+
+    def counts(self, prediction: str, reference: str, source: str = "") -> list[int]:
+        return [int(source != ""), 1]
+
+
+def test_a_metric_of_the_source_has_it_where_one_example_has_none(tmp_path: Path) -> None:
+    lines = [{"index": i, "prediction": "a", "reference": "a", "source": "" if i == 3 else "four"} for i in range(8)]
+    path = tmp_path / "outputs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    name = f"{__name__}:WithSource"
+    (row,) = compare([path], Choices(metrics=[name], n_samples=100))
+    assert row["metrics"][name]["value"] == 7 / 8

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -118,6 +119,19 @@ def test_without_matplotlib_there_is_a_choice_and_no_figure(run: Path, monkeypat
     found = tune_threshold(loaded, thresholds=[0.7], metric="token_accuracy", max_examples=5)
     assert [path.name for path in found.files] == ["halting-threshold.json", "threshold-curve.json"]
     assert found.n == 5
+
+
+@pytest.mark.parametrize("name", ["halting-threshold.json", "threshold-curve.json", "threshold-curve.svg"])
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_measured(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr("ostinato.experiments.compare.thresholds.can_draw", lambda: True)
+    monkeypatch.setattr("ostinato.evaluation.loading.LoadedRun.evaluate", lambda *given, **how: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match=rf"{name}: is a link: only a plain file is written"):
+        tune_threshold(ostinato.load(copy, device="cpu"), thresholds=[0.7], metric="token_accuracy")
 
 
 @pytest.mark.slow

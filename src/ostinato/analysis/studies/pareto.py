@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.analysis.accuracy import pareto_front
+from ostinato.analysis.capture import CapturedBatch, Collector
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
@@ -24,6 +26,18 @@ if TYPE_CHECKING:
 _COSTS = ("parameters", "M MACs an example", "ms an example")
 _FRONTS = ("parameters", "MACs", "latency")
 _MARKS = "osD^vP*X"
+
+
+class _TextBytes(Collector):
+    """Bytes of the texts whose tokens the labels are; None where the labels do not say all of a text."""
+
+    def __init__(self) -> None:
+        self.n: int | None = 0
+
+    def add(self, captured: CapturedBatch) -> None:
+        """Take in one batch."""
+        for size in captured.batch.sizes:
+            self.n = None if size is None or self.n is None else self.n + size.n_bytes
 
 
 def _pareto(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
@@ -61,7 +75,7 @@ PARETO = Study(
         "A mark is a run: the higher the better, the further left the cheaper. Filled marks, on the line, are the "
         "Pareto front: no other run is at least as good and at most as dear."
     ),
-    needs=(Outcomes,),
+    needs=(Outcomes, _TextBytes),
     needs_steps=False,
     why_not_together=not_comparable,
     of_runs=_pareto,
@@ -69,14 +83,25 @@ PARETO = Study(
 
 
 def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
-    """Return a decoded metric that all runs have in results.json for the split, else teacher-forced token accuracy."""
+    """Return a decoded metric that all runs have in results.json, of as many examples of the split; else what is
+    teacher-forced: token accuracy, or, where the runs' tokenizers make other labels, what does not count them."""
+    split = subjects[0].split
     stored = [_stored_scores(subject) for subject in subjects]
-    for name in decoded_scores(stored[0]):
+    for name in decoded_scores(stored[0]) if len({scores.get("n") for scores in stored}) == 1 else ():
         values = [scores.get(name) for scores in stored]
         if all(isinstance(value, int | float) for value in values):
-            return f"{name}, {subjects[0].split}", [float(value) for value in values if value is not None]
-    found = [subject.collected[Outcomes].token_accuracy for subject in subjects]
-    return f"token accuracy, {subjects[0].split}", found
+            return f"{name}, {split}", [float(value) for value in values if value is not None]
+    outcomes: list[Outcomes] = [subject.collected[Outcomes] for subject in subjects]
+    tokenizers = [subject.run.tokenizers.target for subject in subjects]
+    vocabularies = [sorted(one.decode([i]) for i in range(one.vocab_size)) for one in tokenizers]
+    labels = [(found.labels_N.tolist(), texts) for found, texts in zip(outcomes, vocabularies, strict=True)]
+    if all(other == labels[0] for other in labels):
+        return f"token accuracy, {split}", [found.token_accuracy for found in outcomes]
+    n_bytes = [subject.collected[_TextBytes].n for subject in subjects]
+    if all(n_bytes):
+        bits = [found.nll_N.sum() / math.log(2) / n for found, n in zip(outcomes, n_bytes, strict=True)]
+        return f"minus bits per byte, {split}", [-float(one) for one in bits]
+    return f"sequence accuracy, {split}", [found.sequence_accuracy for found in outcomes]
 
 
 def _stored_scores(subject: Subject) -> dict[str, Any]:

@@ -19,24 +19,33 @@ def is_forced(name: str) -> bool:
     return name in FORCED_METRICS
 
 
-def why_not(name: str, written: Sequence[Outputs]) -> str | None:
-    """Return why systems cannot be compared by a teacher-forced score, None where they can."""
+def why_not(name: str, written: Sequence[Outputs], vocabularies: Sequence[Sequence[str]]) -> str | None:
+    """Return why systems cannot be compared by a teacher-forced score, None where they can.
+
+    Args:
+        vocabularies: of each, see `System.vocabulary`; a loss is that of a choice among all of it.
+    """
     counts = [outputs.counts or [] for outputs in written]
     if name in OF_TEXTS and not all(one.n_words for rows in counts for one in rows):
         return "is of whole texts, every token of which is a label and known, and not all of these are"
-    labels = [[one.n_labels for one in rows] for rows in counts]
+    labels = [([one.n_labels for one in rows], words) for rows, words in zip(counts, vocabularies, strict=True)]
     if name in _OF_LABELS and any(other != labels[0] for other in labels[1:]):
         return f"is a mean over labels, and these runs have other labels (tokenizers): use {' or '.join(OF_TEXTS)}"
     return None
 
 
-def forced_bootstrap(name: str, written: Sequence[Outputs], *, n_samples: int, seed: int) -> list[Compared]:
+def forced_bootstrap(
+    name: str, written: Sequence[Outputs], vocabularies: Sequence[Sequence[str]], *, n_samples: int, seed: int
+) -> list[Compared]:
     """Return every system's score and difference to the first one's, as `paired_bootstrap` does of outputs.
+
+    Args:
+        vocabularies: as of `why_not`.
 
     Raises:
         ConfigError: the systems cannot be compared by it. DataError: too few examples.
     """
-    if (reason := why_not(name, written)) is not None:
+    if (reason := why_not(name, written, vocabularies)) is not None:
         raise ConfigError([Problem("metrics", name, reason)])
     groups = [[outputs.counts or []] for outputs in written]
     return paired_counts(lambda sums: ForcedCounts(*sums).scores()[name], groups, n_samples=n_samples, seed=seed)

@@ -16,8 +16,8 @@ Both leave one thing unequal: where in its schedule of learning rates a run stoo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,13 @@ import numpy as np
 from ostinato.analysis.curves import METRICS, learning_curves
 from ostinato.errors import CheckpointError, DataError
 from ostinato.evaluation.loading import check_run, load
+from ostinato.experiments.compare.systems import System
 from ostinato.models.checkpoint import checkpoint_folders
 from ostinato.tasks.recipes import load_recipe
+from ostinato.training.rundir import RunDirectory
+
+_LEAST_LOSS = float(np.finfo(np.float32).eps)
+"""Smaller losses are rounding of the float32 they are computed in, and 0 has no logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,15 @@ class Curve:
 
     Args:
         name: the run's directory. depth: steps of the model's deepest stack. points: update and loss of every
-            evaluation, in order. checkpoints: updates that are saved.
+            evaluation, in order. checkpoints: updates that are saved. measured_on: what makes the labels that the
+            losses are means over, by what it is called.
     """
 
     name: str
     depth: int
     points: list[tuple[int, float]]
     checkpoints: list[int]
+    measured_on: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def final(self) -> float:
@@ -58,14 +65,29 @@ def read_curve(run: Path) -> Curve:
     """
     check_run(run)
     recipe = load_recipe(run)
-    scores = learning_curves(run / METRICS).scores.get(recipe.training.selection.split, {})
+    selection = recipe.training.selection
+    scores = learning_curves(run / METRICS).scores.get(selection.split, {})
     points = dict(scores.get("loss", ()))
     if not points:
         raise CheckpointError(f"{run / METRICS}: no evaluations yet")
     saved = list(checkpoint_folders(run / "checkpoints"))
     model = recipe.model
     depth = max([s.depth for s in model.stacks().values()] + [r.n_layers for r in model.recurrences().values()])
-    return Curve(str(run), depth, sorted(points.items()), sorted(saved))
+    measured_on = {
+        "tokens to predict": System(run, str(run), recipe).vocabulary(),
+        "held-out examples": RunDirectory(run).data_hashes().get(selection.split),
+        "training.selection.max_examples": selection.max_examples,
+    }
+    return Curve(str(run), depth, sorted(points.items()), sorted(saved), measured_on)
+
+
+def check_alike(curves: Sequence[Curve]) -> None:
+    """Raise a DataError where held-out losses are means over other labels, so that equal ones say nothing."""
+    first = curves[0]
+    for curve in curves[1:]:
+        if other := [name for name, value in curve.measured_on.items() if first.measured_on.get(name) != value]:
+            what = f"{curve.name} has other {' and '.join(other)} than {first.name}"
+            raise DataError(f"{what}, so that their held-out losses cannot be matched: compare runs that share them")
 
 
 def reached(points: Sequence[tuple[int, float]], loss: float) -> float | None:
@@ -88,7 +110,11 @@ def match_perplexity(curves: Sequence[Curve]) -> list[dict[str, Any]]:
         reference, run, depth, reached (the update, None where the run never does), checkpoint (name; None likewise, or
         where no evaluated checkpoint is saved), perplexity (of the reference; `own` of that checkpoint), mismatch (own
         loss less the reference's).
+
+    Raises:
+        DataError: runs of other tokens or held-out examples.
     """
+    check_alike(curves)
     ordered = sorted(curves, key=lambda curve: curve.depth)
     rows: list[dict[str, Any]] = []
     for reference in ordered:
@@ -161,7 +187,8 @@ def match_loss(pairs: dict[str, list[tuple[float, float]]], n_points: int = 5) -
     """
     curves: dict[str, list[tuple[float, float]]] = {run: [] for run in pairs}
     for run, kept in curves.items():  # where the loss is lower than ever before
-        for loss, score in pairs[run]:
+        for measured, score in pairs[run]:
+            loss = max(measured, _LEAST_LOSS)
             if not kept or loss < kept[-1][0]:
                 kept.append((loss, score))
     high = min(max(loss for loss, _ in points) for points in curves.values())

@@ -64,20 +64,21 @@ def compare(
             if own.data_note is not None:
                 on_line(own.data_note)
     costs = [system.costs(choices) for system in systems]
+    vocabularies = [system.vocabulary() for system in systems] if kinds["counts"] else []
     rows: list[dict[str, Any]] = []
     for split, wanted, written in zip(splits, references, outputs, strict=True):
         predictions = [outputs.predictions for outputs in written]
-        sources = next((outputs.sources for outputs in written if all(outputs.sources)), None)
+        sources = next((outputs.sources for outputs in written if any(outputs.sources)), None)
         scores: dict[str, list[dict[str, Any]]] = {}
         drawn: dict[str, Any] = {"n_samples": choices.n_samples, "seed": choices.seed}
         for name in metrics:
             metric = None if is_forced(name) else make_metric(name)
             if metric is not None:
                 compared = paired_bootstrap(metric, predictions, wanted, sources, **drawn)
-            elif choices.metrics is None and why_not(name, written) is not None:
+            elif choices.metrics is None and why_not(name, written, vocabularies) is not None:
                 continue  # the task's own scores, of which these runs do not have all
             else:
-                compared = forced_bootstrap(name, written, **drawn)
+                compared = forced_bootstrap(name, written, vocabularies, **drawn)
             scores[name] = [
                 {
                     **found.score.as_dict(),
@@ -88,7 +89,8 @@ def compare(
                 for found in compared
             ]
         if not scores:
-            raise ConfigError([Problem("metrics", list(metrics), f"the first {why_not(metrics[0], written)}")])
+            reason = f"the first {why_not(metrics[0], written, vocabularies)}"
+            raise ConfigError([Problem("metrics", list(metrics), reason)])
         for i, system in enumerate(systems):
             rows.append(
                 {
@@ -168,7 +170,9 @@ def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:
     if found is None and recipe is not None:
         own = recipe.evaluation.metrics
         task = build_task(recipe.task, recipe.data, choices.access, trains=False)
-        found = (task.metrics if own is None else own) or list(filter(is_forced, task.forced))
+        has_model = all(system.recipe is not None for system in systems)
+        forced = filter(is_forced, task.forced if has_model else ())
+        found = [*(task.metrics if own is None else own), *forced]
     if not found:
         reason = "name what to compare by, for example exact_match, or of runs loss"
         raise ConfigError([Problem("metrics", list(found or []), reason)])

@@ -14,6 +14,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
+from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_counts, run_outputs
@@ -37,7 +38,8 @@ class Choices:
 
     Args:
         splits: None: those of the first run's recipe. Files of predictions are of one split, and need one at most.
-        metrics: of outputs, or teacher-forced scores of runs; None: those of the first run's recipe, else of its task.
+        metrics: of outputs, or teacher-forced scores of runs; None: those of the first run's recipe, else of its task,
+            and where all systems are runs the teacher-forced scores that the task is reported by.
         checkpoint: of every run; None: the one that its recipe scores. max_examples: spread evenly.
         decoding: settings to use instead of the recipes'.
         n_samples, seed: of the bootstrap. lengths: source and target tokens of the sentence whose MACs are counted.
@@ -104,6 +106,11 @@ class System:
                     continue
                 found = run_outputs(run, split, **read, fresh=choices.fresh, **(choices.decoding or {}))
             yield found if counted is None else replace(found, counts=counted.counts)
+
+    def vocabulary(self) -> list[str]:
+        """Return the texts of the tokens, or labels, that a run's model predicts, whatever their order there."""
+        tokenizer = Tokenizers.load(self.path / "tokenizers").target
+        return sorted(tokenizer.decode([i]) for i in range(tokenizer.vocab_size))
 
     def costs(self, choices: Choices) -> dict[str, Any]:
         """Return size and training of a run; nothing is known of a file, and every value is None."""

@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ostinato.analysis.drawing import can_draw, save_figure
+from ostinato.analysis.drawing import can_draw, check_figure, save_figure
 from ostinato.data.disk import write_json
+from ostinato.data.output_files import check_output
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.oracle import with_oracle
 from ostinato.evaluation.threshold import (
     CURVE,
+    FILE,
     FORCED,
     Point,
     TunedThreshold,
@@ -46,6 +48,7 @@ def tune_threshold(
     max_examples: int | None = None,
     access: DataAccess | None = None,
     on_point: Callable[[Point], None] = lambda point: None,
+    on_measured: Callable[[Tuning], None] = lambda tuning: None,
     exit: str | None = None,
     exit_scope: ExitScope = "token",
     **decoding: Any,
@@ -60,14 +63,15 @@ def tune_threshold(
     Args:
         thresholds: in [0, 1], in any order; each is for all stacks in which tokens halt. metric: None: the first of the
             run's metrics, or token_accuracy for texts without a source. access: where data files are found.
-        on_point: told every point as it is measured, that of the oracle last. decoding: settings to use instead of
-            the recipe's.
+        on_point: told every point as it is measured, that of the oracle last. on_measured: told all that was measured
+            before it is written. decoding: settings to use instead of the recipe's.
         exit, exit_scope: the criterion whose thresholds they are, in place of the model's own rules
             (`ostinato.nn.Execution`); it needs no training.
 
     Raises:
         ConfigError: no token of the model can halt, or stop by the criterion, no such split or metric, a threshold
-            outside [0, 1], `max_drop` below 0, or a decoding setting that is not possible.
+            outside [0, 1], `max_drop` below 0, a decoding setting that is not possible, or, before anything is
+            measured, a file that cannot be written.
     """
 
     from ostinato.analysis.threshold_figure import figure_of
@@ -77,6 +81,10 @@ def tune_threshold(
     if exit is not None or exit_scope != "token":
         run.model.checked(Execution(halting_threshold=1.0, exit=exit, exit_scope=exit_scope))
     metric = _metric(run, metric, access)
+    for name in (FILE, f"{CURVE}.json"):
+        check_output(run.directory / name, overwrite=True)
+    if can_draw():
+        check_figure(run.directory / CURVE, overwrite=True)
     measured = {"metric": metric, "max_examples": max_examples, "access": access, **decoding}
     # The first pass of a process is slower than all others.
     _evaluate(run, split, **(measured | {"max_examples": min(_WARM_UP, max_examples or _WARM_UP)}))
@@ -91,6 +99,7 @@ def tune_threshold(
     tuning = with_oracle(tuning, run.model, of_oracle, lambda scope: _evaluate(run, split, **by_oracle, oracle=scope))
     if tuning.oracle is not None:
         on_point(tuning.oracle)
+    on_measured(tuning)
     # The choice is written last.
     data = run.directory / f"{CURVE}.json"
     write_json(data, tuning.as_dict())
