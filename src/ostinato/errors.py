@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 _MOST_LINES, _LONGEST_LINE, _LONGEST_VALUE = 30, 2000, 300
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys, without the line break and the tab."""
 
 
 def shortened(text: str, longest: int) -> str:
@@ -30,6 +33,11 @@ def on_one_line(error: object) -> str:
 def printable(text: str) -> str:
     """Return a text in which characters that a terminal obeys, or cannot show, are escapes such as \\x1b."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def without_controls(text: str) -> str:
+    """Return a text that may be written to a terminal as it is otherwise: control characters are escapes."""
+    return _CONTROLS.sub(lambda found: printable(found[0]), text)
 
 
 def see(page: str) -> str:

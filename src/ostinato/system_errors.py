@@ -60,8 +60,12 @@ def naming(file: Path | str, partial: Path | None = None) -> Iterator[None]:
         # A library's own temporary file, or none.
         is_named = found is error and found.filename is not None
         name = os.fsdecode(found.filename) if is_named and not isinstance(found.filename, int) else str(file)
-        if partial is not None and name.startswith(str(partial)):
-            name = f"{file}{name.removeprefix(str(partial))}"
+        if partial is not None:
+            # Of a copy that fails Python names first the file that is read.
+            copy = os.fsdecode(found.filename2 or "")
+            name = copy if copy.startswith(str(partial)) else name
+            if name.startswith(str(partial)):
+                name = f"{file}{name.removeprefix(str(partial))}"
         found.filename = name
         if found is error:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -51,15 +52,21 @@ def put(path: Path, content: bytes | None) -> None:
 
 
 def put_no_file(path: Path, what: str) -> None:
-    """Put a folder or a link that leads nowhere in the place of what is there."""
+    """Put a folder, a FIFO, a device or a link that leads nowhere in the place of what is there."""
     remove(path)
     if what == "a folder":
         path.mkdir()
+    elif what == "a FIFO":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
     else:
         path.symlink_to(path.with_name("nowhere" if what == "a dangling link" else path.name))
 
 
 NO_FILES = ("a folder", "a dangling link", "a link to itself")
+ENDLESS = ("a FIFO", "a device")
+"""What is named where it stands in the place of a file of a run; of a FIFO data may come."""
 
 
 def remove(path: Path) -> None:
@@ -76,7 +83,9 @@ def snapshot(path: Path) -> dict[str, bytes | str]:
     def held(one: Path) -> bytes | str:
         if one.is_symlink():
             return f"link to {one.readlink()}"
-        return "folder" if one.is_dir() else one.read_bytes()
+        if not one.is_file():
+            return "folder" if one.is_dir() else "FIFO"
+        return one.read_bytes()
 
     found = {".": held(path)}
     if path.is_dir():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from damage import NO_FILES, OTHER_CONTENTS, flips, put, put_no_file, remove, truncations
+from damage import ENDLESS, NO_FILES, OTHER_CONTENTS, flips, put, put_no_file, remove, truncations
 from promises import Asker
 from tiny_files import SETTINGS, write_pairs
 
@@ -110,7 +110,7 @@ def test_every_command_on_every_damage(asker: Asker, whole: Path, tmp_path: Path
                 other = draw.choice(sorted(OTHERS))
                 asker.ask(f"{other}: {case}", *words(OTHERS[other], run, whole))
                 run = copied(whole, tmp_path)
-        for what in NO_FILES:
+        for what in (*NO_FILES, *ENDLESS):
             put_no_file(run / name, what)
             asker.ask(f"{name}, {what}", *words(READERS[draw.choice(sorted(READERS))], run, whole), unchanged=[run])
     asker.conclude(least=220)

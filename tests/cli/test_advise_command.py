@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ostinato.cli import main
 from ostinato.cli.advise import _folder_of
+from ostinato.errors import ConfigError
 
 PAIRS = "".join(f'{{"source": "a b {n}", "target": "{n}"}}\n' for n in range(60))
 
@@ -64,6 +67,21 @@ def test_a_budget_that_nothing_fits_names_the_nearest(
     (tmp_path / "mine.yaml").write_text(space, encoding="utf-8")
     given = ["digits/transformer", "task.n_train=100", "--space", "mine.yaml", "--params", "500"]
     assert fails(capsys, given).startswith("nothing in this space fits 500 parameters: the nearest needs ")
+
+
+def test_the_search_goes_on_where_nobody_hears_its_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(*given: Any, say: Callable[[str], None], **how: Any) -> None:
+        say("stage 1")
+        raise ConfigError("the search went on")
+
+    def closed(line: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("ostinato.advise.advise.advise", search)
+    monkeypatch.setattr("ostinato.cli.advise.print_line", closed)
+    assert fails(capsys, ["digits/transformer"]) == "the search went on"
 
 
 @pytest.mark.parametrize(

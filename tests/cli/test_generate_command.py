@@ -13,6 +13,7 @@ import pytest
 import ostinato
 from ostinato import kernels
 from ostinato.cli import main
+from ostinato.errors import DataError
 
 TINY = """
 task: {kind: algorithmic, operation: reverse, max_length: 5, long_max_length: 8, n_train: 60, n_eval: 8, bucket: 4}
@@ -104,6 +105,34 @@ def test_translation_reads_the_side_and_the_tag_that_it_was_trained_on(
     assert columns == output
     (in_python,) = ostinato.load(trained, device="cpu").generations([line])
     assert in_python.score == output["score"]
+
+
+def test_pairs_of_texts_are_read_from_the_two_columns_of_training(run, tmp_path: Path) -> None:
+    rows = [{"a": "x", "b": "y", "target": "no"}, {"a": "y", "b": "x", "target": "yes"}] * 6
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    _, _, rest = TINY.partition("model:\n")
+    files = ", ".join(f"{split}: {data}" for split in ("train", "dev", "test"))
+    task = "task: {kind: classification, pair_field: b}"
+    (tmp_path / "tiny.yaml").write_text(f"{task}\ndata: {{{files}, source_field: a}}\nmodel:\n{rest}", encoding="utf-8")
+    trained, given = tmp_path / "run", tmp_path / "in.jsonl"
+    assert run("train", tmp_path / "tiny.yaml", "--run-dir", trained).code == 0
+    given.write_text('{"a": "x ", "b": " y"}\n{"a": "x"}\n{"a": "x", "b": null}\n', encoding="utf-8")
+    found = run("generate", trained, given, "--json")
+    pair, *alone = objects(found.out)
+    loaded = ostinato.load(trained, device="cpu")
+    (both,) = loaded.generations(["x\ty"])
+    assert (found.code, pair["score"], pair["b"]) == (1, both.score, " y")
+    assert pair["score"] != next(iter(loaded.stream(["y\tx"]))).score  # type: ignore[union-attr]
+    reason = "has no text 'b' (task.pair_field): give it, or write both texts with one tab between them"
+    assert [one["error"] for one in alone] == [f"{given}, line {number}: {reason}" for number in (2, 3)]
+    (tmp_path / "in.csv").write_text("b,a\ny,x\n", encoding="utf-8")
+    (tmp_path / "in.txt").write_text("x\ty\nx\n", encoding="utf-8")
+    assert objects(run("generate", trained, tmp_path / "in.csv", "--json").out)[0]["score"] == both.score
+    lines = objects(run("generate", trained, tmp_path / "in.txt", "--json").out)
+    assert (lines[0]["score"], "error" in lines[1]) == (both.score, True)
+    with pytest.raises(DataError, match=r"^input line 2: has no text 'b' \(task\.pair_field\): "):
+        loaded.generate(["x\ty", "x"])
 
 
 @pytest.mark.parametrize("command", ["generate", "evaluate"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -80,6 +81,11 @@ def test_the_overview_lists_every_command_in_its_group() -> None:
     assert found == GROUPS
     assert "..." not in overview.partition("Run:")[2]
     assert not {"average", "transfer", "match"} & set(overview.split())
+
+
+def test_the_help_of_lm_eval_says_that_task_files_are_code(run) -> None:
+    words = re.findall(r"\w+", run("lm-eval", "--help").out)
+    assert "which can run code and fetch data give only those that you trust" in " ".join(words)
 
 
 def test_the_options_of_generate_are_in_named_groups() -> None:

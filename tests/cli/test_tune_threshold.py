@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
@@ -92,6 +93,25 @@ def test_comparing_runs_says_that_a_tuned_threshold_was_used(run, folder: Path) 
     outcome = run("compare", folder, folder, "--split", "test", "--device", "cpu", "--samples", 100)
     assert outcome.code == 0
     assert outcome.err.count("at the halting threshold that was tuned for the run") == 2
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_what_was_measured_is_shown_where_it_cannot_be_written(
+    run, folder: Path, monkeypatch: pytest.MonkeyPatch, is_json: bool
+) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("ostinato.experiments.compare.thresholds.write_json", full)
+    outcome = run("tune-threshold", folder, *FAST, "--max-examples", 3, *["--json"] * is_json)
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"{folder / 'threshold-curve.json'}: No space left on device; the disk is full")
+    if is_json:
+        found = json.loads(outcome.out)
+        assert ([point["threshold"] for point in found["points"]], found["files"]) == ([None, 0.6, 0.2], [])
+    else:
+        assert any(line.split()[:2] == ["0.2", "*"] for line in outcome.out.splitlines())
+        assert "chosen: " not in outcome.out  # nothing was stored that evaluate could use
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -258,6 +259,13 @@ def test_files_beyond_any_recipe_are_refused_before_they_cost_anything(tmp_path:
         read_yaml(write(tmp_path / "a.yaml", text))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.yaml", "x: 1\n")
+    os.truncate(path, 2_000_001)
+    monkeypatch.setattr(Path, "read_text", lambda *given, **how: pytest.fail("it was read"))
+    assert error(path) == f"{path}: is not valid YAML: larger than 2,000,000 bytes"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
+import shutil
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +18,18 @@ import pytest
 
 from ostinato.analysis.curves import learning_curves
 from ostinato.data import disk
-from ostinato.data.disk import make_folder, new_folder, read_json_object, reading, write_json
+from ostinato.data.disk import make_folder, new_folder, read_json_object, reading, sha256_of, write_json
 from ostinato.data.output_files import new_file
 from ostinato.data.tokenizers import load_tokenizer
 from ostinato.errors import CheckpointError, DataError, OstinatoError
 from ostinato.experiments.sweep.run_key import run_versions
+from ostinato.system_errors import naming
+from ostinato.training import checkpoint
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.records import Records
 from ostinato.training.rundir import RunDirectory
 
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs FIFOs and devices")
 DAMAGED = {
     "cut off": b'{"a": 1',
     "a list": b"[1, 2]",
@@ -152,3 +159,80 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"loss": math.nan, "by": [{"perplexity": math.inf}, (1.5, -math.inf)], "n": 3})
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text) == {"loss": None, "by": [{"perplexity": None}, [1.5, None]], "n": 3}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_new_folder_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    def fill() -> None:
+        with new_folder(tmp_path / "update-000001") as folder:
+            (folder / "model.json").touch()
+            raise error
+
+    with pytest.raises(type(error)):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_on_a_full_disk_names_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def copy() -> None:
+        with new_folder(tmp_path / "run") as folder, naming(folder / "results.json"):
+            shutil.copyfile(archived, folder / "results.json")
+
+    archived = tmp_path / "archive.json"
+    archived.write_text("{}", encoding="utf-8")
+    for system_copies in (True, False):  # Python names both files, or none
+        monkeypatch.setattr(os, "sendfile", full)
+        monkeypatch.setattr(shutil, "_USE_CP_SENDFILE", system_copies)
+        monkeypatch.setattr(shutil, "copyfileobj", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            copy()
+        assert caught.value.filename == str(tmp_path / "run" / "results.json")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nothing_is_written_through_a_link_that_somebody_made(tmp_path: Path, is_there: bool) -> None:
+    mine = tmp_path / "mine.txt"
+    if is_there:
+        mine.write_text("mine", encoding="utf-8")
+    (run := tmp_path / "run").mkdir()
+    (run / ".partial-data.json").symlink_to(mine)
+    write_json(run / "data.json", {"a": 1})
+    assert json.loads((run / "data.json").read_bytes()) == {"a": 1}
+    assert not (run / "data.json").is_symlink()
+    assert mine.exists() == is_there
+    assert not is_there or mine.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("leads_somewhere", [True, False])
+def test_of_a_folder_on_another_disk_the_link_alone_is_deleted(tmp_path: Path, leads_somewhere: bool) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    folder.mkdir()
+    if leads_somewhere:
+        elsewhere.mkdir()
+        (elsewhere / "model.json").touch()
+    for name in ("update-000001", ".partial-deleting-update-000002"):
+        (folder / name).symlink_to(elsewhere)
+    disk.remove_folder(folder / "update-000001")
+    disk.remove_leftovers(folder)
+    assert list(folder.iterdir()) == []
+    assert not leads_somewhere or (elsewhere / "model.json").exists()
+
+
+@needs_posix
+@pytest.mark.parametrize("what", ["a device", "a FIFO", "a folder"])
+def test_what_is_no_file_is_named_and_not_read(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "changes.jsonl"
+    if what == "a device":
+        path.symlink_to("/dev/zero")
+    elif what == "a FIFO":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    of_state = partial(checkpoint._read_tensors, path, "")
+    for read in (RunDirectory(tmp_path).recorded_changes, partial(sha256_of, path), of_state):
+        with pytest.raises(CheckpointError) as caught:
+            read()
+        assert str(caught.value) == f"{path}: is {what}, not a file"

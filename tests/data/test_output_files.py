@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from ostinato.data import output_files
-from ostinato.data.output_files import check_output, new_file, write_new_text
-from ostinato.errors import ConfigError
+from ostinato.data.output_files import check_new_folder, check_output, new_file, new_output_folder, write_new_text
+from ostinato.errors import CheckpointError, ConfigError
+from ostinato.system_errors import naming
 
 
 def names(folder: Path) -> list[str]:
@@ -149,3 +150,56 @@ def test_what_a_killed_process_left_goes_and_what_another_one_writes_stays(tmp_p
         write_new_text(tmp_path / "b.jsonl", "b")
         first.write_text("a", encoding="utf-8")
     assert sorted(names(tmp_path)) == [mine.name, "a.jsonl", "b.jsonl"]
+
+
+def test_a_new_folder_appears_whole_and_what_is_there_by_then_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "models" / "mine"
+    with new_output_folder(path) as partial:
+        (partial / "a").write_text("x", encoding="utf-8")
+        assert not path.exists()
+    assert (names(path.parent), names(path)) == (["mine"], ["a"])
+    with pytest.raises(CheckpointError, match="is there already, and nothing is overwritten: name a new folder"):
+        check_new_folder(path)
+
+    def fill_twice() -> None:
+        with new_output_folder(tmp_path / "b") as first:
+            (first / "a").write_text("first", encoding="utf-8")
+            with new_output_folder(tmp_path / "b") as second:
+                (second / "a").write_text("second", encoding="utf-8")
+
+    with pytest.raises(CheckpointError, match=r"b: is there already, and nothing is overwritten: name a new folder$"):
+        fill_twice()
+    assert (tmp_path / "b" / "a").read_text(encoding="utf-8") == "second"
+    (tmp_path / "empty").mkdir()
+    with new_output_folder(tmp_path / "empty") as partial:
+        (partial / "a").touch()
+    assert names(tmp_path / "empty") == ["a"]
+    assert sorted(names(tmp_path)) == ["b", "empty", "models"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_folder_that_fails_leaves_nothing_and_errors_name_it(tmp_path: Path, error: BaseException) -> None:
+    def fill() -> None:
+        with new_output_folder(path) as partial, naming(partial / "model.safetensors"):
+            (partial / "config.json").touch()
+            raise error
+
+    path = tmp_path / "mine"
+    with pytest.raises(type(error)):
+        fill()
+    assert names(tmp_path) == []
+    assert not isinstance(error, OSError) or error.filename == str(path / "model.safetensors")
+
+
+@needs_posix
+def test_folders_of_killed_processes_go_and_what_another_one_fills_stays(tmp_path: Path) -> None:
+    left = tmp_path / f".partial-{'0' * 16}"
+    left.mkdir()
+    (left / "model.safetensors").touch()
+    with new_output_folder(tmp_path / "a") as first:
+        assert not left.exists()
+        with new_output_folder(tmp_path / "b"):
+            assert first.is_dir()
+        write_new_text(tmp_path / "c", "c")
+        assert first.is_dir()
+    assert sorted(names(tmp_path)) == ["a", "b", "c"]

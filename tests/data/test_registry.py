@@ -5,6 +5,7 @@ import json
 import os
 import random
 import socket
+import sys
 import tarfile
 import threading
 import time
@@ -21,6 +22,9 @@ from ostinato.data.disk import sha256_of
 from ostinato.data.lines import bad_line
 from ostinato.data.registry import DataAccess, RemoteFile, open_member, read_split_numbers
 from ostinato.errors import DataError
+
+if sys.platform != "win32":
+    import resource
 
 UPSTREAM = Path(__file__).parents[3] / "shared" / "data" / "upstream"
 BODY = bytes(range(256)) * 800
@@ -462,3 +466,26 @@ def test_published_files_are_fetched_from_a_mirror_folder(tmp_path: Path) -> Non
         file = RemoteFile(entry["repo"], entry["commit"], entry["path"], entry["sha256"], entry["bytes"], None, "")
         assert sha256_of(access.fetch(file)) == entry["sha256"]
     assert len(files_below(tmp_path)) == 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of processes")
+def test_a_cache_that_is_full_is_named_and_not_the_mirror(tmp_path: Path) -> None:
+    (original := tmp_path / "mirror" / FILE.key).parent.mkdir(parents=True)
+    original.write_bytes(BODY)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        message = error_of(DataAccess(tmp_path / "cache", str(tmp_path / "mirror")))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    place = tmp_path / "cache" / FILE.key
+    assert message == f"{place}: cannot be written (File too large); OSTINATO_CACHE names another folder"
+    assert files_below(tmp_path / "cache") == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs FIFOs")
+def test_a_fifo_in_a_mirror_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    (original := tmp_path / "mirror" / FILE.key).parent.mkdir(parents=True)
+    os.mkfifo(original)
+    message = error_of(DataAccess(tmp_path / "cache", str(tmp_path / "mirror")))
+    assert message == f"{original}: is a FIFO, not a file"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -538,6 +540,12 @@ def test_a_hub_that_cannot_be_asked_is_one_line(
     assert first.startswith("owner/tiny: there is no such folder here: asking https://")
     assert "owner/tiny: there is no such folder, and no hub gives it: " in last
     assert not (tmp_path / "run").exists()
+    wrapped = RuntimeError("Data processing error: No space left on device (os error 28)")
+    for error in (OSError(errno.ENOSPC, "No space left on device"), wrapped):
+        monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
+        main_exits(1, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith(f"{tmp_path / 'cache'}: No space left on device; the disk is full")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     main_exits(2, "import", "hf", "owner/tiny", "--run-dir", str(tmp_path / "run"))
     [line] = capsys.readouterr().err.strip().splitlines()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import DecoderConfig, StackConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.errors import CheckpointError
-from ostinato.models import build_model, load_model, save_model
+from ostinato.models import build_model, checkpoint, load_model, save_model
 from ostinato.models.checkpoint import save_average
 from weights import write_weights
 
@@ -181,3 +182,35 @@ def test_a_run_is_not_a_saved_model(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("name: x\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r" is a run, with tokenizers: ostinato\.load reads it$"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["a device", "a FIFO"])
+def test_what_is_no_file_of_weights_is_named_and_not_read(tmp_path: Path, kind: str) -> None:
+    save_model(build_model(CONFIG), tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.unlink()
+    if kind == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    for verify in (True, False):
+        with pytest.raises(CheckpointError) as caught:
+            load_model(tmp_path, verify=verify)
+        assert str(caught.value) == f"{path}: is {kind}, not a file"
+
+
+@pytest.mark.parametrize("fails", ["save_file", "sha256_of", "write_text", "sync"])
+def test_a_save_that_fails_leaves_the_earlier_model_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def interrupted(*given: object, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    save_model(build_model(CONFIG), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(Path if fails == "write_text" else checkpoint, fails, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_model(random_model(CONFIG).float(), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    monkeypatch.undo()
+    assert load_model(tmp_path).config == CONFIG

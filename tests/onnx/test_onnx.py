@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -230,7 +231,7 @@ def test_files_have_the_permissions_of_the_umask_and_leftovers_of_killed_exports
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     file = tmp_path / "shared" / "x.pt2"
-    (left := tmp_path / "shared" / ".partial-x.pt2").mkdir()
+    (left := tmp_path / "shared" / f".partial-{'0' * 16}.pt2").mkdir()
     (left / "x.pt2").write_bytes(b"half")
     before = os.umask(umask)
     try:
@@ -241,6 +242,35 @@ def test_files_have_the_permissions_of_the_umask_and_leftovers_of_killed_exports
         os.umask(before)
     assert [path.name for path in file.parent.iterdir()] == ["x.pt2"]
     assert file.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_of_files_that_appeared_meanwhile_none_is_replaced_and_no_other_is_written(tmp_path: Path) -> None:
+    def write() -> None:
+        with export._new_files(files) as written:
+            for path in written:
+                path.write_bytes(b"ours")
+            files[1].write_bytes(b"theirs")
+
+    files = [tmp_path / "x.encoder.onnx", tmp_path / "x.decoder.onnx"]
+    with pytest.raises(CheckpointError, match=r"x\.decoder\.onnx is there: nothing is overwritten; delete it, or"):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.decoder.onnx"]
+    assert files[1].read_bytes() == b"theirs"
+
+
+def test_a_full_disk_is_told_of_the_file_of_torch_and_not_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    runs.make_run("halting", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert code_of("export", "torch", str(tmp_path / "run"), str(tmp_path / "x.pt2")) == 1
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"{tmp_path / 'x.pt2'}: No space left on device; the disk is full")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.slow

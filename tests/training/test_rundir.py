@@ -266,3 +266,17 @@ def test_a_run_whose_metrics_are_not_those_it_wrote_is_not_resumed(tmp_path: Pat
         train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)
     file.write_bytes(written)
     assert train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)["n_updates"] == 9
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl"])
+def test_what_a_run_would_cut_and_append_to_through_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    train(tiny_recipe(tmp_path, n_updates=6), tmp_path / "run")
+    log, mine = tmp_path / "run" / name, tmp_path / "mine.txt"
+    mine.write_bytes(log.read_bytes() + b"mine")
+    for is_there in (True, False):
+        log.unlink()
+        log.symlink_to(mine if is_there else tmp_path / "nowhere")
+        with pytest.raises(CheckpointError, match=rf"{name}: is a link: put the file itself there to go on"):
+            train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)
+        assert mine.read_bytes().endswith(b"mine")
+        assert not (tmp_path / "nowhere").exists()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,32 @@ def test_long_logs_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert parts > 3
     left = read_lines(log, place)
     assert (left.records, left.place, left.is_cut) == ([], place, False)
+
+
+def test_a_log_that_is_a_device_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
+    found = WatchedRunFiles("x", tmp_path).metrics(query())
+    assert (found.training, found.metrics, found.more) == ([], 0, False)
+
+
+def test_of_a_log_without_line_breaks_no_more_than_a_part_is_held_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST", 500)
+    monkeypatch.setattr(live, "_LONGEST_LINE", 3000)
+    log = tmp_path / "metrics.jsonl"
+    append(log, training(1))
+    os.truncate(log, 20_000)
+    with log.open("a", encoding="utf-8") as file:
+        file.write("\n")
+    append(log, training(2))
+    seen, places = list[int](), [0]
+    while places[-1] < log.stat().st_size:
+        found = read_lines(log, places[-1])
+        seen += [record["update"] for record in found.records]
+        places.append(found.place)
+    assert seen == [1, 2]
+    assert all(0 < after - before <= 3500 for before, after in pairwise(places))
 
 
 def test_the_time_left_is_that_of_the_updates_to_come_at_the_speed_of_the_last(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from ostinato.cli.options import (
     StepsOption,
     run_settings,
 )
-from ostinato.cli.output import print_line, print_stderr, progress_bar
+from ostinato.cli.output import print_stderr, print_text, progress_bar
 from ostinato.cli.results import describe_average, describe_threshold
 from ostinato.data.disk import as_json
 from ostinato.errors import DataError
@@ -191,7 +191,7 @@ def generate(
                 print_stderr(str(output))
             lines = [_json(given, output, has_lists)] if json else _text(number, output, has_lists, scores)
             for line in lines:
-                print_line(line)
+                print_text(f"{line}\n")
     if failed:
         raise typer.Exit(_UNREADABLE_LINES)
 

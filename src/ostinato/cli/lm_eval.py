@@ -40,7 +40,10 @@ def lm_eval(
     ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(help="A YAML file, or a name that lm-eval knows; may be repeated. Default: the run's own task."),
+        typer.Option(
+            help="A YAML file, which can run code and fetch data: give only those that you trust; or a name that "
+            "lm-eval knows. May be repeated. Default: the run's own task."
+        ),
     ] = None,
     split: Annotated[
         list[str] | None, typer.Option(help="Split of the run's own task, may be repeated; default: the recipe's.")

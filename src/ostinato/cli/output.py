@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ostinato.data.disk import finite
+from ostinato.errors import without_controls
 from ostinato.system_errors import naming
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def print_text(text: str) -> None:
 
 
 def print_line(message: str = "") -> None:
-    """Write one line as it is."""
-    print_text(f"{message}\n")
+    """Write one line for people: names in it may be anybody's, so that what a terminal obeys is escaped."""
+    print_text(without_controls(f"{message}\n"))
 
 
 def rank() -> int:
@@ -55,13 +56,13 @@ def rank() -> int:
 
 
 def print_stderr(message: str) -> None:
-    """Write to standard error, without colours and wrapping, so that the lines can be searched for."""
-    typer.echo(f"process {rank()}: {message}" if rank() else message, err=True)
+    """Write as `print_line` does to standard error, without colours and wrapping, so that lines can be searched for."""
+    typer.echo(without_controls(f"process {rank()}: {message}" if rank() else message), err=True)
 
 
 def print_json(data: object) -> None:
     """Write one JSON document."""
-    print_line(json.dumps(finite(data), indent=2, ensure_ascii=False, default=str))
+    print_text(json.dumps(finite(data), indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def check_output_file(path: Path | None, overwrite: bool) -> None:
@@ -89,7 +90,10 @@ def print_table(
     right: bool = False,
     markdown: bool = False,
 ) -> None:
-    """Write a table; columns whose cells are all numbers are right-aligned, with `right` all but the first."""
+    """Write a table; columns whose cells are all numbers are right-aligned, with `right` all but the first.
+
+    What a terminal obeys is escaped, as by `print_line`.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -97,22 +101,25 @@ def print_table(
     if markdown:
         from ostinato.experiments.results import markdown as as_markdown
 
-        print_text(as_markdown(columns, rows))
+        print_text(without_controls(as_markdown(columns, rows)))
         return
     cells = [list(row) for row in rows]
+    title = title and without_controls(title)
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
         is_number = bool(cells) and all(isinstance(row[i], int | float | None) for row in cells)
-        table.add_column(Text(name), justify="right" if is_number or (right and i) else "left", overflow="fold")
+        table.add_column(
+            Text(without_controls(name)), justify="right" if is_number or (right and i) else "left", overflow="fold"
+        )
     for row in cells:
-        table.add_row(*(Text(number(cell)) for cell in row))
+        table.add_row(*(Text(without_controls(number(cell))) for cell in row))
     with naming(STANDARD_OUTPUT):
         console().print(table)
 
 
 def print_columns(rows: Iterable[Sequence[str]]) -> None:
     """Write a line for each row, cells aligned and never wrapped, so that the lines can be searched and cut."""
-    cells = [list(row) for row in rows]
+    cells = [[without_controls(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -123,12 +130,16 @@ _LONGEST = 1e15
 
 
 def number(value: object) -> str:
-    """Return a value as people read it: 1,388,544 and 0.1235; 4.78e+80 of what has more than 15 digits."""
+    """Return a value as people read it: 1,388,544, 0.1235 and 0.99997; 4.78e+80 of what has more than 15 digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.1f}" if 1000 <= abs(value) < _LONGEST else f"{value:.4g}"
+    if 1000 <= abs(value) < _LONGEST:
+        return f"{value:,.1f}"
+    from ostinato.experiments.results import four_digits
+
+    return four_digits(value)
 
 
 def compact(value: int, base: int = 1000) -> str:

@@ -26,13 +26,14 @@ from pydantic import BaseModel
 
 from ostinato.config.renamed import with_new_names
 from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slots_of
-from ostinato.errors import ConfigError, Problem, on_one_line
+from ostinato.errors import ConfigError, Problem, on_one_line, without_controls
 from ostinato.system_errors import kind_of
 
 FindBase = Callable[[str], Path]
 """Turns the name of a recipe into its file; raises ConfigError where there is none."""
 
 _MOST_BYTES, _MOST_LEVELS, _MOST_VALUES, _MOST_DIGITS = 2_000_000, 60, 200_000, 100
+_TOO_LARGE = f"larger than {_MOST_BYTES:,} bytes"
 _NUMBER = re.compile(r"[+-]?[0-9.][0-9a-fA-FxobX_:.eE+-]*")
 """What may be read as a number: also hexadecimal, and in base 60."""
 _NOT_YAML = (yaml.YAMLError, OmegaConfBaseException, ValueError, AttributeError, LookupError)
@@ -66,6 +67,8 @@ def read_yaml(path: Path) -> Settings:
     if (kind := kind_of(path)) is not None:
         raise ConfigError(f"{path}: is {kind}, not a file")
     try:
+        if path.stat().st_size > _MOST_BYTES:  # before it is read into memory
+            raise ConfigError(f"{path}: is not valid YAML: {_TOO_LARGE}")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
@@ -154,7 +157,7 @@ def _is_relative(text: str) -> bool:
 @cache
 def say_once(line: str) -> None:
     """Say a line to the log, once a process."""
-    _log.warning(line)
+    _log.warning(without_controls(line))
 
 
 def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
@@ -250,7 +253,7 @@ def check_size(text: str) -> None:
         YAMLError: it is not YAML.
     """
     if len(text.encode("utf-8", "replace")) > _MOST_BYTES:
-        raise ValueError(f"larger than {_MOST_BYTES:,} bytes")
+        raise ValueError(_TOO_LARGE)
     n_values = [0]
     """Values so far, of the text and of every collection that is open."""
     anchors: dict[str, int] = {}

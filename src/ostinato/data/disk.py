@@ -25,7 +25,7 @@ MADE_AGAIN = "; delete it, and it is made again"
 PARTIAL = ".partial-"
 """Begins the name of a file or folder that is being written or deleted; after a crash it can be deleted."""
 OF_A_USER = re.compile(re.escape(PARTIAL) + r"[0-9a-f]{16}(\..*)?")
-"""Names of files that a user named, while they are written (`ostinato.data.output_files`)."""
+"""Names of files and folders that a user named, while they are written (`ostinato.data.output_files`)."""
 
 
 def sync(path: Path) -> None:
@@ -52,7 +52,12 @@ def give_mode(file: Path, other: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
+    """Return the SHA-256 of a file in hexadecimal, reading it in pieces.
+
+    Raises:
+        CheckpointError: it is a device or a FIFO, which may have no end, or a folder.
+    """
+    check_plain(path)
     with naming(path), Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -65,6 +70,16 @@ def sha256_of_all(paths: Iterable[Path]) -> str:
 def hash_of_hashes(hashes: Iterable[str]) -> str:
     """Return the SHA-256 of several hashes, in their order; all in hexadecimal."""
     return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
+
+
+def check_plain(path: Path, kind: type[OstinatoError] = CheckpointError) -> None:
+    """Refuse what is there and is no plain file: a device is read without end, and a FIFO waits for who writes to it.
+
+    Raises:
+        OstinatoError: of that kind.
+    """
+    if (found := kind_of(path)) is not None:
+        raise kind(f"{path}: is {found}, not a file")
 
 
 @contextmanager
@@ -96,8 +111,7 @@ def read_json_object(path: Path, kind: type[OstinatoError] = CheckpointError, hi
     Raises:
         OstinatoError: of that kind: the file is missing, cut off, nested too deeply, no JSON, or holds something else.
     """
-    if (found := kind_of(path)) is not None:
-        raise kind(f"{path}: is {found}, not a file")
+    check_plain(path, kind)
     with reading(path, kind, hint):
         text = path.read_bytes()
     return json_object(text, path, kind, hint)
@@ -121,7 +135,9 @@ def write_text(path: Path, text: str) -> None:
     """Write or replace a text file atomically."""
     partial = path.with_name(f"{PARTIAL}{path.name}")
     with naming(path, partial):
-        partial.write_text(text, encoding="utf-8")
+        partial.unlink(missing_ok=True)  # it may be a link, which somebody put there to be written through
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
         sync(partial)
         partial.replace(path)
     sync(path.parent)
@@ -172,26 +188,41 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a folder to fill; when the block ends without an error, it is renamed to `path`.
 
-    A folder that exists at `path` is replaced.
+    A folder that exists at `path` is replaced. An error leaves nothing behind.
     """
     partial = path.with_name(f"{PARTIAL}{path.name}")
     with naming(path, partial):
         remove_folder(partial)
         make_folder(partial.parent)
         partial.mkdir()
-        yield partial
-        for file in sorted(partial.rglob("*")):
-            if file.is_file():
-                give_mode(file, partial)
-            sync(file)
-        sync(partial)
-        remove_folder(path)
-        partial.replace(path)
+        try:
+            yield partial
+            sync_filled(partial)
+            remove_folder(path)
+            partial.replace(path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
     sync(path.parent)
 
 
+def sync_filled(folder: Path) -> None:
+    """Force a new folder and all that is in it to the disk, its files with the permissions of any other."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            give_mode(file, folder)
+        sync(file)
+    sync(folder)
+
+
 def remove_folder(path: Path) -> None:
-    """Delete a folder, which is renamed first: a folder of its own name is never half-deleted."""
+    """Delete a folder, which is renamed first: a folder of its own name is never half-deleted.
+
+    Of a link, as to a checkpoint on another disk, the link alone is deleted.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
     if not path.exists():
         return
     if not path.name.startswith(PARTIAL):
@@ -205,8 +236,9 @@ def remove_folder(path: Path) -> None:
 def remove_leftovers(directory: Path, *, but: str = "") -> None:
     """Delete what interrupted writes or deletions left in a folder whose only writer this process is.
 
-    Files that a user named to be written there stay, for another process may be at work on them (`new_file`, which
-    deletes those of killed ones); and so do those of another name, which begins with `but`, that somebody else writes.
+    What a user named to be written there stays, for another process may be at work on it (`new_file` and
+    `new_output_folder`, which delete that of killed ones); and so does what somebody else writes, whose name begins
+    with `but`.
     """
     for path in directory.glob(f"{PARTIAL}*"):
         if OF_A_USER.fullmatch(path.name):

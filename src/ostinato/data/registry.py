@@ -15,13 +15,12 @@ from __future__ import annotations
 import http.client
 import lzma
 import os
-import shutil
 import tarfile
 import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
@@ -30,7 +29,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from ostinato.data.disk import json_object, reading, refetch_hint, sha256_of, stored_hash, stored_hash_path
+from ostinato.data.disk import check_plain, json_object, reading, refetch_hint, sha256_of, stored_hash, stored_hash_path
 from ostinato.errors import DataError, MissingFileError, on_one_line, see
 from ostinato.folders import cache_folder
 
@@ -205,13 +204,18 @@ class DataAccess:
     def _transfer(self, file: RemoteFile, part: Path) -> None:
         origin = self._origin(file)
         if not _is_remote(origin):
-            try:
-                shutil.copyfile(origin, part)
-                with part.open("rb") as stream:
-                    _refuse_page(origin, file, stream.read(_HEAD))
-            except OSError as error:
-                reason = f"not in the mirror ({error.strerror or error}); {_MIRROR_HINT}"
-                raise MissingFileError(f"{origin}: {reason}") from error
+            check_plain(Path(origin), MissingFileError)
+            with ExitStack() as stack:
+                try:
+                    source = stack.enter_context(Path(origin).open("rb"))
+                except OSError as error:
+                    reason = f"not in the mirror ({error.strerror or error}); {_MIRROR_HINT}"
+                    raise MissingFileError(f"{origin}: {reason}") from error
+                stream = stack.enter_context(part.open("wb"))
+                try:
+                    _copy_body(source, stream, origin, file, is_page=False)
+                except _InterruptedError as error:
+                    raise MissingFileError(f"{origin}: cannot be read: {error}; {_MIRROR_HINT}") from error
             return
         for attempt in range(self.n_retries + 1):
             try:
@@ -247,9 +251,10 @@ def _download(address: str, file: RemoteFile, part: Path, timeout_s: float) -> N
 
 
 def _copy_body(response: BinaryIO, stream: BinaryIO, address: str, file: RemoteFile, is_page: bool) -> int:
-    """Copy the body of a response and return its size.
+    """Copy the body of a response, or a mirror's file, and return its size.
 
-    An error of reading, which is the network's, becomes an interruption; one of writing, which is the disk's, does not.
+    An error of reading, which is the network's or the mirror's, becomes an interruption; one of writing, which is the
+    cache's, does not.
 
     Args:
         is_page: whether the response says that it is HTML.

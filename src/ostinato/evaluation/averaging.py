@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from ostinato.config.files import say_once
 from ostinato.config.training import TrainingConfig
-from ostinato.data.disk import new_folder, sha256_of, write_json
+from ostinato.data.disk import check_plain, new_folder, sha256_of, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models.checkpoint import checkpoint_folders, newest_updates, save_average
 from ostinato.tasks.recipes import load_recipe
@@ -122,6 +122,7 @@ def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:
 def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
     """Return by update the values of the selection's metric that are finite numbers."""
     values = {}
+    check_plain(path)
     try:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             record = json.loads(line)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Self
 from filelock import FileLock, Timeout
 
 from ostinato.data.disk import sha256_of_all
+from ostinato.data.output_files import check_output
 from ostinato.decoding.work import BatchRunner, Item, Result, Work
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.loading import LoadedRun
@@ -33,7 +34,8 @@ class Journal:
         path: of the file, which is made where it is not there. question: what all results depend on, but the batches.
 
     Raises:
-        ConfigError: on entry: another process writes the file, or it is of other settings, or no journal.
+        ConfigError: on entry: a link, a device or a folder, before anything is made beside it; another process writes
+            the file, or it is of other settings, or no journal.
     """
 
     def __init__(self, path: Path, question: Mapping[str, Any], runner: BatchRunner) -> None:
@@ -44,6 +46,7 @@ class Journal:
         """Batches whose results stood there."""
 
     def __enter__(self) -> Self:
+        check_output(self.path, overwrite=True)
         with naming(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -24,7 +24,7 @@ from ostinato.data.sources import parse_object
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.loading import LoadedRun
-from ostinato.evaluation.predictions import PredictionWriter
+from ostinato.evaluation.predictions import PredictionWriter, are_predictions
 from ostinato.evaluation.scores import ForcedCounts
 from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
@@ -134,10 +134,11 @@ def run_outputs(
     with FileLock(note.with_name(f".lock-{note.stem}")):
         if not fresh and (stored := _read_stored(note)) is not None:  # another process has made them meanwhile
             return replace(stored, data_note=changed)
-        note.unlink(missing_ok=True)
         file = note.with_suffix(".jsonl")
-        file.unlink(missing_ok=True)  # whatever it holds by now
-        with PredictionWriter(file) as writer:
+        if file.is_symlink() or (file.is_file() and not are_predictions(file)):
+            file.unlink()
+        # What was kept stays until it is replaced; after a kill between the two files the note has another hash.
+        with PredictionWriter(file, overwrite=True) as writer:
             result = run.evaluate(
                 split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
             )

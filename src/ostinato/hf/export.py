@@ -19,7 +19,8 @@ from transformers import GenerationConfig
 
 from ostinato.config.special_ids import SpecialIds
 from ostinato.config.training import PlannedRoundsConfig, TrainingConfig
-from ostinato.data.disk import new_folder, write_json, write_text
+from ostinato.data.disk import write_json, write_text
+from ostinato.data.output_files import check_new_folder, new_output_folder
 from ostinato.data.symbols import LabelTokenizer
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import LoadedRun
@@ -57,12 +58,12 @@ def export_run(run: LoadedRun, folder: str | Path) -> Path:
         CheckpointError: the folder is there; a model or a tokenizer that cannot be written so.
     """
     folder = Path(folder)
-    check_new(folder)
+    check_new_folder(folder)
     run.check_exportable()
     model = wrapped(run)
     tokenizer = fast_tokenizer(run)
     tokenizer.model_max_length = _longest_input(run)
-    with new_folder(folder) as target:
+    with new_output_folder(folder) as target:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
         write_text(target / "README.md", model_card(run, model.auto))
@@ -160,7 +161,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
         CheckpointError: the folder is there, or a tokenizer that cannot be written so.
     """
     folder = Path(folder)
-    check_new(folder)
+    check_new_folder(folder)
     run.check_exportable()
     # A table of positions has room for what `generate` writes.
     n_new = search_settings(run, run.model.special_ids).max_new_tokens if run.model.config.has_two_sides else 0
@@ -168,7 +169,7 @@ def export_plain(run: LoadedRun, folder: str | Path, name: str) -> Path:
     tokenizer = renumbered(fast_tokenizer(run), plain.ids)
     tokenizer.model_max_length = _longest_input(run)
     special = SpecialIds(**{key: plain.config[f"{key}_token_id"] for key in ("pad", "bos", "eos")})
-    with new_folder(folder) as target:
+    with new_output_folder(folder) as target:
         write_json(target / "config.json", plain.config)
         tensors = {key: x.contiguous() for key, x in plain.tensors.items()}
         save_file(tensors, target / "model.safetensors", {"format": "pt"})
@@ -194,13 +195,3 @@ def longest_sequence(run: LoadedRun) -> int:
 def _longest_input(run: LoadedRun) -> int:
     """Return the most tokens of a text that is given to a run's model; of a pair those of its source."""
     return run.recipe.data.max_source_length if run.model.config.has_two_sides else longest_sequence(run)
-
-
-def check_new(folder: Path) -> None:
-    """Refuse a folder that is there.
-
-    Raises:
-        CheckpointError: it is.
-    """
-    if folder.exists():
-        raise CheckpointError(f"{folder}: is there already, and nothing is overwritten: name a new folder")

@@ -114,7 +114,8 @@ def score(
     """Return what `lm_eval.simple_evaluate` finds, documents with their log-likelihoods included.
 
     Args:
-        tasks: YAML files, or names of tasks that come with lm-eval, which it downloads.
+        tasks: YAML files, which are code: lm-eval imports what they name, and fetches their data; or names of tasks
+            that come with lm-eval, which it downloads.
         n_steps: rounds to run in place of the plans' own. limit, num_fewshot: as lm-eval has them.
 
     Raises:

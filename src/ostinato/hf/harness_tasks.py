@@ -25,13 +25,13 @@ from typing import Any
 
 import yaml
 
-from ostinato.data.disk import new_folder, write_text
+from ostinato.data.disk import write_text
 from ostinato.data.example import Example
+from ostinato.data.output_files import check_new_folder, new_output_folder
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.ranking import wrong_targets
-from ostinato.hf.export import check_new
 from ostinato.hf.fast_tokenizer import fast_tokenizer
 from ostinato.tasks.registry import build_task
 
@@ -49,7 +49,7 @@ def write_tasks(
             otherwise, or that is longer than the run's limits, which lm-eval does not cut.
     """
     folder = Path(folder)
-    check_new(folder)
+    check_new_folder(folder)
     if not run.model.config.generates:
         reason = "only models that write text give probabilities of texts"
         raise ConfigError([Problem("model.kind", run.model.config.kind, reason)])
@@ -58,7 +58,7 @@ def write_tasks(
         raise ConfigError([Problem("data.block_length", run.recipe.data.block_length, reason)])
     task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
     written: list[Path] = []
-    with new_folder(folder) as target:
+    with new_output_folder(folder) as target:
         for number, split in enumerate(dict.fromkeys(splits), 1):
             contrast = None if split == task.train_split else task.contrast
             name = re.sub(r"\W+", "_", f"ostinato_{task.name}_{split}", flags=re.ASCII)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
-from ostinato.data.disk import give_mode, read_json_object, sha256_of
+from ostinato.data.disk import PARTIAL, check_plain, give_mode, read_json_object, sha256_of, sync
 from ostinato.errors import CheckpointError, on_one_line
 from ostinato.models.base import TokenModel
 from ostinato.models.build import Model, build_model
@@ -39,7 +39,9 @@ _log = logging.getLogger(__name__)
 def save_model(model: Model, directory: str | Path) -> None:
     """Write weights and configuration, special ids included, into a directory, which is made where there is none.
 
-    `load_model` reads them. What was there under the same names is replaced.
+    `load_model` reads them. What was there under the same names is replaced when all is written: a save that ends
+    before leaves it. The two files get their names one behind the other: a kill between leaves new weights beside the
+    earlier model.json, whose SHA-256 they have not, and `load_model` refuses them.
 
     Raises:
         CheckpointError: it is no model of this library, but what wraps one; the directory cannot be made.
@@ -52,13 +54,12 @@ def save_model(model: Model, directory: str | Path) -> None:
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be made: {error.strerror}") from error
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    _save_weights(weights, directory)
-    write_description(model, directory)
+    _save(weights, model.config, directory)
 
 
 def write_description(model: Model, directory: Path) -> None:
     """Write model.json beside the weights that a directory holds already."""
-    _write_description(directory, model.config)
+    _replace(directory, model.config, directory / WEIGHTS)
 
 
 def load_model(
@@ -150,8 +151,7 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
         name: (total / len(members)).to(weights[name].dtype) if total.is_floating_point() else total
         for name, total in sums.items()
     }
-    _save_weights(means, directory)
-    _write_description(directory, description["config"])
+    _save(means, description["config"], directory)
 
 
 def _read_weights(path: Path, device: torch.device | str, description: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -159,6 +159,7 @@ def _read_weights(path: Path, device: torch.device | str, description: dict[str,
 
     They are the mapped file: its bytes are read once from the disk, to be hashed, and are then in the system's cache.
     """
+    check_plain(path)
     expected = description.get("sha256", {}).get(WEIGHTS)
     try:
         if expected is not None and sha256_of(path) != expected:
@@ -172,9 +173,15 @@ def _read_weights(path: Path, device: torch.device | str, description: dict[str,
     return weights
 
 
-def _save_weights(weights: dict[str, torch.Tensor], directory: Path) -> None:
-    with naming(directory / WEIGHTS):
-        save_file(weights, directory / WEIGHTS)
+def _save(weights: dict[str, torch.Tensor], config: ModelConfig, directory: Path) -> None:
+    partial = directory / f"{PARTIAL}{WEIGHTS}"
+    with naming(directory / WEIGHTS, partial):
+        try:
+            save_file(weights, partial)
+            sync(partial)
+            _replace(directory, config, partial)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def weights_hash(directory: Path) -> str | None:
@@ -183,13 +190,22 @@ def weights_hash(directory: Path) -> str | None:
     return None if found is None else str(found)
 
 
-def _write_description(directory: Path, config: ModelConfig) -> None:
-    hashes = {WEIGHTS: sha256_of(directory / WEIGHTS)}
+def _replace(directory: Path, config: ModelConfig, weights: Path) -> None:
+    """Write the model.json of a file of weights in the directory, and give both their names."""
+    path, partial = directory / _DESCRIPTION, directory / f"{PARTIAL}{_DESCRIPTION}"
+    hashes = {WEIGHTS: sha256_of(weights)}
     settings = config.model_dump(mode="json")
     description = {"format_version": FORMAT_VERSION, "ostinato": __version__, "config": settings, "sha256": hashes}
-    with naming(directory / _DESCRIPTION):
-        (directory / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-    give_mode(directory / WEIGHTS, directory / _DESCRIPTION)
+    with naming(path, partial):
+        try:
+            partial.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+            give_mode(weights, partial)
+            sync(partial)
+            weights.replace(directory / WEIGHTS)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    sync(directory)
 
 
 def _read_description(path: Path) -> dict[str, Any]:

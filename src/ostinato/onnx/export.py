@@ -10,6 +10,7 @@ loop runs by the plan, and the ids of padding, begin and end symbol.
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,8 @@ from typing import Any
 
 import torch
 
-from ostinato.data.disk import PARTIAL, make_folder, remove_folder, sync
+from ostinato.data.disk import sync
+from ostinato.data.output_files import name_new, new_partial_folder
 from ostinato.errors import CheckpointError, see
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.loggers import errors_only
@@ -47,10 +49,11 @@ def export_onnx(run: LoadedRun, file: str | Path, *, int8: bool = False) -> list
     small = _files(plain.with_suffix(".int8.onnx"), ".onnx", graphs) if int8 else []
     with _new_files([*files, *small]) as written:
         for graph, path in zip(graphs, written, strict=False):
-            with _one_line("ONNX"):
+            with _one_line("ONNX"), naming(path):
                 write_onnx(graph, graph.exported(), path, _about(run, graph))
         for path, target in zip(written[: len(graphs)], written[len(graphs) :], strict=False):
-            quantise(path, target)
+            with naming(target):
+                quantise(path, target)
     return [*files, *small]
 
 
@@ -65,8 +68,11 @@ def export_torch(run: LoadedRun, file: str | Path) -> list[Path]:
     files = _files(Path(file), ".pt2", graphs)
     with _new_files(files) as written:
         for graph, path in zip(graphs, written, strict=True):
+            held = io.BytesIO()  # where its writer cannot go on writing to a disk, it ends the process
             with _one_line("torch.export"):
-                torch.export.save(graph.exported(), path)
+                torch.export.save(graph.exported(), held)
+            with naming(path):
+                path.write_bytes(held.getbuffer())
     return files
 
 
@@ -89,22 +95,25 @@ def _files(file: Path, ending: str, graphs: Sequence[Graph]) -> list[Path]:
     files = [file] if len(graphs) == 1 else [file.with_suffix(f".{graph.name}{ending}") for graph in graphs]
     for one in (*files, *(Path(f"{file}.data") for file in files)):
         if one.exists():
-            raise CheckpointError(f"{one} is there: nothing is overwritten; delete it, or choose another name")
+            raise CheckpointError(_is_there(one))
     return files
+
+
+def _is_there(file: Path) -> str:
+    return f"{file} is there: nothing is overwritten; delete it, or choose another name"
 
 
 @contextmanager
 def _new_files(files: Sequence[Path]) -> Iterator[list[Path]]:
     """Yield paths to write; when the block ends without an error they become these files, else they are gone.
 
-    What a process left that was killed on the way is deleted by the next that writes these files.
+    What a process left that was killed on the way is deleted by the next that writes into the folder.
+
+    Raises:
+        CheckpointError: another program has made one of the files meanwhile, which is kept.
     """
     parent = files[0].parent
-    partial = parent / f"{PARTIAL}{files[0].name}"
-    with naming(parent), ExitStack() as stack:
-        remove_folder(partial)
-        make_folder(partial)
-        stack.callback(remove_folder, partial)
+    with new_partial_folder(files[0]) as partial, naming(parent, partial), ExitStack() as named:
         written = [partial / file.name for file in files]
         yield written
         # Beside a graph of more than a file can hold lie its weights, which it knows by their file's name.
@@ -112,7 +121,12 @@ def _new_files(files: Sequence[Path]) -> Iterator[list[Path]]:
         given = [(path, file) for path, file in beside if path.exists()]
         for path, file in [*given, *zip(written, files, strict=True)]:
             sync(path)
-            path.replace(file)
+            try:
+                name_new(path, file)
+            except FileExistsError as error:
+                raise CheckpointError(_is_there(file)) from error
+            named.callback(file.unlink)
+        named.pop_all()
 
 
 def write_onnx(graph: Graph, program: torch.export.ExportedProgram, path: Path, about: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ostinato.data.disk import (
+    check_plain,
     read_json_object,
     reading,
     remove_folder,
@@ -342,6 +343,7 @@ def _read_optimizer(folder: Path) -> dict[str, Tensor]:
 
 def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of a file whose names begin with something."""
+    check_plain(path)
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118

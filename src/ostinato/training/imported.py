@@ -8,14 +8,17 @@ Then what reads runs reads it: plan, evaluate (data.dev=...), generate, analyze,
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ostinato.data.disk import new_folder, sha256_of
+from ostinato.data.disk import sha256_of
+from ostinato.data.output_files import new_output_folder
 from ostinato.errors import CheckpointError, on_one_line, see
 from ostinato.interop.pretrained import Pretrained, other_ends, other_search, read_pretrained
 from ostinato.models import save_model
+from ostinato.system_errors import naming, system_error
 from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.rundir import RunDirectory
 
@@ -30,6 +33,8 @@ _READ = (
     "model-*.safetensors",
 )
 """What is read of a folder, and so fetched: repositories hold the same weights in other forms beside these."""
+_OF_THE_CACHE = (errno.ENOSPC, errno.EROFS, errno.EACCES, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else []))
+"""Errors of the disk that a hub's files are written to."""
 
 
 def import_run(
@@ -62,24 +67,25 @@ def import_run(
 
 
 def write_run(found: Pretrained, run: RunDirectory, source: Path) -> None:
-    """Write a model with its recipe and tokenizers as a run without updates.
+    """Write a model with its recipe and tokenizers as a run without updates, whole or not at all.
 
     Args:
         source: the folder it was read from; data.json names its files.
+
+    Raises:
+        CheckpointError: another process has written to the run directory meanwhile.
     """
-    run.claim()
-    try:
-        with new_folder(run.tokenizers) as folder:
-            found.tokenizers.save(folder)
-        checkpoints = Checkpoints(run.checkpoints, keep_last=1)
-        with new_folder(checkpoints.directory(0)) as folder:
-            save_model(found.model, folder)
+    files = [{"path": str(file.absolute()), "sha256": sha256_of(file)} for file in _files(source)]
+    # The directory may be a link to an empty one on another disk.
+    with new_output_folder(run.path.resolve()) as folder:
+        made = RunDirectory(folder)
+        made.tokenizers.mkdir()
+        found.tokenizers.save(made.tokenizers)
+        checkpoints = Checkpoints(made.checkpoints, keep_last=1)
+        save_model(found.model, checkpoints.directory(0))
         for role in ("last", "best"):
             checkpoints.write_pointer(role, 0)
-        files = [{"path": str(file.absolute()), "sha256": sha256_of(file)} for file in _files(source)]
-        run.describe(found.recipe, {"task": found.recipe.task.settings(), "splits": {}, "files": files})
-    finally:
-        run.close()
+        made.describe(found.recipe, {"task": found.recipe.task.settings(), "splits": {}, "files": files})
 
 
 def _files(folder: Path) -> list[Path]:
@@ -102,5 +108,8 @@ def _folder_of(source: str, say: Callable[[str], None]) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=list(_READ), ignore_patterns=["*/*"]))
     except Exception as error:  # of its own, of the network, of the operating system
+        if (found := system_error(error)) is not None and found.errno in _OF_THE_CACHE:
+            with naming(constants.HF_HUB_CACHE):
+                raise
         reason = on_one_line(error)
         raise CheckpointError(f"{source}: there is no such folder, and no hub gives it: {reason}") from error

@@ -13,7 +13,8 @@ recipe.yaml is written last of what a run starts with. A directory with a recipe
 Its first line is the SHA-256 of the others, so that a resumed run is the one that was begun.
 
 One process at a time writes to a run: it holds the lock from its first write, or from the moment it resumes, until it
-ends, however it ends (the system releases the locks of a killed process). Commands that only read need no lock.
+ends, however it ends (the system releases the locks of a killed process). Commands that only read need no lock, nor do
+those that import or convert: they write the run beside its place and rename it when it is whole.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from ostinato.config.load import recipe_text
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import (
+    check_plain,
     json_object,
     make_folder,
     read_json_object,
@@ -50,12 +52,13 @@ from ostinato.data.file_hashes import file_hash
 from ostinato.data.paths import find_files
 from ostinato.data.tokenizers import tokenizer_files
 from ostinato.errors import CheckpointError, DataError
+from ostinato.system_errors import kind_of, kind_of_mode
 from ostinato.tasks.base import Task
 from ostinato.tasks.own_files import given_splits, paths_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.changes import Changes, Done, changes_between
 from ostinato.training.checkpoint import Checkpoints
-from ostinato.training.records import Records
+from ostinato.training.records import METRICS, TIMINGS, Records
 from ostinato.version import LEARNING, __version__, source_commit, source_hash
 
 _RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
@@ -88,7 +91,7 @@ class RunDirectory:
 
         Raises:
             CheckpointError: there is a run already and `resume` is False, or it was never trained; it is no directory,
-                or another process is at work on it.
+                or another process is at work on it; a file that is gone on with is a link, or no plain file.
         """
         self._check_directory()
         if self.exists:
@@ -96,12 +99,16 @@ class RunDirectory:
             if not self.data_hashes():
                 reason = "was converted or imported and has no training state: begin a new run with"
                 raise CheckpointError(f"{self.path}: {reason} training.init_from={self.path}")
+            for log in (self.path / METRICS, self.path / TIMINGS):  # cut and appended to, through a link elsewhere
+                if log.is_symlink() or kind_of(log) is not None:
+                    found = kind_of_mode(log.lstat().st_mode)
+                    raise CheckpointError(f"{log}: is {found}: put the file itself there to go on with the run")
             self._acquire()
             remove_leftovers(self.path)
         return self.exists
 
     def check_empty(self) -> None:
-        """Refuse a place where anything is: an imported or converted run replaces nothing.
+        """Refuse a place where anything is: an imported or converted run replaces nothing (`new_output_folder`).
 
         Raises:
             CheckpointError: it is a file, or a directory that holds something.
@@ -232,6 +239,7 @@ class RunDirectory:
         path = self.path / _CHANGES
         if not path.exists():
             return []
+        check_plain(path)
         with reading(path):
             lines = path.read_bytes().splitlines()
         return [json_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]

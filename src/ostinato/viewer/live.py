@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ostinato.errors import ConfigError, OstinatoError, Problem
+from ostinato.system_errors import kind_of
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training.records import METRICS, TIMINGS
 from ostinato.version import __version__
@@ -20,6 +21,7 @@ from ostinato.viewer.schema import EvaluationPoint, Metrics, MetricsQuery, Train
 
 MOST = 2**20
 """Bytes of a log that one answer is made of."""
+_LONGEST_LINE = 2**24
 _TAIL = 65_536
 _MARKED = 1024
 """Bytes before a place by which a log is known that was cut back and has grown again."""
@@ -130,11 +132,14 @@ def read_lines(path: Path, start: int, mark: str = "") -> Added:
     """Return what was added to a log from a byte on.
 
     A log that is shorter than what was read, or has something else before that byte, was cut back: it is read from its
-    beginning. Lines that are no records of an update are left out: a log may be damaged, and the rest of it is shown.
+    beginning. Lines that are no records of an update, or are far longer than any, are left out: a log may be damaged,
+    and the rest of it is shown. What is no plain file, such as a device, which may have no end, is not read.
 
     Args:
         mark: what was read before left; empty: whatever stands there.
     """
+    if kind_of(path) is not None:
+        return Added([], 0, "", start > 0)
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -142,9 +147,11 @@ def read_lines(path: Path, start: int, mark: str = "") -> Added:
             start = 0 if is_cut else start
             file.seek(start)
             content = file.read(MOST)
-            while b"\n" not in content and (part := file.read(MOST)):
+            while b"\n" not in content and len(content) < _LONGEST_LINE and (part := file.read(MOST)):
                 content += part
             whole = content[: content.rfind(b"\n") + 1]
+            if len(content) >= _LONGEST_LINE:  # which is no record: its parts are passed over
+                whole = whole or content
             place = start + len(whole)
             new_mark = _mark(file, place)
     except OSError:

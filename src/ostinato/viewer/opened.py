@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from ostinato.analysis.studies.base import Subject
@@ -13,6 +14,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.tasks.base import Task
+from ostinato.tasks.own_files import data_set_of
 from ostinato.tasks.registry import build_task
 from ostinato.viewer.calls import Calls
 from ostinato.viewer.schema import Depth, ExampleRef, Limits, Sentence
@@ -45,9 +47,9 @@ class OpenRun:
             self._why_none = f"{_UNREAD}: {error}"
 
     def _is_here(self, task: Task, split: str) -> bool:
-        """Return whether a split's files are here: a run may be looked into where its data is not."""
+        """Return whether a split's data is here: a run may be looked into where its data is not."""
         try:
-            task.check_files([split])
+            _check_is_here(task, split)
         except (ConfigError, DataError) as error:
             self._why_none = f"{_UNREAD}: {error}"
             return False
@@ -70,6 +72,7 @@ class OpenRun:
         if self._task is None:
             raise DataError(self._why_none)
         if split not in self._examples:
+            _check_is_here(self._task, split)
             self._examples[split] = list(islice(self._task.examples(split), self.limits.known))
         return self._examples[split]
 
@@ -127,6 +130,15 @@ class OpenRun:
     def close(self) -> None:
         """End its queue."""
         self.calls.close()
+
+
+def _check_is_here(task: Task, split: str) -> None:
+    """Refuse a split whose files are not here, or that is a data set which a hub would be asked for."""
+    task.check_files([split])
+    named = data_set_of(task.data, split)
+    if named is not None and not Path(named.hf).exists():
+        reason = "is no file or folder here, and the page asks no hub for it: type a text of your own"
+        raise DataError(f"{split}: the data set {named.hf} {reason}")
 
 
 def open_runs(runs: Mapping[str, LoadedRun], limits: Limits, access: DataAccess | None = None) -> dict[str, OpenRun]:
