@@ -75,6 +75,7 @@ def test_a_folder_gives_its_splits(tmp_path: Path) -> None:
     base, overrides = recipe_of_data(str(tmp_path), [], tmp_path / "data")
     assert base == "lm/transformer"
     assert parse_overrides(overrides)["data"] == {s: f"{tmp_path / s}.txt" for s in ("train", "dev", "test")}
+    assert is_data("MINE.TSV.GZ"), "endings may be in capitals"
 
 
 def test_recipes_are_no_data(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ostinato.cli.output import number, print_columns, print_json, print_line, print_stderr, print_table
 from ostinato.config.files import say_once
 from ostinato.data.disk import as_json
+from ostinato.experiments.sweep.watch import RichWatcher
+from ostinato.training.reporter import LinesReporter, RichReporter
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,9 @@ ESCAPED = r"x\x1b]0;pwned\x07\x9b2J\r"
         lambda: print_columns([[HOSTILE, "b"]]),
         lambda: print_line(HOSTILE),
         lambda: print_stderr(HOSTILE),
+        lambda: LinesReporter(sys.stdout).on_note(1, HOSTILE),
+        lambda: RichReporter(Console(width=200)).on_note(1, HOSTILE),
+        lambda: RichWatcher(Console(width=200)).on_kept(Path(HOSTILE)),
     ],
 )
 def test_what_a_terminal_obeys_is_escaped_in_tables_and_lines(

@@ -180,6 +180,13 @@ def test_other_examples_are_other_data_and_another_place_is_not(tmp_path: Path) 
     assert content_hash(source_of(single)) == content_hash(source_of(single.rename(tmp_path / "other.jsonl")))
 
 
+def test_packs_of_tables_that_were_read_with_other_texts_are_not_taken(tmp_path: Path) -> None:
+    (file := tmp_path / "a.csv").write_text("text\n046\n", encoding="utf-8")
+    assert source_of(file, how={"streaming": True}).content()["texts"] == "as they stand"
+    (other := tmp_path / "a.jsonl").write_text('{"text": "046"}\n', encoding="utf-8")
+    assert set(source_of(other, how={"streaming": True}).content()) == {"files"}
+
+
 def test_what_cannot_be_packed_is_named_by_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_units(monkeypatch, 200)
     place = write_folder(tmp_path / "texts")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,9 @@ def test_quotes_in_a_tsv_file_are_text(streaming: bool, tmp_path: Path) -> None:
     expected = [(one.source, one.target, one.columns) for one in read_examples(file, DataConfig())]
     assert [source for source, _, _ in expected] == ['"Go on', "hello", '"stop" he said']
     assert read(file, streaming=streaming) == expected
+    (tmp_path / "talks").mkdir()
+    file.rename(tmp_path / "talks" / "train.tsv")
+    assert read(tmp_path / "talks", streaming=streaming) == expected
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -179,6 +184,16 @@ def test_a_number_of_a_column_that_is_no_text_may_be_missing_in_any_row(streamin
     file = tmp_path / "rows.csv"
     file.write_text("source,target,n\n" + "a,b,1\n" * 10_001 + "c,d,\n", encoding="utf-8")
     assert read(file, streaming=streaming)[-1] == ("c", "d", {"n": None})
+
+
+def test_why_rows_cannot_be_generated_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("source,target,n\n" + "a,b,1\n" * 10_001 + "c,d,NA\n", encoding="utf-8")
+    with pytest.raises(DataError, match="generating the dataset: Failed to parse string: 'NA' as a scalar of type int"):
+        read(file)
+    with warnings.catch_warnings():  # the library leaves the file open
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -170,10 +170,11 @@ def test_a_new_folder_appears_whole_and_what_is_there_by_then_is_kept(tmp_path: 
     with pytest.raises(CheckpointError, match=r"b: is there already, and nothing is overwritten: name a new folder$"):
         fill_twice()
     assert (tmp_path / "b" / "a").read_text(encoding="utf-8") == "second"
-    (tmp_path / "empty").mkdir()
-    with new_output_folder(tmp_path / "empty") as partial:
+    (empty := tmp_path / "empty").mkdir()
+    empty.chmod(0o750)
+    with new_output_folder(empty) as partial:
         (partial / "a").touch()
-    assert names(tmp_path / "empty") == ["a"]
+    assert (names(empty), empty.stat().st_mode & 0o777) == (["a"], 0o750)
     assert sorted(names(tmp_path)) == ["b", "empty", "models"]
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,6 +180,18 @@ def test_an_average_is_used_again_until_its_members_change(copy: Path) -> None:
     assert all(torch.equal(t, ((parts[0][k].double() + parts[1][k]) / 2).float()) for k, t in found.items())
     (folder / "average.json").write_text("{", encoding="utf-8")
     assert names(average_checkpoints(copy, "last", 2)) == ["update-000060", "update-000050"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs FIFOs")
+def test_what_is_no_file_is_not_waited_for(copy: Path) -> None:
+    folder = average_checkpoints(copy, "last", 2)
+    (folder / "average.json").unlink()
+    os.mkfifo(folder / "average.json")
+    assert read_members(folder) is None
+    (log := copy / "metrics.jsonl").unlink()
+    os.mkfifo(log)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: is a FIFO, not a file"):
+        average_checkpoints(copy, "best", 2)
 
 
 def test_too_few_checkpoints_name_those_there_are_and_the_setting_that_keeps_more(copy: Path) -> None:

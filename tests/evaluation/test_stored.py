@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def test_other_weights_are_decoded_anew(run: Path) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("damage", ["edited", "gone", "no note", "half a note", "an empty note", "another note"])
+@pytest.mark.parametrize(
+    "damage", ["edited", "gone", "no note", "half a note", "an empty note", "another note", "a FIFO"]
+)
 def test_kept_outputs_that_are_not_as_they_were_written_are_decoded_anew(run: Path, damage: str) -> None:
     kept = run_outputs(load(run), "test")
     note = kept.file.with_suffix(".json")
@@ -93,6 +96,9 @@ def test_kept_outputs_that_are_not_as_they_were_written_are_decoded_anew(run: Pa
             note.unlink()
         case "an empty note":
             note.write_text("{}", encoding="utf-8")
+        case "a FIFO":
+            note.unlink()
+            os.mkfifo(note)
         case "another note":
             note.write_text("[]", encoding="utf-8")
         case _:

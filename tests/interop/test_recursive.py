@@ -353,6 +353,16 @@ def test_what_the_donors_outputs_need_is_not_dropped() -> None:
     looped = recursive(0, inject={"kind": "linear"})
     with pytest.raises(ConfigError, match=r"model is 'banks\.injection\..* is not in this model"):
         to_recursive(looped, language_model(2, n_steps=N_STEPS))
+    for norm in ({"final": True}, {"embedding": True}):
+        donor = language_model(1, n_steps=2, norm={"kind": "rms", "placement": "pre", "final": False} | norm)
+        without = language_model(2, n_steps=2, norm={"kind": "rms", "placement": "pre", "final": False})
+        with pytest.raises(ConfigError, match=r"model is 'banks\.norm\..* is not in this model"):
+            to_recursive(donor, without)
+    donor, other = (
+        language_model(1, n_steps=n, segments=[{"n_steps": n, "repeats": 4 // n, "vectors": True}]) for n in (1, 2)
+    )
+    with pytest.raises(ConfigError, match=r"banks\.vectors\..* would be drawn at random: the donor has in the shape"):
+        to_recursive(donor, other)
 
 
 def test_a_donor_of_the_same_plan_is_copied_with_its_deltas_and_any_other_plan_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,26 @@ def test_an_interrupted_conversion_leaves_nothing_and_the_same_command_goes_on(
     convert_run(run, WAYS["shared"], tmp_path / "new")
     assert ostinato.load(tmp_path / "new").checkpoint.name == "update-000000"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "new"]
+
+
+def test_an_empty_folder_that_cannot_be_replaced_is_refused_before_the_work(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ostinato.load(dense)
+    monkeypatch.setattr("ostinato.training.converted.build_model", None)  # nothing is made
+    (here := tmp_path / "here").mkdir()
+    reason = "cannot be replaced by the run's: name a new folder in it"
+    with monkeypatch.context() as patch:
+        patch.chdir(here)
+        with pytest.raises(CheckpointError, match=f"^\\.: is a mount point, the current folder.*{reason}"):
+            convert_run(run, WAYS["shared"], ".")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda path: path == here)
+        with pytest.raises(CheckpointError, match=f"here: is a mount point.*{reason}"):
+            convert_run(run, WAYS["shared"], here)
+    monkeypatch.setattr(os, "access", lambda path, *_: Path(path) != tmp_path)
+    with pytest.raises(CheckpointError, match=f"here: is a mount point.*{reason}"):
+        convert_run(run, WAYS["shared"], here)
 
 
 def test_a_run_that_another_process_began_meanwhile_is_kept(

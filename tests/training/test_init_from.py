@@ -345,7 +345,7 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path) -> None:
         train(changed(recipe, optimizer={"lr_scales": [{"pattern": "x", "scale": 1.0}]}), tmp_path / "wrong")
 
 
-def test_a_rate_that_no_parameter_has_is_refused(tmp_path: Path) -> None:
+def test_a_rate_that_no_parameter_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: list[tuple[list[str], dict[str, Any], str]] = [
         (["head.*"], {"freeze": ["head.*"]}, "head.*"),
         (["banks.*", "banks.ffn.*"], {}, "banks.ffn.*"),
@@ -356,6 +356,12 @@ def test_a_rate_that_no_parameter_has_is_refused(tmp_path: Path) -> None:
             train(classifier(tmp_path, KNOWN, optimizer={"lr_scales": scales}, **training), tmp_path / "run")
         reason = "matches no parameter that is trained and matches no earlier pattern: remove it"
         assert str(error.value) == f"training.optimizer.lr_scales is {useless!r}: {reason}"
+    with monkeypatch.context() as patch:  # a run of version 0.1.0, which refused none, is gone on with
+        patch.setattr("ostinato.training.prepare.useless_patterns", lambda recipe: [])
+        scales = [{"pattern": "head.*", "scale": 0.5}]
+        recipe = classifier(tmp_path, KNOWN, optimizer={"lr_scales": scales}, freeze=["head.*"], n_updates=1)
+        train(recipe, tmp_path / "begun")
+    assert train(changed(recipe, n_updates=2), tmp_path / "begun", resume=True)["n_updates"] == 2
     # The first match counts: what is left to a later pattern is enough for it.
     scales = [{"pattern": "banks.ffn.*", "scale": 0.5}, {"pattern": "banks.*", "scale": 2.0}]
     train(

@@ -341,7 +341,7 @@ def test_no_hub_is_asked_for_a_data_set_that_a_recipe_names(
     for split in replaced:
         text = re.sub(rf"(?m)^  {split}: .*$", f"  {split}: {{hf: owner/name, split: {split}}}", text, count=1)
     recipe.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(hub, "load", lambda given: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(hub, "load", lambda *_: pytest.fail("the hub was asked"))
     opened = open_runs({"run": load(copy, device="cpu")}, Limits())["run"]
     assert opened.splits == [split for split in ("test", "dev") if split not in replaced]
     for split in replaced:

@@ -26,7 +26,7 @@ def is_data(name: str) -> bool:
     path = Path(name)
     if path.is_dir():
         return _in_folder(path, "train") is not None
-    return path.name.removesuffix(".gz").endswith(_ENDINGS)
+    return _ends_in(path, _ENDINGS)
 
 
 def recipe_of_data(name: str, overrides: Sequence[str], folder: Path) -> tuple[str, list[str]]:
@@ -54,8 +54,13 @@ def recipe_of_data(name: str, overrides: Sequence[str], folder: Path) -> tuple[s
 
 
 def _in_folder(folder: Path, split: str) -> Path | None:
-    found = sorted(path for path in folder.glob(f"{split}.*") if path.name.removesuffix(".gz").endswith(_ENDINGS))
+    found = sorted(path for path in folder.glob(f"{split}.*") if _ends_in(path, _ENDINGS))
     return found[0] if found else None
+
+
+def _ends_in(path: Path, endings: tuple[str, ...]) -> bool:
+    """Return whether a name, which may be in capitals, has one of the endings, compressed or not."""
+    return path.name.lower().removesuffix(".gz").endswith(endings)
 
 
 def _named(settings: dict[str, object], name: str) -> object:
@@ -69,10 +74,9 @@ def _has_pairs(path: Path, settings: dict[str, object]) -> bool:
         return False
     if any(_named(settings, f"{side}_field") is not None for side in ("source", "target")):
         return True
-    ending = Path(path.name.removesuffix(".gz")).suffix
-    if ending in _PLAIN:
+    if _ends_in(path, _PLAIN):
         return False
-    if ending in _TABLES:
+    if _ends_in(path, _TABLES):
         return True
     for number, line in read_lines(path):
         if line.strip():
@@ -82,7 +86,7 @@ def _has_pairs(path: Path, settings: dict[str, object]) -> bool:
 
 def _split(path: Path, folder: Path) -> tuple[Path, Path]:
     """Write the two parts of a file, and return their paths."""
-    if path.suffix not in (*_JSON_LINES, *_PLAIN):
+    if path.suffix.lower() not in (*_JSON_LINES, *_PLAIN):
         raise ConfigError([Problem("data.dev", None, f"name a file to choose models by: {path} cannot be split here")])
     lines = [line for _, line in read_lines(path) if line.strip()]
     held_out = [int(hashlib.sha256(line.encode()).hexdigest(), 16) % HELD_OUT == 0 for line in lines]

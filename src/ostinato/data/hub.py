@@ -167,10 +167,13 @@ def load(given: DataSetConfig, fields: Fields) -> Any:
             splits = stored if isinstance(stored, datasets.DatasetDict) else {str(stored.split or "train"): stored}
             return splits[given.split] if given.split in splits else _parts(splits, given.split)
         arguments = _arguments(given)
-        if path.exists() and hasattr(datasets.load_dataset_builder(**arguments).config, "keep_default_na"):
+        config = datasets.load_dataset_builder(**arguments).config if path.exists() else None
+        if config is not None and hasattr(config, "keep_default_na"):  # it reads CSV or TSV
             names = [name for name, _ in fields] if given.columns is None else given.columns.values()
             # An empty cell is none, so that a number may be missing in any row.
             arguments |= {"keep_default_na": False, "na_values": [""], "converters": dict.fromkeys(names, str)}
+            if "\t" in (config.sep, config.delimiter):
+                arguments["quoting"] = csv.QUOTE_NONE
         return datasets.load_dataset(split=given.split, streaming=given.streaming, keep_in_memory=False, **arguments)
 
 
@@ -194,7 +197,7 @@ def _arguments(given: DataSetConfig) -> dict[str, Any]:
     if suffix not in _BUILDERS:
         raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
     name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
-    columns = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
+    columns = {"delimiter": "\t"} if suffix == ".tsv" else {}
     return {"path": _BUILDERS[suffix], "data_files": {name: glob.escape(str(path))}, **columns}
 
 
@@ -215,7 +218,9 @@ def _loading(given: DataSetConfig) -> Iterator[Any]:
     except DataError:
         raise
     except Exception as error:  # of its own, of the network, of file formats: there is no common base
-        reason = on_one_line(error)[:300] or type(error).__name__
+        # What generates rows says only that it cannot; the cause says why.
+        reasons = [on_one_line(one)[:300] for one in (error, error.__cause__) if one is not None]
+        reason = ": ".join(filter(None, reasons)) or type(error).__name__
         raise DataError(f"{given.hf}: cannot be loaded as a data set, split {given.split!r}: {reason}") from error
 
 

@@ -103,9 +103,12 @@ def new_output_folder(path: Path) -> Iterator[Path]:
     An error leaves nothing behind; what a killed process left beside it is deleted. Folders on the way are made.
 
     Raises:
-        CheckpointError: something is at `path` by the end, and is kept; an empty folder is replaced.
+        CheckpointError: something is at `path` by the end, and is kept; an empty folder is replaced by one of its
+            permissions.
     """
     with new_partial_folder(path) as partial:
+        with suppress(OSError):
+            shutil.copymode(path, partial)  # of an empty one that the user made for himself or a group
         yield partial
         sync_filled(partial)
         with suppress(OSError):

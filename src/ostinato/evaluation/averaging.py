@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from ostinato.config.files import say_once
 from ostinato.config.training import TrainingConfig
-from ostinato.data.disk import check_plain, new_folder, sha256_of, write_json
+from ostinato.data.disk import check_plain, new_folder, read_json_object, sha256_of, write_json
 from ostinato.errors import CheckpointError
 from ostinato.models.checkpoint import checkpoint_folders, newest_updates, save_average
 from ostinato.tasks.recipes import load_recipe
@@ -73,8 +73,8 @@ def _is_mean(average: Path, members: list[Member]) -> bool:
 def read_members(average: Path) -> list[Member] | None:
     """Return the members of an average, None where its average.json cannot be read."""
     try:
-        members: list[Member] = json.loads((average / _NOTE).read_text(encoding="utf-8"))["of"]
-    except (OSError, RecursionError, ValueError, KeyError, TypeError):
+        members: list[Member] = read_json_object(average / _NOTE)["of"]
+    except (CheckpointError, KeyError):
         return None
     return members
 

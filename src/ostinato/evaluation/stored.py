@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from ostinato.data.disk import make_folder, sha256_of_all, write_json
+from ostinato.data.disk import make_folder, read_json_object, sha256_of_all, write_json
 from ostinato.data.example import Fingerprint, fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
 from ostinato.data.sources import parse_object
-from ostinato.errors import ConfigError, DataError, Problem
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.evaluation.predictions import PredictionWriter, are_predictions
@@ -172,9 +172,9 @@ def _read_stored(note: Path) -> Outputs | None:
     """Return stored outputs, None where there are none or their file has been changed."""
     file = note.with_suffix(".jsonl")
     try:
-        content = json.loads(note.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.get("sha256") != sha256_of_all([file]):
+        content = read_json_object(note)
+        if content.get("sha256") != sha256_of_all([file]):
             return None
-    except (FileNotFoundError, RecursionError, ValueError):
+    except (CheckpointError, FileNotFoundError):
         return None
     return replace(read_outputs(file), evaluation=content["evaluation"])

@@ -16,7 +16,7 @@ noise, and with gates that sum to one, they compute what it does; their routers 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -52,8 +52,8 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
 
     Raises:
         ConfigError: stacks of different depth, a sub-layer or table that the donor does not have, or one of another
-            shape; an embedding, output, head or map between rounds of the donor's that the model does not have; deltas;
-            experts that are no feed-forwards; noise without experts.
+            shape; an embedding, norm of a stack, output, head or map between rounds of the donor's that the model does
+            not have; deltas; experts that are no feed-forwards; noise without experts.
     """
     if noise and next(model.routed(), None) is None:
         raise ConfigError([Problem("noise", noise, "has no effect: this model has no experts; leave it out")])
@@ -62,18 +62,17 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
         reason = f"has no counterpart: the donor's stacks are {', '.join(donor.stacks) or 'none'}"
         raise ConfigError([Problem("model.kind", f"a model with the stack {missing[0]!r}", reason)])
     donors, own = dict(donor.named_parameters()), dict(model.named_parameters())
-    for name in donors:
-        if name not in own and not name.startswith((*_MADE, "banks.halting.")):
-            reason = "is not in this model, and the donor's outputs need it: keep the donor's settings"
-            reason += " (embeddings, positions, what acts between rounds, output, head)"
-            raise ConfigError([Problem("model", name, reason)])
+    lost, may_go = [name for name in donors if name not in own], (*_MADE, "banks.halting.")
+    _refuse_to_lose(name for name in lost if not name.startswith(may_go))
     if "target_weight" in donors:  # what a tied donor's output is made of
         donors.setdefault("output_weight", donors["target_weight"])
     for name, parameter in own.items():
         given = donors.get(name)
         if given is not None and given.shape == parameter.shape:
             parameter.copy_(given)
-        elif _is_of_the_text(name) and not name.endswith("bias"):  # of which new ones begin at zero
+        elif name.endswith("bias"):  # new ones begin at zero
+            continue
+        elif _is_of_the_text(name) or (given is not None and not name.startswith(may_go)):
             has = "lacks" if given is None else f"has in the shape {tuple(given.shape)}"
             reason = f"of the shape {tuple(parameter.shape)} would be drawn at random: the donor {has} it"
             raise ConfigError([Problem("model", name, reason)])
@@ -138,6 +137,15 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
             what = "parts" if isinstance(error, AttributeError) else "sizes"
             reason = f"has other {what} than the donor's {'norms' if bank == 'norm' else 'tables'}"
             raise ConfigError([Problem(f"model.{name}.{bank}", path, reason)]) from error
+    of_steps = {norm for stack in donor.stacks.values() for use in stack.plan.uses() for norm in use.norms}
+    _refuse_to_lose(name for name in lost if name.startswith("banks.norm.") and name.split(".")[2] not in of_steps)
+
+
+def _refuse_to_lose(names: Iterable[str]) -> None:
+    for name in names:
+        reason = "is not in this model, and the donor's outputs need it: keep the donor's settings"
+        reason += " (embeddings, positions, norms of a stack, what acts between rounds, output, head)"
+        raise ConfigError([Problem("model", name, reason)])
 
 
 def _shape(model: Model) -> tuple[dict[str, Plan], dict[str, torch.Size]]:

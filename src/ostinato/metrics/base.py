@@ -48,7 +48,10 @@ class Metric(ABC):
 
     @abstractmethod
     def score(self, totals: Sequence[float]) -> float:
-        """Return the score of a set of one or more examples from the sums of their counts."""
+        """Return the score of a set of one or more examples from the sums of their counts.
+
+        Of counts by place they end with the last place that any example has: 0 behind it.
+        """
 
     def signature(self) -> str | None:
         """Return the settings that have to be quoted with a score, for metrics that have such a text."""

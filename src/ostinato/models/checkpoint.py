@@ -23,7 +23,7 @@ from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
 from ostinato.data.disk import PARTIAL, check_plain, give_mode, read_json_object, sha256_of, sync
-from ostinato.errors import CheckpointError, on_one_line
+from ostinato.errors import CheckpointError, on_one_line, printable
 from ostinato.models.base import TokenModel
 from ostinato.models.build import Model, build_model
 from ostinato.nn.execution import Execution
@@ -108,7 +108,7 @@ def checkpoint_folders(root: Path) -> dict[int, Path]:
         if _FOLDER.fullmatch(path.name) and path.is_dir():
             found[int(path.name.removeprefix("update-"))] = path
         else:
-            _log.warning("%s is no checkpoint of the run: it is ignored", path)
+            _log.warning("%s is no checkpoint of the run: it is ignored", printable(str(path)))
     return dict(sorted(found.items()))
 
 

@@ -18,7 +18,7 @@ from ostinato.nn.execution import Execution
 from ostinato.nn.experts import ExpertAttention, Routed
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.head_experts import HeadExpertAttention
-from ostinato.training.freeze import freeze
+from ostinato.training.freeze import freeze, matches
 from ostinato.training.optim import check_scales
 from ostinato.training.parallel import why_not_ddp
 from ostinato.training.rounds import round_problems, steps_before_the_loop
@@ -141,6 +141,28 @@ def pattern_problems(recipe: Recipe) -> list[Problem]:
     if n_off and trained and all(name.startswith("banks.halting.") for name in trained):
         reason = "only halting rules are trained (training.freeze), which are not asked in these updates: must be 0"
         problems.append(Problem("training.halting.off_updates", n_off, reason))
+    return problems
+
+
+def useless_patterns(recipe: Recipe) -> list[Problem]:
+    """Return the patterns of `training.freeze_except` of which nothing is frozen, and those of
+    `training.optimizer.lr_scales` that match nothing trained but what an earlier one matches.
+
+    Of a new run: one that was begun with them goes on as it was begun.
+    """
+    training, problems = recipe.training, list[Problem]()
+    names = [name for name, _ in without_memory(recipe.model).named_parameters()]
+    frozen = [name for name in names if matches(name, training.freeze)]
+    for pattern in training.freeze_except:
+        if not any(matches(name, [pattern]) for name in frozen):
+            reason = "matches no parameter that training.freeze names: remove it"
+            problems.append(Problem("training.freeze_except", pattern, reason))
+    left = [name for name in names if name not in frozen or matches(name, training.freeze_except)]
+    for one in training.optimizer.lr_scales:
+        if not any(matches(name, [one.pattern]) for name in left):
+            reason = "matches no parameter that is trained and matches no earlier pattern: remove it"
+            problems.append(Problem("training.optimizer.lr_scales", one.pattern, reason))
+        left = [name for name in left if not matches(name, [one.pattern])]
     return problems
 
 

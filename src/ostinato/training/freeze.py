@@ -22,17 +22,14 @@ def freeze(model: nn.Module, patterns: Sequence[str], but: Sequence[str] = ()) -
         but: patterns of those that train nevertheless.
 
     Raises:
-        ConfigError: every pattern that matches nothing, every one of `but` that matches nothing frozen; or nothing is
-            left to train.
+        ConfigError: every pattern that matches nothing; or nothing is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
     for key, given in ((_KEY, patterns), (_EXCEPT, but)):
         check_patterns(
             key, given, names, lambda pattern: f" of the model; others do: {', '.join(_similar(pattern, names))}"
         )
-    named = [name for name in names if matches(name, patterns)]
-    check_patterns(_EXCEPT, but, named, lambda _: f" that {_KEY} names: remove it")
-    frozen = [name for name in named if not matches(name, but)]
+    frozen = [name for name in names if matches(name, patterns) and not matches(name, but)]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ostinato.config.recipe import Recipe
+from ostinato.errors import without_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +124,7 @@ class LinesReporter(_TextReporter):
 
     def write(self, line: str) -> None:
         """Write a line, at once."""
-        self.stream.write(f"{line}\n")
+        self.stream.write(without_controls(f"{line}\n"))
         self.stream.flush()
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
@@ -153,7 +154,7 @@ class RichReporter(_TextReporter):
 
     def write(self, line: str) -> None:
         """Print a line above the bar."""
-        self.console.print(line, markup=False, highlight=False)
+        self.console.print(without_controls(line), markup=False, highlight=False)
 
     def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
         """Draw the bar."""

@@ -111,12 +111,20 @@ class RunDirectory:
         """Refuse a place where anything is: an imported or converted run replaces nothing (`new_output_folder`).
 
         Raises:
-            CheckpointError: it is a file, or a directory that holds something.
+            CheckpointError: it is a file, a directory that holds something, or one that cannot be replaced.
         """
         self._check_directory()
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if not self.path.is_dir():
+            return
+        if any(self.path.iterdir()):
             reason = "holds something already, and nothing is overwritten: name another folder"
             raise CheckpointError(f"{self.path}: {reason}")
+        there = self.path.resolve()
+        if there.is_mount() or there == Path.cwd() or not os.access(there.parent, os.W_OK):
+            reason = "is a mount point, the current folder, or in a folder that may not be written"
+            raise CheckpointError(
+                f"{self.path}: {reason}, and cannot be replaced by the run's: name a new folder in it"
+            )
 
     def _check_directory(self) -> None:
         if self.path.exists() and not self.path.is_dir():

@@ -118,6 +118,11 @@ def test_the_forced_score_that_a_task_is_reported_by_is_tabled_and_compared_besi
     assert names.split() == ["n", "loss", "token_accuracy", "sequence_accuracy_forced", "tag_accuracy"]
     (row,) = compare([run], chosen)
     assert list(row["metrics"]) == ["tag_accuracy", "sequence_accuracy_forced"]
+    named = tmp_path / "named"
+    train(
+        load_recipe("parity/transformer", [*sizes, "training.device=cpu", "evaluation.metrics=[tag_accuracy]"]), named
+    )
+    assert list(compare([named], chosen)[0]["metrics"]) == ["tag_accuracy"], "all that its recipe names"
     tags = open_systems([run])[0].references("test", chosen)
     file.write_text(
         "".join(json.dumps({"index": i, "prediction": "", "reference": one}) + "\n" for i, one in enumerate(tags))

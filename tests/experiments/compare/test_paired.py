@@ -349,5 +349,11 @@ def test_a_metric_of_the_source_has_it_where_one_example_has_none(tmp_path: Path
     path = tmp_path / "outputs.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     name = f"{__name__}:WithSource"
-    (row,) = compare([path], Choices(metrics=[name], n_samples=100))
+    chosen = Choices(metrics=[name], n_samples=100)
+    (row,) = compare([path], chosen)
     assert row["metrics"][name]["value"] == 7 / 8
+    fewer = tmp_path / "fewer.jsonl"
+    del lines[4]["source"]
+    fewer.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    rows = compare([fewer, path], chosen)
+    assert [row["metrics"][name]["value"] for row in rows] == [7 / 8] * 2, "those of the file that has most"

@@ -123,12 +123,11 @@ class DataSetSource(PackSource):
             return {"repository": list(self.published().values())}
         if not self._is_stream:
             return {"tables": [file_hash(path) for path in self.paths()]}
-        found = ((Path(name), state) for name, state in self._files)
-        return {
-            "files": [
-                [path.suffix, file_hash(path)] if path.is_file() else [str(path), *state] for path, state in found
-            ]
-        }
+        found = [(Path(name), state) for name, state in self._files]
+        files = [[path.suffix, file_hash(path)] if path.is_file() else [str(path), *state] for path, state in found]
+        # Version 0.1.0 read numbers and truth values there: 046 as 46.
+        is_table = any({".csv", ".tsv"} & {one.lower() for one in path.suffixes} for path, _ in found)
+        return {"files": files, **({"texts": "as they stand"} if is_table else {})}
 
     def published(self) -> dict[str, str]:
         """Return repository and commit of a stream from a hub."""

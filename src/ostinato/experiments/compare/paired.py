@@ -68,7 +68,9 @@ def compare(
     rows: list[dict[str, Any]] = []
     for split, wanted, written in zip(splits, references, outputs, strict=True):
         predictions = [outputs.predictions for outputs in written]
-        sources = next((outputs.sources for outputs in written if any(outputs.sources)), None)
+        # Of a file of outputs, unlike a run, only some lines may have them.
+        most = max((one.sources for one in written), key=lambda texts: sum(map(bool, texts)))
+        sources = most if any(most) else None
         scores: dict[str, list[dict[str, Any]]] = {}
         drawn: dict[str, Any] = {"n_samples": choices.n_samples, "seed": choices.seed}
         for name in metrics:
@@ -171,8 +173,8 @@ def _metrics(systems: Sequence[System], choices: Choices) -> Sequence[str]:
         own = recipe.evaluation.metrics
         task = build_task(recipe.task, recipe.data, choices.access, trains=False)
         has_model = all(system.recipe is not None for system in systems)
-        forced = filter(is_forced, task.forced if has_model else ())
-        found = [*(task.metrics if own is None else own), *forced]
+        forced = list(filter(is_forced, task.forced if has_model else ()))
+        found = [*task.metrics, *forced] if own is None else own or forced
     if not found:
         reason = "name what to compare by, for example exact_match, or of runs loss"
         raise ConfigError([Problem("metrics", list(found or []), reason)])

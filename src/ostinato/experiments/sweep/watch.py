@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from ostinato.config.recipe import Recipe
+from ostinato.errors import without_controls
 from ostinato.training.reporter import (
     Forgiving,
     Reporter,
@@ -159,7 +160,7 @@ class RichWatcher(Watcher):
 
     def on_kept(self, folder: Path) -> None:
         """Write it."""
-        self.console.print(kept_text(folder), markup=False, highlight=False)
+        self._print(kept_text(folder))
 
     def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
         """Draw the bar of all runs, as long as their updates."""
@@ -170,7 +171,7 @@ class RichWatcher(Watcher):
         self._sizes = {run.name: run.recipe.training.n_updates for run in runs}
         self._bars, self._done = {}, {}
         self._n_runs += len(runs)
-        self.console.print(f"{len(runs)} runs to do, {n_there} there", markup=False, highlight=False)
+        self._print(f"{len(runs)} runs to do, {n_there} there")
         if not runs:
             return
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
@@ -193,7 +194,7 @@ class RichWatcher(Watcher):
         if event.kind in ("update", "evaluation"):
             self._progress.update(bar, text=event.text)
         elif event.kind == "warning":
-            self.console.print(f"{event.name}: {event.text}", markup=False, highlight=False)
+            self._print(f"{event.name}: {event.text}")
         self._move()
 
     def on_result(self, run: PlannedRun, status: str, reason: str) -> None:
@@ -203,7 +204,7 @@ class RichWatcher(Watcher):
         if self._progress is not None and run.name in self._bars:
             self._progress.remove_task(self._bars.pop(run.name))
         text = result_text(run.name, run.directory, status, reason)
-        self.console.print(f"[{self._n_ended}/{self._n_runs}] {text}", markup=False, highlight=False)
+        self._print(f"[{self._n_ended}/{self._n_runs}] {text}")
         self._move()
 
     def close(self) -> None:
@@ -211,6 +212,9 @@ class RichWatcher(Watcher):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+    def _print(self, line: str) -> None:
+        self.console.print(without_controls(line), markup=False, highlight=False)
 
     def _move(self) -> None:
         if self._progress is not None:
