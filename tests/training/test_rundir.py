@@ -257,6 +257,20 @@ def test_records_are_cut_back_to_what_a_checkpoint_knows_of(tmp_path: Path) -> N
     assert again.flush()[1] == sha256(again.metrics.read_bytes()).hexdigest()
 
 
+def test_the_last_evaluation_is_found_by_lines_of_which_those_of_updates_are_not_parsed(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    assert records.last_evaluation() == 0
+    records.add({"kind": "evaluation", "update": 1}, {})
+    records.metrics.write_bytes(records.metrics.read_bytes() + b'{"kind": "training", "update": 2, "load": [0.5, ...\n')
+    known = records.metrics.stat().st_size
+    records.add({"kind": "evaluation", "update": 3}, {})
+    assert [records.last_evaluation(n) for n in (-1, known, 0)] == [3, 1, 0]
+    with records.metrics.open("ab") as file:
+        file.write(b"{}\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: is damaged: KeyError\('kind'\)"):
+        records.last_evaluation()
+
+
 def test_a_run_whose_metrics_are_not_those_it_wrote_is_not_resumed(tmp_path: Path) -> None:
     train(tiny_recipe(tmp_path, n_updates=6), tmp_path / "run")
     file = tmp_path / "run" / "metrics.jsonl"

@@ -121,15 +121,18 @@ def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:
 
 def _values(path: Path, training: TrainingConfig) -> dict[int, float]:
     """Return by update the values of the selection's metric that are finite numbers."""
-    values = {}
+    values: dict[int, float] = {}
     check_plain(path)
+    if not path.exists():
+        return values
     try:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            record = json.loads(line)
-            if record["kind"] == "evaluation":
-                value = record["scores"].get(training.selection.metric)
-                if value is not None and math.isfinite(value):
-                    values[int(record["update"])] = float(value)
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                record = json.loads(line)
+                if record["kind"] == "evaluation":
+                    value = record["scores"].get(training.selection.metric)
+                    if value is not None and math.isfinite(value):
+                        values[int(record["update"])] = float(value)
     except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error!r}") from error
     return values

@@ -87,7 +87,7 @@ def load_model(
         raise CheckpointError(f"{directory} is a run, with tokenizers: ostinato.load reads it")
     description = _read_description(directory / _DESCRIPTION)
     path = directory / WEIGHTS
-    weights = _read_weights(path, device, description if verify else {})
+    weights = _read_weights(path, description if verify else {})
     model = build_model(description["config"], execution).to(device)
     if all(x.dtype == torch.float64 for x in weights.values() if x.is_floating_point()):
         model = model.double()
@@ -134,30 +134,31 @@ def save_average(members: Sequence[Path], directory: Path) -> None:
     """
     first, *others = members
     description = _read_description(first / _DESCRIPTION)
-    weights = _read_weights(first / WEIGHTS, "cpu", description)
-    sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    means = _read_weights(first / WEIGHTS, description)
+    found = []
     for member in others:
         other = _read_description(member / _DESCRIPTION)
         if other["config"] != description["config"]:
             raise CheckpointError(f"{member} is another model than {first}: they have no mean")
-        found = _read_weights(member / WEIGHTS, "cpu", other)
-        _check_names(member / WEIGHTS, found, weights)
-        for name, tensor in found.items():
-            if tensor.is_floating_point():
-                sums[name] += tensor.double()
-            elif not torch.equal(tensor, sums[name]):
+        found.append(_read_weights(member / WEIGHTS, other))
+        _check_names(member / WEIGHTS, found[-1], means)
+    for name, tensor in means.items():  # one after the other: the members are mapped files, and take no memory
+        if tensor.is_floating_point():
+            total = tensor.to(torch.float64, copy=True)
+            for weights in found:
+                total += weights[name].double()
+            means[name] = total.div_(len(members)).to(tensor.dtype)
+        for member, weights in zip(others, found, strict=True):
+            if not tensor.is_floating_point() and not torch.equal(weights[name], tensor):
                 raise CheckpointError(f"{member / WEIGHTS}: {name} differs from {first}'s and has no mean")
-    means = {
-        name: (total / len(members)).to(weights[name].dtype) if total.is_floating_point() else total
-        for name, total in sums.items()
-    }
     _save(means, description["config"], directory)
 
 
-def _read_weights(path: Path, device: torch.device | str, description: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _read_weights(path: Path, description: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of a file, whose SHA-256 is that of the description, where it has one.
 
-    They are the mapped file: its bytes are read once from the disk, to be hashed, and are then in the system's cache.
+    They are the mapped file, whose bytes are read once from the disk, to be hashed, and are then in the system's cache:
+    no device has to hold them beside the model that they are copied to.
     """
     check_plain(path)
     expected = description.get("sha256", {}).get(WEIGHTS)
@@ -167,7 +168,7 @@ def _read_weights(path: Path, device: torch.device | str, description: dict[str,
                 f"{path}: not the file that was written: its SHA-256 is not that of {_DESCRIPTION} beside it "
                 "(--no-verify, in Python verify=False, loads it all the same; no mean is made of it)"
             )
-        weights: dict[str, torch.Tensor] = load_file(path, device=str(device))
+        weights: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read as weights: {error}") from error
     return weights

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from ostinato.errors import CheckpointError
 from ostinato.system_errors import naming
 
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
+_OF_UPDATES = b'{"kind": "training"'
+"""Begins a line of metrics.jsonl that is of updates; of a long training nearly all are."""
+_PIECE = 2**20
 
 
 class Records:
@@ -46,7 +50,8 @@ class Records:
         if not self.metrics.exists():
             return 0
         with self.metrics.open("rb") as file:
-            found = (json.loads(line) for line in file.read(n_bytes).splitlines())
+            lines = takewhile(lambda line: not 0 <= n_bytes < file.tell(), file)
+            found = (json.loads(line) for line in lines if not line.startswith(_OF_UPDATES))
             try:
                 return max((int(record["update"]) for record in found if record["kind"] == "evaluation"), default=0)
             except (KeyError, RecursionError, TypeError, ValueError) as error:
@@ -68,8 +73,10 @@ class Records:
             )
         if not present:
             return
+        self._hash = hashlib.sha256()
         with self.metrics.open("rb") as file:
-            self._hash = hashlib.sha256(file.read(n_bytes))
+            while part := file.read(min(n_bytes - file.tell(), _PIECE)):
+                self._hash.update(part)
         if sha256 not in (None, self._hash.hexdigest()):
             raise CheckpointError(
                 f"{self.metrics}: not the file that was written: the SHA-256 of its first {n_bytes} bytes differs. Put "
