@@ -16,15 +16,21 @@ DEVICE ?= cuda
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
+define MAKE_VENV
+@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+@$(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
+|| { echo "$(VENV) has no pip, or a Python before 3.11: make clean deletes it, make PYTHON=python3.12 takes another one"; exit 1; }
+endef
+
 .PHONY: demo newcomer test test-all test-gpu check format docs clean
 
 $(VENV)/demo: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(MAKE_VENV)
 	$(INSTALL) -e ".[plot]"
 	touch $@
 
 $(VENV)/dev: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(MAKE_VENV)
 	$(INSTALL) -e ".[dev]"
 	touch $@ $(VENV)/demo
 
@@ -46,7 +52,7 @@ test: check
 
 test-all: check
 	@command -v chromium > /dev/null || echo "tests in a browser are left out: apt-get install chromium; $(BIN)/pip install -e '.[browser]'"
-	$(INSTALL) -e ".[onnx,peft,lm-eval,engines,ray,slurm]"
+	$(INSTALL) -e ".[onnx,peft,lm-eval,engines,ray,slurm,docs,tensorboard]"
 	OSTINATO_ALL_DRAWS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" --jaxtyping-packages=$(SHAPES),beartype.beartype $(PYTEST)
 
 test-gpu: $(VENV)/dev

@@ -61,3 +61,13 @@ def test_a_typed_program_is_accepted_and_runs(python: Path, tmp_path: Path) -> N
     assert Path(found.stdout).is_relative_to(python.parents[1])
     ran = subprocess.run([python, PROGRAM, tmp_path], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_source_distribution_has_what_its_tests_and_commands_read() -> None:
+    from hatchling.builders.sdist import SdistBuilder
+
+    there = {Path(one.distribution_path).as_posix() for one in SdistBuilder(str(ROOT)).recurse_included_files()}
+    ours = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if ours.returncode:
+        pytest.skip("no clone")
+    assert set(ours.stdout.split("\n")) - there <= {"", "pyproject.toml", ".gitignore"}  # which are always in it

@@ -248,6 +248,19 @@ def test_doctor_names_what_is_missing_and_the_line_that_adds_it(run, monkeypatch
     assert re.search(add, outcome.out)
 
 
+def test_doctor_says_what_it_cannot_know_where_there_is_no_package(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    outcome = run("doctor")
+    assert outcome.code == 0
+    assert "ostinato is not installed as a package: what it needs is not known here" in outcome.out
+    assert "everything needed" not in outcome.out
+
+
 @pytest.mark.parametrize(
     ("version", "fits"),
     [

@@ -45,3 +45,7 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     if name == "loop_a_llama":
         found = dict(line.split() for line in done.stdout.splitlines() if line.startswith(("healed ", "looped ")))
         assert float(found["healed"]) < float(found["looped"])
+        again = [sys.executable, str(file), str(tmp_path / "new" / "again"), str(tmp_path / "out" / "llama")]
+        done = subprocess.run(again, capture_output=True, text=True, timeout=600, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert dict(line.split() for line in done.stdout.splitlines())["healed"] == found["healed"], "of a MODEL"

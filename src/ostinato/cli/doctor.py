@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _BOUND = re.compile(r"(>=|<=|==|<|>)\s*([0-9][^,;\s]*)")
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
-_USE = {"": "everything", "plot": "figures"}
+_USE = {"": "everything", "plot": "figures", "comet": "COMET, in an environment of its own (docs/get-started.md)"}
 _DEVELOPERS = "dev"
 """The extra for development, which users do not need."""
 
@@ -36,22 +36,29 @@ def doctor(json: JsonOption = False) -> None:
         print_table(["data", "where"], found["data"].items())
         for line in found["advice"]:
             print_line(line)
-        print_line("everything needed is there" if found["ok"] else "something needed is missing, or does not fit")
+        if not found["ok"]:
+            print_line("something needed is missing, or does not fit")
+        elif len(found["packages"]) > 1:
+            print_line("everything needed is there")
     if not found["ok"]:
         raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:
     """Return versions, devices, kernels and data folders, and a pip line for what is missing or does not fit."""
-    from importlib.metadata import requires
+    from importlib.metadata import PackageNotFoundError, requires
 
     text = f"{__version__} (Python {platform.python_version()})"
     own = {"name": _PACKAGE, "version": text, "fits": True, "extra": "", "needed_for": ""}
-    packages = [_package(requirement) for requirement in requires(_PACKAGE) or []]
+    advice = []
+    try:
+        packages = [_package(requirement) for requirement in requires(_PACKAGE) or []]
+    except PackageNotFoundError:  # a folder on the path, or a frozen program
+        packages = []
+        advice.append("ostinato is not installed as a package: what it needs is not known here")
     packages = [p for p in packages if p["name"].lower() != _PACKAGE and p["extra"] != _DEVELOPERS]
     missing = [p for p in packages if not p["fits"]]
     ok = not any(p["extra"] == "" for p in missing)
-    advice = []
     for extra in sorted({p["extra"] for p in missing}):  # The pip lines do not depend on how Ostinato was installed.
         purpose = f"for {_USE.get(extra, extra)}" if extra else "needed packages are missing or do not fit; add them"
         wanted = " ".join(f"'{p['requirement']}'" for p in missing if p["extra"] == extra)
