@@ -82,6 +82,9 @@ def test_files_of_columns_are_read_as_in_training(tmp_path: Path, name: str, bet
     assert str(third.error) == f"{path}, line 4: column 'source' is empty"
     begun = InputReader("source", "data.source_field", prefix_field="target")
     assert next(begun.read([path])).prefix == "alte Katze"
+    unknown = InputReader("source", "data.source_field", prefix_field="targt")
+    with pytest.raises(DataError, match=r"no column 'targt' \(--prefix-field\) among .*; did you mean 'target'\?"):
+        next(unknown.read([path]))
     by_number = InputReader("1", "data.source_field", has_header=False)
     assert next(by_number.read([path])).fields == {"1": "source", "0": "id", "2": "target"}
     other = InputReader("sources", "data.source_field")

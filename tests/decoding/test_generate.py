@@ -8,6 +8,7 @@ import torch
 from tiny_models import DATA, WORDS, trained_language_model, trained_seq2seq, word_tokenizers
 
 from ostinato.config.decoding import DecodingConfig
+from ostinato.config.files import say_once
 from ostinato.config.model import LanguageModelConfig
 from ostinato.config.stack import StackConfig
 from ostinato.data.collate import Row, collate
@@ -101,12 +102,19 @@ def test_a_text_that_cannot_be_encoded_stops_a_list_before_anything_runs(
 
 
 def test_long_and_unknown_texts_are_cut_and_replaced_where_the_data_say_so(
-    model: Seq2Seq, tokenizers: Tokenizers
+    model: Seq2Seq, tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = DATA.model_copy(update={"max_source_length": 3, "over_length": "truncate", "unknown": "replace"})
+    say_once.cache_clear()
     cut, short, odd = generate(model, ["do re mi fa", "do re", "do x"], tokenizers, data, GREEDY)
     assert cut == short
     assert odd != short
+    assert caplog.messages == ["longer inputs are cut to data.max_source_length = 3 tokens (data.over_length=truncate)"]
+    data = data.model_copy(update={"max_target_length": 3})
+    with pytest.raises(
+        DataError, match=r"line 1: the beginning of its output has 4 tokens, and is not cut: data\.max_t"
+    ):
+        generate(model, [Input("do", "do re mi")], tokenizers, data, GREEDY)
 
 
 def test_a_language_model_continues_prompts_of_any_length(tokenizers: Tokenizers) -> None:

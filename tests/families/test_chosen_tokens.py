@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from twins import BY_TOKEN, ROUTED, V, drawn_ids, in_training
 
+from ostinato.config.model import LanguageModelConfig
+from ostinato.config.stack import StackConfig
 from ostinato.config.training import DepthCostConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError
-from ostinato.models import Model
+from ostinato.models import Model, build_model
 from ostinato.nn.execution import Execution
 from ostinato.tasks.recipes import load_recipe
 
@@ -81,6 +83,16 @@ def test_capacities_shrink_with_what_routers_leave_out(ids: Tensor) -> None:
     assert chosen == {0.0: [36, 36, 36], 0.5: [36, 30, 24], 1.0: [36, 24, 12]}
     with model.eval().execution(left_out=0.0):  # outside training a threshold decides
         assert model(ids).stacks["decoder"].halting.executed_BTR.sum() < 3 * ids.numel()
+
+
+def test_a_share_of_the_tokens_that_is_a_whole_number_is_that_number() -> None:
+    stack = StackConfig.model_validate(
+        {"n_steps": 2, "self_attention": {"n_heads": 1, "share": "all"}, "ffn": {"d_ff": 4, "share": "all"}}
+        | {"halting": {"kind": "select", "capacities": [1.0, 0.53]}}
+    )
+    model = build_model(LanguageModelConfig(d_model=4, vocab_size=9, decoder=stack))
+    executed = model(torch.randint(3, 9, (2, 100))).stacks["decoder"].halting.executed_BTR
+    assert executed.sum(1).tolist() == [[100, 53]] * 2, "in float32 0.53 times 100 is 52.999996"
 
 
 def test_an_update_has_the_capacity_of_its_place_in_the_warm_up(ids: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from routed_models import tiny_batches, tiny_model
 from safetensors.torch import load_file
+from scipy.stats import spearmanr
 from test_training_depth import gradients
 from tiny_runs import last_checkpoint, tiny_recipe, weights
 
@@ -86,6 +87,25 @@ def test_draws_have_the_published_means_and_depend_on_seed_and_update_only() -> 
     assert float(found.var()) == pytest.approx(spread, rel=0.15)
     assert max(draw_rounds(LogNormalPoissonRoundsConfig(most=20), 1, update) or 0 for update in range(200)) == 20
     assert draw_rounds(PlannedRoundsConfig(), 1, 1) is None
+
+
+def test_every_seed_and_everything_that_is_drawn_has_draws_of_its_own(tmp_path: Path) -> None:
+    rounds, loss, updates = LogNormalPoissonRoundsConfig(rate=8.0), RoundLossConfig(kind="drawn"), range(1, 51)
+    model = updater_of(looped(tmp_path)).model
+    of_seeds = [
+        (
+            [draw_rounds(rounds, seed, update) for update in updates],
+            [draw_round_of_loss(loss, seed, update) for update in updates],
+            [draw_shorter(model, {"decoder": 8}, seed, update)["decoder"] for update in updates],
+        )
+        for seed in (1, 2, 3, 5, 1 + 2**32)
+    ]
+    for one, other in combinations(of_seeds, 2):
+        assert all(a != b for a, b in zip(one, other, strict=True))
+    # How deep an update is says nothing of which round its loss is of.
+    deep = [draw_rounds(rounds, 1, update) for update in range(1, 2001)]
+    far = [abs(draw_round_of_loss(loss, 1, update) - 0.5) for update in range(1, 2001)]
+    assert abs(spearmanr(deep, far).statistic) < 0.1
 
 
 def test_the_number_of_rounds_grows_over_the_first_updates() -> None:

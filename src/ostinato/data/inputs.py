@@ -67,8 +67,8 @@ class InputReader:
 
         Raises:
             DataError: a file that does not exist, or a table (before anything is read), a damaged gzip file, a file of
-                columns without that of the text, lines of text where `prefix_field` names a key, or a standard input
-                that cannot be read.
+                columns without that of the text or of `prefix_field`, lines of text where `prefix_field` names a key,
+                or a standard input that cannot be read.
         """
         kinds: list[str] = []
         for path in paths:
@@ -88,12 +88,17 @@ class InputReader:
 
     def _from_columns(self, path: Path) -> Iterator[Input]:
         fields = [(self.text_field, self.setting)]
+        is_known = self.prefix_field in (None, self.text_field)
         for number, row in read_columns(path, fields, has_header=self.has_header):
             name = f"{path}, line {number}"
             if isinstance(row, DataError):
                 yield Input("", where=name, error=row)
                 continue
             (text,), columns = row
+            if not is_known and self.prefix_field not in columns:
+                names = [self.text_field, *columns]
+                raise DataError(f"{path}: {missing('column', str(self.prefix_field), '--prefix-field', names)}")
+            is_known = True
             yield self._from_fields({self.text_field: text, **columns}, path, number, name)
 
     def _from_lines(

@@ -13,6 +13,7 @@ import torch
 from ostinato.config.common import CommonModelConfig
 from ostinato.config.data import DataConfig
 from ostinato.config.decoding import DecodingConfig
+from ostinato.config.files import say_once
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.batching import evaluation_batches
 from ostinato.data.collate import Row
@@ -239,10 +240,13 @@ class _Generator:
                     )
                 ids = encode_prompt(self.model, given.text, self.tokenizers.target, self.data)
                 return Row(None, ids, {}, index, special_ids=self.special_ids)
-            source = self._encode(given.text, self.tokenizers.source, "source", self.data.max_source_length)
+            source = self._source(given.text)
             target: list[int] = []
             if given.prefix:  # of an empty text a tokenizer may make a blank
-                target = self._encode(given.prefix, self.tokenizers.target, "target", self.data.max_target_length)
+                target = self.tokenizers.target.encode(given.prefix, unknown=self.data.unknown)
+            if target and len(target) >= (longest := self.data.max_target_length):
+                reason = f"the beginning of its output has {len(target) + 1} tokens, and is not cut"
+                raise DataError(f"{reason}: data.max_target_length is {longest}: raise it")
             is_joined = self.model.config.joins_pairs
             n, n_positions = len(source) + len(target) + 2, getattr(self.model, "longest_target", None)
             if is_joined and n_positions is not None and n > n_positions:
@@ -251,13 +255,14 @@ class _Generator:
         except DataError as error:
             raise DataError(f"{given.where or f'input line {index + 1}'}: {error}") from error
 
-    def _encode(self, text: str, tokenizer: Tokenizer, side: str, longest: int) -> list[int]:
-        ids = tokenizer.encode(text, unknown=self.data.unknown)
+    def _source(self, text: str) -> list[int]:
+        ids = self.tokenizers.source.encode(text, unknown=self.data.unknown)
+        key, longest = "data.max_source_length", self.data.max_source_length
         if len(ids) < longest:
             return ids
         if self.data.over_length == "truncate":
+            say_once(f"longer inputs are cut to {key} = {longest} tokens (data.over_length=truncate)")
             return ids[: longest - 1]
-        key = f"data.max_{side}_length"
         raise DataError(f"{len(ids) + 1} tokens, but {key} is {longest}: raise {key}, or set data.over_length=truncate")
 
     def start(self, rows: Sequence[Row]) -> _Started:

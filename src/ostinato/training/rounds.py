@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ostinato.config.training import (
@@ -30,8 +31,8 @@ from ostinato.nn.halting import NoHalting
 from ostinato.nn.select import Select
 from ostinato.nn.stack import Stack
 
-_SEED, _SEED_OF_LOSS, _SEED_OF_SHORTER = 514_229, 317_811, 196_418
-"""Keep these draws apart from each other, and from others that begin with the seed of a run."""
+_ROUNDS, _ROUND_OF_LOSS, _SHORTER = range(3)
+"""What is drawn: each has draws of its own."""
 
 
 Drawn = int | tuple[int, ...] | None
@@ -42,7 +43,7 @@ def draw_rounds(config: RoundsConfig, seed: int, update: int, n_sentences: int =
     """Return the rounds of update 1, 2, ..., or of each of its sentences, all batches one after the other."""
     if isinstance(config, PlannedRoundsConfig):
         return None
-    draws = _generator(_SEED + seed, update)
+    draws = _generator(_ROUNDS, seed, update)
     if config.per == "sentence":
         return tuple(_draw(config, update, draws) for _ in range(n_sentences))
     return _draw(config, update, draws)
@@ -71,7 +72,7 @@ def draw_round_of_loss(config: RoundLossConfig, seed: int, update: int) -> float
     """Return a number in [0, 1) that says which round the loss of update 1, 2, ... draws, whatever their number is."""
     if config.kind != "drawn":
         return 0.0
-    draws = _generator(_SEED_OF_LOSS + seed, update)
+    draws = _generator(_ROUND_OF_LOSS, seed, update)
     return float(torch.rand((), generator=draws, dtype=torch.float64, device="cpu"))
 
 
@@ -84,7 +85,7 @@ def draw_shorter(model: Model, rounds: Mapping[str, int], seed: int, update: int
     Args:
         rounds: of every stack.
     """
-    draws, paths = _generator(_SEED_OF_SHORTER + seed, update), dict[str, tuple[float, ...]]()
+    draws, paths = _generator(_SHORTER, seed, update), dict[str, tuple[float, ...]]()
     share = float(torch.rand((), generator=draws, dtype=torch.float64, device="cpu"))
     for name in rounds_of_stacks(model, 1):
         if (whole := rounds[name]) == 1:
@@ -106,8 +107,10 @@ def shorter_execution(model: Model, paths: Mapping[str, tuple[float, ...]]) -> d
     return {"rounds": given | {name: len(paths[name]) for name in paths if name not in timed}, "paths": timed}
 
 
-def _generator(seed: int, update: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed * 2**31 + update) % 2**64)
+def _generator(what: int, seed: int, update: int) -> torch.Generator:
+    # torch's generator on a CPU reads 32 bits of what it is given: all three are mixed into them.
+    (mixed,) = np.random.SeedSequence([what, seed, update]).generate_state(1, np.uint32)
+    return torch.Generator().manual_seed(int(mixed))
 
 
 def rounds_of_stacks(model: Model, rounds: int | RoundsBySentence | None) -> Mapping[str, int | RoundsBySentence]:
