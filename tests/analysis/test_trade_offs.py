@@ -130,8 +130,8 @@ def test_a_stored_curve_is_read_for_its_checkpoint_only(runs: list[Path], tmp_pa
     shutil.copytree(runs[0], folder)
     run = load(folder, device="cpu")
     tuned = tune_threshold(run, "dev", thresholds=[0.5], metric="token_accuracy")
-    assert read_curve(folder, run.checkpoint.with_name("another")) is None
-    found = read_curve(folder, run.checkpoint)
+    assert read_curve(replace(run, checkpoint=run.checkpoint.with_name("another"))) is None
+    found = read_curve(run)
     assert found is not None
     assert found.as_dict() == tuned.as_dict()
     given = logic.subjects([run], None, 8)
@@ -143,10 +143,10 @@ def test_a_stored_curve_is_read_for_its_checkpoint_only(runs: list[Path], tmp_pa
     # A mean of checkpoints that is made anew has the same name and other weights.
     other = json.dumps(stored | {"weights": "0" * 64})
     (folder / "threshold-curve.json").write_text(other, encoding="utf-8")
-    assert read_curve(folder, run.checkpoint) is None
+    assert read_curve(run) is None
     (folder / "threshold-curve.json").write_text("{}", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"threshold-curve.json: cannot be read"):
-        read_curve(folder, run.checkpoint)
+        read_curve(run)
 
 
 def test_parts_add_up_to_the_counts_of_the_model(subject: Subject, surveyed: logic.Survey) -> None:

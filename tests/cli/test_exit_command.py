@@ -81,7 +81,7 @@ def test_a_choice_is_stored_with_its_criterion_and_used(run, folder: Path, monke
     assert (tuned.exit, tuned.threshold) == ("change", 0.3)
     assert loaded.halting_threshold_from == "tuned"
     assert (loaded.model.current_execution.exit, loaded.model.current_execution.halting_threshold) == ("change", 0.3)
-    curve = read_curve(folder, loaded.checkpoint)
+    curve = read_curve(loaded)
     assert curve is not None
     assert curve.exit == "change"
     short = ["evaluate", folder, "--split", "test", *SHORT, "--json"]
@@ -125,7 +125,7 @@ def test_an_oracle_is_evaluated_and_stands_beside_the_thresholds(run, folder: Pa
 
     table = run("tune-threshold", folder, *CHOOSE, *SHORT).out
     assert any(line.split()[:1] == ["oracle"] for line in table.splitlines())
-    curve = read_curve(folder, ostinato.load(folder, device="cpu").checkpoint)
+    curve = read_curve(ostinato.load(folder, device="cpu"))
     assert curve is not None
     assert curve.oracle is not None
     assert (curve.oracle_metric, curve.oracle.skipped["encoder"]) == ("token_accuracy", 0.0)
@@ -136,7 +136,7 @@ def test_an_oracle_is_evaluated_and_stands_beside_the_thresholds(run, folder: Pa
     stored = json.loads((folder / "threshold-curve.json").read_text(encoding="utf-8"))
     without = {key: value for key, value in stored.items() if not key.startswith("oracle")}
     (folder / "threshold-curve.json").write_text(json.dumps(without), encoding="utf-8")  # as it was before oracles
-    assert read_curve(folder, folder / "checkpoints" / stored["checkpoint"]).oracle is None  # type: ignore[union-attr]
+    assert read_curve(ostinato.load(folder, device="cpu")).oracle is None  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

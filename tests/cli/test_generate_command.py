@@ -221,7 +221,9 @@ def test_tokens_have_scores_where_they_are_asked_for(run, trained: Path, lines: 
         words = one["tokens"][:-1] if one["finished"] else one["tokens"]
         assert " ".join(words) == one["prediction"]
         assert (one["tokens"][-1] == "<eos>") == one["finished"]
-    assert "add --json" in run("generate", trained, lines, "--token-scores").err
+    for asked in (["--token-scores"], ["--set", "decoding.token_scores=true"]):
+        assert "add --json" in run("generate", trained, lines, *asked).err
+    assert "change nothing here" in run("evaluate", trained, "--set", "decoding.token_scores=true").err
 
 
 def test_a_beginning_is_forced_for_all_or_line_by_line(run, trained: Path, lines: Path, tmp_path: Path) -> None:

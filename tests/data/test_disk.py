@@ -221,6 +221,30 @@ def test_of_a_folder_on_another_disk_the_link_alone_is_deleted(tmp_path: Path, l
     assert not leads_somewhere or (elsewhere / "model.json").exists()
 
 
+def test_what_a_reader_on_another_machine_has_open_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(path: Any, *given: Any, **how: Any) -> None:  # NFS keeps an open file under another name
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    waiting = tmp_path / ".partial-deleting-average-best-2"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", held)
+        patch.setattr(os, "unlink", held)
+        for text in ("first", "second"):
+            with new_folder(tmp_path / "average-best-2") as folder:
+                (folder / "model.json").write_text(text)
+        disk.remove_folder(tmp_path / "average-best-2")
+        assert not (tmp_path / "average-best-2").exists()
+        assert waiting.is_dir()
+        disk.remove_leftovers(tmp_path)
+        (tmp_path / ".partial-run").mkdir()
+        with pytest.raises(OSError, match="not empty"), new_folder(tmp_path / "run"):  # its name must be free
+            pass
+    disk.remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @needs_posix
 @pytest.mark.parametrize("what", ["a device", "a FIFO", "a folder"])
 def test_what_is_no_file_is_named_and_not_read(tmp_path: Path, what: str) -> None:

@@ -17,6 +17,7 @@ from toy_task import DATA, letter_tokenizers, tiny_seq2seq
 from ostinato.config.load import check_recipe, dump_recipe
 from ostinato.config.recipe import Recipe, TaskRef
 from ostinato.config.training import SelectionConfig, TrainingConfig
+from ostinato.data.disk import sha256_of
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.averaging import average_checkpoints, parse_average, read_members
 from ostinato.evaluation.loading import load
@@ -144,6 +145,22 @@ def test_a_mean_is_exact_where_a_sum_of_single_precision_is_not(copy: Path, tmp_
     mean = load_file(tmp_path / "model.safetensors")[name]
     assert torch.equal(mean, torch.full_like(mean, (2**24 + 2) / 3))
     assert (torch.tensor(2.0**24) + 1.0 + 1.0) / 3 != mean.flatten()[0]
+
+
+def test_a_loaded_mean_is_of_the_members_it_was_loaded_of(copy: Path) -> None:
+    loaded = load(copy, checkpoint="last:1")
+    weights, members = sha256_of(loaded.checkpoint / "model.safetensors"), read_members(loaded.checkpoint)
+    shutil.rmtree(loaded.checkpoint)
+    load(copy, checkpoint="last:2").checkpoint.rename(loaded.checkpoint)
+    assert loaded.mean_of == members
+    assert loaded.mean_line == "average-last-1: the mean of update-000060 (5)"
+    assert loaded.hashes[1] == weights != load(copy, checkpoint="average-last-1").hashes[1]
+    assert load(copy, checkpoint="update-000060").mean_line == ""
+    other = copy / "checkpoints" / "update-000010" / "model.safetensors"
+    shutil.copy(copy / "checkpoints" / "update-000020" / "model.safetensors", other)
+    assert load(copy, checkpoint="update-000010", verify=False).hashes[1] == sha256_of(other), (
+        "not what model.json says"
+    )
 
 
 def test_best_and_last_of_several_are_checkpoints_like_any_other(copy: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -143,8 +144,16 @@ def test_a_wrong_decoding_setting_is_named(run: Path) -> None:
 
 def test_texts_that_cannot_be_read_are_data_errors(run: Path) -> None:
     loaded = load(run)
-    with pytest.raises(DataError, match="a list of texts is needed"):
-        loaded.generate("a b")
+    for ask in (
+        lambda: loaded.generate("a b"),
+        lambda: list(loaded.stream("a b")),
+        lambda: loaded.generate(["a", "b"], prefixes="ab"),
+    ):
+        with pytest.raises(DataError, match="a list of texts is needed"):
+            ask()
+    with pytest.raises(DataError, match="input line 2: nan is no text"):
+        loaded.generate(["a", math.nan])  # type: ignore[list-item]
+    assert str([*loaded.stream(["a", None, "b"])][1]) == "input line 2: None is no text"  # type: ignore[list-item]
     with pytest.raises(DataError, match="input line 2: 'z'"):
         loaded.generate(["a", "z"])
     answers = list(loaded.stream(["a", "z", "b"]))

@@ -10,12 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ostinato.data.disk import sha256_of_all
+from ostinato.data.example import Example
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation import stored
 from ostinato.evaluation.loading import LoadedRun, load
 from ostinato.evaluation.predictions import PredictionWriter
 from ostinato.evaluation.stored import read_outputs, run_outputs
 from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.registry import build_task
 from ostinato.training import train
 from weights import write_weights
 
@@ -78,6 +81,40 @@ def test_other_weights_are_decoded_anew(run: Path) -> None:
     changed = run_outputs(load(run), "test")
     assert changed.is_new
     assert changed.predictions != kept.predictions
+
+
+def test_outputs_are_kept_as_those_of_the_weights_that_were_loaded(run: Path) -> None:
+    first, folder = load(run), load(run).checkpoint
+    there = [folder / "model.json", folder / "model.safetensors"]
+    before = {path: path.read_bytes() for path in there}
+    state = load_file(folder / "model.safetensors")
+    torch.manual_seed(0)
+    write_weights(folder, {name: torch.randn_like(tensor) for name, tensor in state.items()})
+    second = load(run)
+    for path in there:  # as a training prunes them, or a mean is made anew
+        path.unlink()
+    kept = [run_outputs(one, "test") for one in (first, second)]
+    assert [one.is_new for one in kept] == [True, True]
+    assert kept[0].predictions != kept[1].predictions
+    for path, content in before.items():
+        path.write_bytes(content)
+    again = run_outputs(load(run), "test")
+    assert (again.is_new, again.predictions) == (False, kept[0].predictions)
+    settings = json.loads(again.file.with_suffix(".json").read_bytes())["settings"]
+    assert settings["weights"] == sha256_of_all(there), "what earlier versions have kept is found"
+
+
+def test_examples_are_read_once_for_the_key_and_the_outputs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, wanted = load(run), run_outputs(load(run), "test").references
+    evaluate = LoadedRun.evaluate
+
+    def rewritten(*given: Any, **how: Any) -> Any:
+        examples = [Example("1 2", "three"), Example("4", "five")]
+        monkeypatch.setattr(type(build_task(loaded.recipe.task, loaded.recipe.data)), "examples", lambda *_: examples)
+        return evaluate(*given, **how)
+
+    monkeypatch.setattr(LoadedRun, "evaluate", rewritten)
+    assert run_outputs(loaded, "test", fresh=True).references == wanted
 
 
 @pytest.mark.sampled

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,21 +27,23 @@ from toy_task import DATA, letter_examples, letter_tokenizers, tiny_seq2seq, tra
 
 from architectures import any_architecture, draws, random_model, right_padded, sentences
 from ostinato.config.decoding import DecodingConfig
+from ostinato.data.disk import sha256_of
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding import inference
 from ostinato.decoding.generate import Generation, generate_stream
 from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work
-from ostinato.errors import ConfigError, DataError
+from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation import PredictionWriter, evaluate, workers
-from ostinato.evaluation.journal import Journal
+from ostinato.evaluation.journal import Journal, question_of
 from ostinato.evaluation.loading import load
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.workers import BatchWorker, Jobs, ModelSource, _Workers
-from ostinato.models import Seq2Seq
+from ostinato.models import Seq2Seq, save_model
 from ostinato.nn.execution import Execution
 from ostinato.tasks.recipes import load_recipe
 
 GREEDY = DecodingConfig(max_length=12)
+HASHES = ("0" * 64, "1" * 64)
 QUESTION = {"weights": "a", "n_steps": None}
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'ostinato[ray]'")
 
@@ -294,7 +297,7 @@ def test_settings_of_ray_without_ray_are_refused() -> None:
 def run_on(device: str, checkpoint: Path = Path()) -> Any:
     """Return what is asked of a loaded run whose model is on some device."""
     model = SimpleNamespace(device=torch.device(device), current_execution=Execution())
-    return SimpleNamespace(recipe=load_recipe("digits/transformer"), checkpoint=checkpoint, model=model)
+    return SimpleNamespace(recipe=load_recipe("digits/transformer"), checkpoint=checkpoint, hashes=HASHES, model=model)
 
 
 @pytest.mark.parametrize(
@@ -308,13 +311,32 @@ def test_a_model_that_runs_otherwise_than_its_runner_knows_is_refused(
     model: Seq2Seq, tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    run: Any = SimpleNamespace(recipe=load_recipe("digits/transformer"), checkpoint=tmp_path, model=model)
+    parts: dict[str, Any] = {"checkpoint": tmp_path, "hashes": HASHES, "model": model}
+    run: Any = SimpleNamespace(recipe=load_recipe("digits/transformer"), **parts)
     with Jobs(journal=tmp_path / "journal").runner(run) as runner:
         scores(model, tokenizers, runner)
         with model.execution(halting=False), pytest.raises(ConfigError, match="otherwise than when its runner began"):
             scores(model, tokenizers, runner)
     with Jobs().runner(run) as runner, model.execution(halting=False):
         scores(model, tokenizers, runner)  # nobody but this process does the batches
+
+
+def test_workers_refuse_another_checkpoint_than_was_loaded(model: Seq2Seq, tmp_path: Path) -> None:
+    save_model(model, tmp_path)
+    run: Any = run_on("cpu", tmp_path)
+    run.hashes = tuple(sha256_of(tmp_path / name) for name in ("model.json", "model.safetensors"))
+    source = replace(workers.model_source(run, 1), n_threads=torch.get_num_threads())
+    question = question_of(run, "cpu")
+    assert BatchWorker(source).model.config == model.config
+    other = tiny_seq2seq(model.config.target_vocab_size or 0)
+    torch.nn.init.zeros_(next(other.parameters()))
+    save_model(other, tmp_path)
+    with pytest.raises(CheckpointError, match="was replaced after the model was loaded"):
+        BatchWorker(source)
+    assert question_of(run, "cpu") == question, "the journal is that of the model that was loaded"
+    (tmp_path / "model.json").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.json: cannot be read"):
+        BatchWorker(source)
 
 
 def test_a_journal_says_what_does_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,8 @@ def test_an_input_is_read_and_changed_as_the_sources_of_training(settings, field
     assert config.pair_changes.of_source("\u015f", {"to": "ro"}) == text
     assert config.pair_changes.of_source("b", {}) == config.pair_changes.of_source("b", {"to": None}) == "b"
     assert config.pair_changes.of_source(text, {"to": "ro"}) == text  # it is written already
+    has_letters = "normalise" in settings and "swap_sides" not in settings
+    assert config.pair_changes.of_prefix("\u015f") == ("\u0219" if has_letters else "\u015f")
 
 
 @pytest.mark.parametrize(

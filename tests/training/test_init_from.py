@@ -19,7 +19,7 @@ from ostinato.config.training import TrainingConfig
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation.loading import find_checkpoint, load
-from ostinato.models.checkpoint import load_model
+from ostinato.models.checkpoint import load_model, weights_hash
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 from ostinato.training import train
@@ -189,6 +189,7 @@ def test_a_head_is_exchanged_and_every_parameter_accounted_for(tmp_path: Path, p
     train(recipe, tmp_path / "run")
     report = json.loads((tmp_path / "run" / "initial.json").read_text(encoding="utf-8"))
     assert report["left"] == ["output_weight"]
+    assert report["weights"] == weights_hash(Path(report["checkpoint"]))
     assert report["fresh"] == ["head.weight", "head.bias"]
     assert report["resized"] == {}
     own, first = (load_model(find_checkpoint(run, "best")) for run in (tmp_path / "run", pretrained))

@@ -303,6 +303,28 @@ def test_tokenizers_of_a_pack_are_trained_once(tmp_path: Path, monkeypatch: pyte
     assert packing.tokenizers_of(files, recipe.data).source.vocab_size == 280
 
 
+def test_no_tokenizer_is_kept_of_a_file_that_changes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    before, after = '{"source": "a b", "target": "x y"}\n', '{"source": "a b", "target": "p q r"}\n'
+    lines.write_text(before * 3, encoding="utf-8")
+    data = DataConfig.model_validate({"train": str(lines), "tokenizer": {"kind": "words"}})
+    files, read = FileSource((("lines", lines),), fields_of(data, "seq2seq")), packing._train
+    n_words = read(files, data, None).target.vocab_size
+
+    def changing(*given: Any) -> Any:
+        lines.write_text(after * 3, encoding="utf-8")
+        return read(*given)
+
+    monkeypatch.setattr(packing, "_train", changing)
+    with pytest.raises(DataError, match=r"lines\.jsonl: was changed while it was read for the tokenizer"):
+        packing.tokenizers_of(files, data)
+    monkeypatch.setattr(packing, "_train", read)
+    lines.write_text(before * 3, encoding="utf-8")
+    assert packing.tokenizers_of(files, data).target.vocab_size == n_words
+
+
 def test_another_file_of_a_tokenizer_gives_other_tokenizers(tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"source": "a b", "target": "x y"}\n' * 3, encoding="utf-8")

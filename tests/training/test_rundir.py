@@ -5,17 +5,20 @@ import os
 import re
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_runs import SIZES, tiny_recipe
 
 import ostinato
 from ostinato.config.load import check_recipe, dump_recipe
+from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
 from ostinato.training.prepare import prepare
 from ostinato.training.records import Records
+from ostinato.training.reporter import Reporter
 from ostinato.training.rundir import RunDirectory, versions, with_absolute_paths
 
 
@@ -294,3 +297,19 @@ def test_what_a_run_would_cut_and_append_to_through_a_link_is_refused(tmp_path: 
             train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)
         assert mine.read_bytes().endswith(b"mine")
         assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_a_split_that_is_written_while_the_run_trains_is_not_scored(tmp_path: Path, split: str) -> None:
+    recipe = tiny_recipe(tmp_path / "data", n_updates=6)
+    path = Path(str(getattr(recipe.data, split)))
+    before = path.read_bytes()
+
+    class Writes(Reporter):
+        def on_start(self, recipe: Recipe, info: dict[str, Any]) -> None:
+            path.write_bytes(before.splitlines(keepends=True)[0] * 10)
+
+    with pytest.raises(CheckpointError, match=f"examples of '{split}' are not those the run was started with"):
+        train(recipe, tmp_path / "run", reporter=Writes())
+    path.write_bytes(before)
+    assert train(recipe, tmp_path / "run", resume=True)["n_updates"] == 6

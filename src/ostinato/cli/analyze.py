@@ -17,7 +17,6 @@ from ostinato.cli.options import (
     run_settings,
 )
 from ostinato.cli.output import print_json, print_line, progress_bar
-from ostinato.cli.results import describe_average
 
 
 def analyze(
@@ -73,7 +72,7 @@ def analyze(
         print_json({"report": str(found.report), "found": found.found, "left_out": found.left_out, "files": files})
         return
     for run in loaded:
-        if line := describe_average(run.checkpoint):
+        if line := run.mean_line:
             print_line(line)
     for name in found.found:
         print_line(f"made {name}")

@@ -18,7 +18,6 @@ from ostinato.cli.options import (
     options_given,
 )
 from ostinato.cli.output import check_output_file, print_json, print_line, print_stderr, print_table, write_rows_to
-from ostinato.cli.results import describe_average
 from ostinato.data.disk import reading
 from ostinato.errors import DataError
 
@@ -98,7 +97,6 @@ def compare(
     checkpoint of each run on a split (default: test, exact_match), and compares the runs at equal held-out loss. Runs
     keep as many checkpoints as training.keep_last says.
     """
-    from ostinato.evaluation.loading import find_checkpoint
     from ostinato.experiments.compare import matched_runs, paired_tables
     from ostinato.experiments.compare.paired import are_rows
     from ostinato.experiments.compare.paired import compare as compare_systems
@@ -153,9 +151,6 @@ def compare(
             access=access,
         )
         shown = rows = compare_systems(systems, choices, on_line=print_stderr)
-        for run in (path for path in systems if path.is_dir()):
-            if line := describe_average(find_checkpoint(run, checkpoint)):
-                print_stderr(f"{run}: {line}")
         if jsonl is not None:
             write_rows_to(jsonl, rows, overwrite)
         if not json:

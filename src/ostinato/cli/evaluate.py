@@ -33,7 +33,7 @@ from ostinato.cli.options import (
     run_settings,
 )
 from ostinato.cli.output import print_json, print_line, print_stderr
-from ostinato.cli.results import describe_average, print_published, print_splits, scored_splits
+from ostinato.cli.results import print_published, print_splits, scored_splits
 
 
 def evaluate(
@@ -85,7 +85,6 @@ def evaluate(
     recipe stand below, beside those measured here.
     """
     from ostinato.evaluation import PredictionWriter
-    from ostinato.evaluation.averaging import read_members
     from ostinato.evaluation.loading import load
     from ostinato.evaluation.workers import Jobs
     from ostinato.kernels import keep_freed_memory
@@ -119,6 +118,9 @@ def evaluate(
     for name in splits if len(splits) > 1 else ():  # nor is one scored in vain, because another cannot be
         loaded.check(name, by=by or None, max_examples=max_examples, oracle=oracle, access=access)
     decoding: dict[str, Any] = {} if beam is None else {"beam": beam}
+    if (search := loaded.decoding(**decoding)).n_best > 1 or search.token_scores:
+        kept = "--predictions holds one output of every example and its score"
+        print_stderr(f"decoding.n_best and token_scores change nothing here: {kept} (ostinato generate --json has all)")
     question = {
         "splits": splits,
         "beam": beam,
@@ -148,11 +150,11 @@ def evaluate(
     if beam is not None and not any("decoding" in found for found in results.values()):
         print_stderr("--beam: no metric reads what the model writes: nothing was decoded")
     if json:
-        members = read_members(loaded.checkpoint)
-        print_json({name: found | ({"mean_of": members} if members else {}) for name, found in results.items()})
+        mean_of = {"mean_of": loaded.mean_of} if loaded.mean_of else {}
+        print_json({name: found | mean_of for name, found in results.items()})
     else:
         print_splits(results, task.forced)
-        if line := describe_average(loaded.checkpoint):
+        if line := loaded.mean_line:
             print_line(line)
         if oracle is None:
             print_published(loaded.recipe.reference, results)

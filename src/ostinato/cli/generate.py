@@ -33,7 +33,7 @@ from ostinato.cli.options import (
     run_settings,
 )
 from ostinato.cli.output import print_stderr, print_text, progress_bar
-from ostinato.cli.results import describe_average, describe_threshold
+from ostinato.cli.results import describe_threshold
 from ostinato.data.disk import as_json
 from ostinato.errors import DataError
 from ostinato.system_errors import kind_of
@@ -155,7 +155,7 @@ def generate(
     )
     if line := describe_threshold(loaded):
         print_stderr(line)
-    if line := describe_average(loaded.checkpoint):
+    if line := loaded.mean_line:
         print_stderr(line)
     decoding = _decoding(
         loaded,
@@ -166,6 +166,8 @@ def generate(
         n_best=n_best,
         token_scores=token_scores or None,
     )
+    if loaded.decoding(**decoding).token_scores and not json:
+        raise typer.BadParameter("they have no place in plain text: add --json", param_hint="decoding.token_scores")
     reader = _reader(loaded, input_format, prefix, prefix_field)
     has_lists, failed = loaded.decoding(**decoding).n_best > 1, False
     paths = files or []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -26,18 +25,6 @@ TUNED = "tuned after training (--halting-threshold trained: as trained)"
 """Describes a halting threshold that `ostinato tune-threshold` chose."""
 
 Scores = dict[str, Any]
-
-
-def describe_average(checkpoint: Path) -> str:
-    """Return the line that names the checkpoints an average is of, with the values they were selected by.
-
-    Empty for a checkpoint that is no average.
-    """
-    from ostinato.evaluation.averaging import read_members
-
-    values = [(one["checkpoint"], one["value"]) for one in read_members(checkpoint) or []]
-    texts = [name if value is None else f"{name} ({value:.6g})" for name, value in values]
-    return f"{checkpoint.name}: the mean of {', '.join(texts)}" if texts else ""
 
 
 def describe_threshold(run: LoadedRun) -> str:

@@ -18,7 +18,6 @@ from ostinato.cli.options import (
     RunArgument,
 )
 from ostinato.cli.output import compact, print_json, print_line, print_table, progress_bar
-from ostinato.cli.results import describe_average
 
 if TYPE_CHECKING:
     from ostinato.evaluation.threshold import Tuning
@@ -88,7 +87,7 @@ def tune_threshold(
             print_json(found[-1].as_dict() | {"files": [str(path) for path in found[-1].files]})
         elif found:
             _print(found[-1])
-            if line := describe_average(loaded.checkpoint):
+            if line := loaded.mean_line:
                 print_line(line)
 
 

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from ostinato.errors import CheckpointError, OstinatoError
@@ -218,7 +219,8 @@ def sync_filled(folder: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Delete a folder, which is renamed first: a folder of its own name is never half-deleted.
 
-    Of a link, as to a checkpoint on another disk, the link alone is deleted.
+    What cannot be deleted of a renamed one, as files on a network's disk that a reader has open, waits for the next
+    `remove_leftovers`. Of a link, as to a checkpoint on another disk, the link alone is deleted.
     """
     if path.is_symlink():
         path.unlink()
@@ -228,7 +230,10 @@ def remove_folder(path: Path) -> None:
     if not path.name.startswith(PARTIAL):
         doomed = path.with_name(f"{PARTIAL}deleting-{path.name}")
         shutil.rmtree(doomed, ignore_errors=True)
-        path = path.rename(doomed)
+        if doomed.exists():  # an earlier one of its name still waits
+            doomed = doomed.with_name(f"{doomed.name}-{token_hex(8)}")
+        shutil.rmtree(path.rename(doomed), ignore_errors=True)
+        return
     with suppress(FileNotFoundError):  # `remove_leftovers` of another process is at it, too
         shutil.rmtree(path)
 
@@ -246,7 +251,8 @@ def remove_leftovers(directory: Path, *, but: str = "") -> None:
         if but and path.name.startswith(f"{PARTIAL}{but}"):
             continue
         if path.is_dir():
-            remove_folder(path)
+            with suppress(OSError):  # what a reader has open waits on
+                remove_folder(path)
         else:
             path.unlink()
 

@@ -64,5 +64,9 @@ class PairChanges:
             text = text if text.startswith(tag) else tag + text
         return self._with_letters(text) if self.is_swapped else text
 
+    def of_prefix(self, text: str) -> str:
+        """Return the beginning of an output with the letters that targets have."""
+        return text if self.is_swapped or not text else self._with_letters(text)
+
     def _with_letters(self, text: str) -> str:
         return text.translate({ord(letter): other for letter, other in self.letters.items()})

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +78,13 @@ def read_members(average: Path) -> list[Member] | None:
     except (CheckpointError, KeyError):
         return None
     return members
+
+
+def describe_mean(checkpoint: str, members: Sequence[Member] | None) -> str:
+    """Return the line that names the checkpoints a mean is of, with the values they were selected by; '' of no mean."""
+    values = [(one["checkpoint"], one["value"]) for one in members or ()]
+    texts = [name if value is None else f"{name} ({value:.6g})" for name, value in values]
+    return f"{checkpoint}: the mean of {', '.join(texts)}" if texts else ""
 
 
 def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
 
-from ostinato.data.disk import sha256_of_all
+from ostinato.data.disk import hash_of_hashes
 from ostinato.data.output_files import check_output
 from ostinato.decoding.work import BatchRunner, Item, Result, Work
 from ostinato.errors import ConfigError, DataError
@@ -138,7 +138,7 @@ def question_of(run: LoadedRun, device: str, **settings: Any) -> dict[str, Any]:
     """
     return {
         "version": __version__,
-        "weights": sha256_of_all(sorted(run.checkpoint.glob("model*"))),
+        "weights": hash_of_hashes(run.hashes),
         "execution": repr(run.model.current_execution),
         "device": device,
         "decoding": run.recipe.decoding.model_dump(mode="json"),

@@ -15,22 +15,22 @@ from ostinato.config.files import UNFINISHED_RUN, say_once
 from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.cuts import Cuts
-from ostinato.data.disk import read_json_object, reading
-from ostinato.data.example import Fingerprint, take_evenly
+from ostinato.data.disk import read_json_object, reading, sha256_of
+from ostinato.data.example import Example, Fingerprint, take_evenly
 from ostinato.data.inputs import Input
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding.generate import Generation, generate, generate_stream
 from ostinato.decoding.work import BatchRunner
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem, see
-from ostinato.evaluation.averaging import average_checkpoints, parse_average
+from ostinato.evaluation.averaging import Member, average_checkpoints, describe_mean, parse_average, read_members
 from ostinato.evaluation.changed_data import change_of_data
 from ostinato.evaluation.evaluate import evaluate, scored_rows
 from ostinato.evaluation.predictions import PredictionWriter, WriteRecord
 from ostinato.evaluation.scores import ForcedCounts
 from ostinato.evaluation.threshold import TRAINED, TunedThreshold, is_of, read_tuned, threshold_origin
 from ostinato.models import Encoder, Model, Writer
-from ostinato.models.checkpoint import load_model
+from ostinato.models.checkpoint import WEIGHTS, load_model, weights_hash
 from ostinato.nn.execution import Execution, ExitScope
 from ostinato.system_errors import kind_of
 from ostinato.tasks.base import Task
@@ -46,7 +46,9 @@ class LoadedRun:
     """A trained model with all it needs to read and write text.
 
     Args:
-        directory: of the run. checkpoint: the directory the weights came from.
+        directory: of the run. checkpoint: the directory the weights came from, which by now may be gone, or, of a mean
+            of several, hold another.
+        hashes: SHA-256 of its model.json and of its weights as they were loaded. mean_of: its members, of a mean.
         tuned: the halting threshold, and the criterion where tokens stop by one, that was chosen for this checkpoint
             (`ostinato tune-threshold`), where it is used.
         verified: its weights are those that were written, see `load`.
@@ -57,8 +59,15 @@ class LoadedRun:
     recipe: Recipe
     tokenizers: Tokenizers
     model: Model
+    hashes: tuple[str, str]
+    mean_of: list[Member] | None
     tuned: TunedThreshold | None = None
     verified: bool = True
+
+    @property
+    def mean_line(self) -> str:
+        """The line that names the checkpoints that the weights are the mean of; '' where they are no mean."""
+        return describe_mean(self.checkpoint.name, self.mean_of)
 
     @property
     def halting_threshold_from(self) -> str:
@@ -99,8 +108,8 @@ class LoadedRun:
         **decoding: Any,
     ) -> list[Generation]:
         """Return the outputs with their scores, with n_best above 1 also the next best as `others`; see `generate`."""
-        if isinstance(texts, str):
-            raise DataError(f"a list of texts is needed, got one text: pass [{texts[:30]!r}]")
+        _check_list(texts)
+        _check_list(prefixes)
         given = prefixes or [""] * len(texts)
         if len(given) != len(texts):
             raise DataError(f"there are {len(texts)} texts, but {len(given)} prefixes: give one to each, '' for none")
@@ -128,10 +137,11 @@ class LoadedRun:
 
         An `Input` is read with the column that `task.target_tag` or `task.pair_field` names, where its fields have it.
         """
+        _check_list(texts)
         config = self.decoding(**decoding)
         return generate_stream(
             self.writer,
-            self._changed(Input(text) if isinstance(text, str) else text for text in texts),
+            self._changed(text if isinstance(text, Input) else Input(text) for text in texts),
             self.tokenizers,
             self.recipe.data,
             config,
@@ -154,6 +164,7 @@ class LoadedRun:
         overwrite: bool = False,
         each: Callable[[int, ForcedCounts], None] | None = None,
         access: DataAccess | None = None,
+        examples: Iterable[Example] | None = None,
         runner: BatchRunner | None = None,
         oracle: ExitScope | None = None,
         **decoding: Any,
@@ -170,8 +181,8 @@ class LoadedRun:
             predictions: a new file to write every prediction to (JSON lines), or a function that is given the records.
             overwrite: predictions that are there may be replaced.
             each: called with the index and the teacher-forced counts of every example.
-            access: where data files are found. runner: does the passes (`ostinato.evaluation.workers`); None: this
-                process. decoding: as in `generate`.
+            access: where data files are found. examples: all of the split, where they have been read. runner: does the
+                passes (`ostinato.evaluation.workers`); None: this process. decoding: as in `generate`.
             oracle: "token", "sequence": in as few rounds as there are right answers in, see
                 `ostinato.evaluation.evaluate`; what a model writes is then not scored by the recipe's metrics.
         """
@@ -185,7 +196,7 @@ class LoadedRun:
         ):
             result = evaluate(
                 self.model,
-                read.of(task.examples(split)),
+                read.of(task.examples(split) if examples is None else examples),
                 self.tokenizers,
                 data=self.recipe.data,
                 decoding=config,
@@ -248,7 +259,11 @@ class LoadedRun:
         for number, given in enumerate(inputs, 1):
             if given.error is None:
                 try:
-                    given = replace(given, text=changes.of_source(given.text, given.fields))
+                    for text in (given.text, given.prefix or ""):
+                        if not isinstance(text, str):  # as a missing cell of a table
+                            raise DataError(f"{text!r} is no text")
+                    text, prefix = changes.of_source(given.text, given.fields), changes.of_prefix(given.prefix)
+                    given = replace(given, text=text, prefix=prefix)
                 except DataError as error:
                     reason = f"{given.where or f'input line {number}'}: {error}"
                     given = replace(given, error=DataError(reason))
@@ -299,6 +314,11 @@ class LoadedRun:
         return check_recipe(settle(settings, {"decoding": chosen})).decoding
 
 
+def _check_list(texts: object) -> None:
+    if isinstance(texts, str):
+        raise DataError(f"a list of texts is needed, got one text: pass [{texts[:30]!r}]")
+
+
 def load(
     path: str | Path,
     *,
@@ -338,10 +358,13 @@ def load(
     recipe = load_recipe(directory, overrides)
     where = find_checkpoint(directory, recipe.evaluation.checkpoint if checkpoint is None else checkpoint)
     tokenizers = Tokenizers.load(directory / _TOKENIZERS)
+    place = resolve_device(device)
+    # Just before they are read: a mean may be made anew at any time.
+    hashes, mean_of = _hashes(where, verify=verify), read_members(where)
     # With a threshold given, the stored choice is not read: it may be a file that cannot be read.
     is_given = halting_threshold is not None or exit is not None or exit_scope != "token"
     tuned = None if is_given else read_tuned(directory)
-    if tuned is not None and not is_of(tuned, where):
+    if tuned is not None and not is_of(tuned, where.name, hashes[1]):
         tuned = None
     if tuned is not None:
         execution = Execution(**tuned.execution)
@@ -352,8 +375,16 @@ def load(
         timed = [n for n, one in stacks.items() if any(s.modulation.kind == "by_time" for s in one.segments)]
         execution = replace(execution, paths=dict.fromkeys(timed or stacks, tuple(round_lengths)))
     execution = replace(execution, cached_rounds=cached_rounds)
-    model = load_model(where, resolve_device(device), execution, verify=verify)
-    return LoadedRun(directory, where, recipe, tokenizers, model, tuned, verify)
+    model = load_model(where, place, execution, verify=verify)
+    return LoadedRun(directory, where, recipe, tokenizers, model, hashes, mean_of, tuned, verify)
+
+
+def _hashes(checkpoint: Path, *, verify: bool) -> tuple[str, str]:
+    """Return the SHA-256 of a checkpoint's model.json and of its weights; the one that stands in the first, if there is
+    one that loading compares with them."""
+    weights = weights_hash(checkpoint) if verify else None
+    with reading(checkpoint):
+        return sha256_of(checkpoint / _MODEL), weights or sha256_of(checkpoint / WEIGHTS)
 
 
 def find_checkpoint(directory: Path, checkpoint: str | Path | None = None) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from ostinato.data.disk import make_folder, read_json_object, sha256_of_all, write_json
+from ostinato.data.disk import hash_of_hashes, make_folder, read_json_object, sha256_of_all, write_json
 from ostinato.data.example import Fingerprint, fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
@@ -43,6 +43,7 @@ class Outputs:
             `device` and `n_threads`); None for a file of unknown origin. is_new: decoded by this call.
         data_note: says that the split is not what it was when the run was trained.
         counts: teacher-forced ones of every example, where they were asked for (`run_counts`).
+        checkpoint, mean_line: of a run, which weights wrote them (`LoadedRun`).
     """
 
     predictions: list[str]
@@ -53,6 +54,8 @@ class Outputs:
     is_new: bool = False
     data_note: str | None = None
     counts: list[ForcedCounts] | None = None
+    checkpoint: str | None = None
+    mean_line: str = ""
 
     def take(self, n: int | None) -> Outputs:
         """Return n of them, spread evenly, or all for None; n of them have no `evaluation`, which is of all."""
@@ -108,17 +111,20 @@ def run_outputs(
     n = run.recipe.evaluation.max_examples if max_examples is None else max_examples
     task = build_task(run.recipe.task, run.recipe.data, access, trains=False)
     read = Fingerprint()
+    # Held, to be decoded: read again, a file that is written meanwhile may give others than those of the key.
+    examples = list(read.of(task.examples(split)))
     settings: dict[str, Any] = {
         "version": __version__,
         "split": split,
-        "examples": fingerprint(take_evenly(read.of(task.examples(split)), n)),
-        "weights": sha256_of_all(sorted(run.checkpoint.glob("model*"))),
+        "examples": fingerprint(take_evenly(examples, n)),
+        "weights": hash_of_hashes(run.hashes),
         "tokenizers": sha256_of_all(sorted((run.directory / "tokenizers").iterdir())),
         "data": run.recipe.data.model_dump(mode="json"),
         "decoding": run.decoding(**decoding).model_dump(mode="json"),
         "device": run.model.device.type,
     }
     changed = change_of_data(run.directory, run.recipe, split, read)
+    of_run: dict[str, Any] = {"data_note": changed, "checkpoint": run.checkpoint.name, "mean_line": run.mean_line}
     if thresholds := run.model.halting_thresholds():  # They may differ from the configuration's.
         settings["halting_threshold"] = thresholds
     execution = run.model.current_execution
@@ -129,22 +135,21 @@ def run_outputs(
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     note = run.directory / _FOLDER / f"{split}-{key}.json"
     if not fresh and (stored := _read_stored(note)) is not None:
-        return replace(stored, data_note=changed)
+        return replace(stored, **of_run)
     make_folder(note.parent)
     with FileLock(note.with_name(f".lock-{note.stem}")):
         if not fresh and (stored := _read_stored(note)) is not None:  # another process has made them meanwhile
-            return replace(stored, data_note=changed)
+            return replace(stored, **of_run)
         file = note.with_suffix(".jsonl")
         if file.is_symlink() or (file.is_file() and not are_predictions(file)):
             file.unlink()
         # What was kept stays until it is replaced; after a kill between the two files the note has another hash.
         with PredictionWriter(file, overwrite=True) as writer:
-            result = run.evaluate(
-                split, metrics=[], by=[], max_examples=max_examples, predictions=writer, access=access, **decoding
-            )
+            given: dict[str, Any] = {"max_examples": max_examples, "access": access, "examples": examples}
+            result = run.evaluate(split, metrics=[], by=[], predictions=writer, **given, **decoding)
         result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
         write_json(note, {"settings": settings, "sha256": sha256_of_all([file]), "evaluation": result})
-        return replace(read_outputs(file), evaluation=result, is_new=True, data_note=changed)
+        return replace(read_outputs(file), evaluation=result, is_new=True, **of_run)
 
 
 def run_counts(
@@ -165,7 +170,9 @@ def run_counts(
     result = run.evaluate(split, metrics=[], by=[], max_examples=max_examples, access=access, each=found.__setitem__)
     result |= {"device": str(run.model.device), "n_threads": torch.get_num_threads()}
     counts = [found[index] for index in range(len(found))]
-    return Outputs([], [], [], run.directory, result, is_new=True, data_note=result.get("data_note"), counts=counts)
+    of_run: dict[str, Any] = {"data_note": result.get("data_note"), "checkpoint": run.checkpoint.name}
+    of_run["mean_line"] = run.mean_line
+    return Outputs([], [], [], run.directory, result, is_new=True, counts=counts, **of_run)
 
 
 def _read_stored(note: Path) -> Outputs | None:

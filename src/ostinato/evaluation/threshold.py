@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
@@ -33,9 +33,11 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.metrics.base import unit_of
 from ostinato.models import Model
-from ostinato.models.checkpoint import weights_hash
 from ostinato.nn.execution import Execution, ExitScope
 from ostinato.tasks.registry import build_task, task_config
+
+if TYPE_CHECKING:
+    from ostinato.evaluation.loading import LoadedRun
 
 FORCED = ("token_accuracy", "sequence_accuracy_forced")
 """Scores of teacher forcing that grow as a model gets better."""
@@ -248,13 +250,17 @@ def choose(points: Sequence[Point], max_drop: float, perfect: float = 1.0) -> Po
     return min(cheaper, key=lambda p: (p.macs["realised"], -p.score), default=trained)
 
 
-def is_of(found: TunedThreshold | Tuning, checkpoint: Path) -> bool:
-    """Return whether something was found of the weights of a checkpoint; a mean of several may be made anew."""
-    return found.checkpoint == checkpoint.name and found.weights in (None, weights_hash(checkpoint))
+def is_of(found: TunedThreshold | Tuning, checkpoint: str, weights: str) -> bool:
+    """Return whether something was found of the weights of a checkpoint; a mean of several may be made anew.
+
+    Args:
+        checkpoint: its name. weights: their SHA-256.
+    """
+    return found.checkpoint == checkpoint and found.weights in (None, weights)
 
 
-def read_curve(directory: Path, checkpoint: Path) -> Tuning | None:
-    """Return the sweep that was stored with a run (`ostinato tune-threshold`) for a checkpoint; None: there is none.
+def read_curve(run: LoadedRun) -> Tuning | None:
+    """Return the sweep that was stored with a run (`ostinato tune-threshold`) for its weights; None: there is none.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -268,8 +274,8 @@ def read_curve(directory: Path, checkpoint: Path) -> Tuning | None:
             plain["oracle"] = Point(**plain["oracle"])
         return Tuning(points=points, chosen=Point(**content["chosen"]), **plain)
 
-    found = _read(directory / f"{CURVE}.json", curve, "measure it again")
-    return found if found is not None and is_of(found, checkpoint) else None
+    found = _read(run.directory / f"{CURVE}.json", curve, "measure it again")
+    return found if found is not None and is_of(found, run.checkpoint.name, run.hashes[1]) else None
 
 
 def point_of(threshold: float | None, metric: str, result: dict[str, Any], n_rounds: dict[str, int]) -> Point:

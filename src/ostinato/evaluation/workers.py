@@ -21,9 +21,10 @@ import torch
 
 from ostinato.cluster.processes import end_with_parent
 from ostinato.cluster.ray_connection import check_fits, connect, resources
+from ostinato.data.disk import reading, sha256_of
 from ostinato.decoding import inference
 from ostinato.decoding.work import BatchRunner, InThisProcess, Item, Result, Work
-from ostinato.errors import ConfigError, OstinatoError, on_one_line
+from ostinato.errors import CheckpointError, ConfigError, OstinatoError, on_one_line
 from ostinato.evaluation.journal import Journal, question_of
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.kernels import keep_freed_memory
@@ -47,10 +48,12 @@ class ModelSource:
     """Where a worker gets its model, and how it runs.
 
     Args:
-        checkpoint: its directory, which was verified. n_threads: CPU threads of a worker.
+        checkpoint: its directory, which was verified. description: SHA-256 of its model.json, which says which weights
+            are beside it. n_threads: CPU threads of a worker.
     """
 
     checkpoint: Path
+    description: str
     device: str
     execution: Execution
     packs_weights: bool
@@ -62,6 +65,9 @@ class BatchWorker:
 
     Args:
         place: of this worker among those of its machine: they share the GPUs there are.
+
+    Raises:
+        CheckpointError: the checkpoint is not there any more, or another, as a mean that was made anew.
     """
 
     def __init__(self, source: ModelSource, place: int = 0) -> None:
@@ -69,6 +75,12 @@ class BatchWorker:
         device = source.device
         if device == "cuda" and torch.cuda.device_count() > 1:
             device = f"cuda:{place % torch.cuda.device_count()}"
+        path = source.checkpoint / "model.json"
+        with reading(path):
+            is_other = sha256_of(path) != source.description
+        if is_other:
+            reason = "was replaced after the model was loaded, and its workers need the same: start again"
+            raise CheckpointError(f"{source.checkpoint}: {reason}")
         self.model = load_model(source.checkpoint, device, source.execution, verify=False)
         # For as long as the worker lives: weights are packed once.
         self._stack = ExitStack()
@@ -110,7 +122,8 @@ def model_source(run: LoadedRun, n_jobs: int) -> ModelSource:
     share = max(1, torch.get_num_threads() // n_jobs)
     device, packs_weights = run.model.device, run.recipe.decoding.pack_weights
     name = str(device) if device.index else device.type  # all on a GPU that was named; from the first on they share
-    return ModelSource(run.checkpoint.absolute(), name, run.model.current_execution, packs_weights, share)
+    execution = run.model.current_execution
+    return ModelSource(run.checkpoint.absolute(), run.hashes[0], name, execution, packs_weights, share)
 
 
 @contextmanager

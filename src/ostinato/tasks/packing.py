@@ -15,10 +15,10 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import make_folder, new_folder
 from ostinato.data.example import Example
 from ostinato.data.file_hashes import file_hash
-from ostinato.data.packs.make import Meter, OnProgress, hash_of, held, made_of, packs_folder
+from ostinato.data.packs.make import Meter, OnProgress, changed_since, hash_of, held, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
 from ostinato.data.tokenizers import Tokenizers, tokenizer_files, train_tokenizer
-from ostinato.errors import CheckpointError, ConfigError, Problem
+from ostinato.errors import CheckpointError, ConfigError, DataError, Problem
 from ostinato.tasks.base import Task
 from ostinato.tasks.start import start_tokenizers
 
@@ -88,7 +88,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
         on_progress: is told how far the texts are read that they are trained on.
 
     Raises:
-        DataError: there are no texts, or some cannot be read.
+        DataError: there are no texts, or some cannot be read; a file was changed while it was read.
     """
     configs = [config for config in (data.tokenizer, data.target_tokenizer) if config is not None]
     if all(config.path is not None for config in configs):
@@ -101,6 +101,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     }
     if given:  # others may have their names later
         what["tokenizer_files"] = [file_hash(path) for path in given if path.is_file()]
+    before = source.states()
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]
     if (stored := _stored(folder)) is not None:  # also where this process may not write
         return stored
@@ -109,6 +110,8 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
         if (stored := _stored(folder)) is not None:
             return stored
         tokenizers = _train(source, data, on_progress)
+        if (changed := changed_since(source, before)) is not None:
+            raise DataError(f"{changed}: was changed while it was read for the tokenizer; the same command begins anew")
         with new_folder(folder) as inside:
             tokenizers.save(inside)
     return tokenizers

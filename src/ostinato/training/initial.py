@@ -20,7 +20,7 @@ from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import find_checkpoint
 from ostinato.interop.recursive import Shared, to_recursive
 from ostinato.models import Encoder, Model, build_model
-from ostinato.models.checkpoint import load_model
+from ostinato.models.checkpoint import load_model, weights_hash
 from ostinato.tasks.start import check_is_run
 from ostinato.training.freeze import check_patterns, matches
 
@@ -35,12 +35,14 @@ class InitialReport:
     """Where the parameters of a model that starts from a run come from, by name.
 
     Args:
-        checkpoint: the folder the run's weights are in. taken: copied. fresh: initialised as in any new model, because
-            the run has none, or a pattern leaves them out. made: of several of the run's (`init_shared`). resized: rows
-            in the run and in this model; the run's are copied. left: of the run, not used.
+        checkpoint: the folder the run's weights are in. weights: their SHA-256; None of earlier versions.
+        taken: copied. fresh: initialised as in any new model, because the run has none, or a pattern leaves them out.
+        made: of several of the run's (`init_shared`). resized: rows in the run and in this model; the run's are copied.
+        left: of the run, not used.
     """
 
     checkpoint: str
+    weights: str | None
     taken: list[str] = field(default_factory=list)
     fresh: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
@@ -68,8 +70,9 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
         CheckpointError: the run has no checkpoint, or one that cannot be read.
     """
     folder = _checkpoint(config)
+    weights = weights_hash(folder)
     if config.init_shared is not None:
-        return _start_converted(model, load_model(folder, model.device), config.init_shared, folder)
+        return _start_converted(model, load_model(folder, model.device), config.init_shared, folder, weights)
     trained, own = load_model(folder).state_dict(), model.state_dict()
     taken, grows = _taken(trained, own, config)
     with torch.no_grad():
@@ -83,6 +86,7 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
                 own[name][: len(found)].copy_(found)
     return InitialReport(
         checkpoint=str(folder),
+        weights=weights,
         taken=[name for name in taken if name not in grows],
         fresh=[name for name in own if name not in taken],
         resized={name: (len(taken[name]), len(own[name])) for name in taken if name in grows},
@@ -129,7 +133,7 @@ def _taken(
     return taken, grows
 
 
-def _start_converted(model: Model, donor: Model, shared: Shared, folder: Path) -> InitialReport:
+def _start_converted(model: Model, donor: Model, shared: Shared, folder: Path, weights: str | None) -> InitialReport:
     """Make the weights of a model whose steps share them of those of a run whose steps do not."""
     theirs, own = donor.state_dict(), model.state_dict()
     versions = {name: x._version for name, x in own.items()}  # torch counts how often a tensor is written to
@@ -138,4 +142,4 @@ def _start_converted(model: Model, donor: Model, shared: Shared, folder: Path) -
     fresh = [name for name, x in own.items() if x._version == versions[name] and name not in taken]
     made = [name for name in own if name not in {*taken, *fresh}]
     left = [name for name in theirs if name not in own]
-    return InitialReport(str(folder), taken=taken, fresh=fresh, made=made, left=left)
+    return InitialReport(str(folder), weights, taken=taken, fresh=fresh, made=made, left=left)

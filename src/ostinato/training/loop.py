@@ -157,7 +157,7 @@ def _evaluate(prepared: Prepared, checkpoint: Path, device: torch.device) -> dic
     return {
         split: evaluate(
             model,
-            prepared.task.examples(split),
+            prepared.examples(split),
             prepared.tokenizers,
             data=recipe.data,
             decoding=recipe.decoding,

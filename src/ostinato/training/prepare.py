@@ -13,7 +13,7 @@ from ostinato.data.batching import StoredRows, TrainingBatches
 from ostinato.data.collate import AnyRow
 from ostinato.data.cuts import Cuts
 from ostinato.data.disk import new_folder
-from ostinato.data.example import take_evenly
+from ostinato.data.example import Example, Fingerprint, take_evenly
 from ostinato.data.objectives import objective_of
 from ostinato.data.packs.make import OnProgress
 from ostinato.data.registry import DataAccess
@@ -44,12 +44,13 @@ _LOOKED_AT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that is ready for its next update; `recipe` has its vocabulary sizes and absolute paths.
+    """A run that is ready for its next update; `recipe` has its vocabulary sizes and absolute paths, `run` its files.
 
     `changes`: what it changes in the recipe of the run that is resumed. `notes`: what the user should know.
     """
 
     recipe: Recipe
+    run: RunDirectory
     task: Task
     tokenizers: Tokenizers
     batches: TrainingBatches
@@ -61,6 +62,17 @@ class Prepared:
         """Decoded metrics of the final evaluation."""
         chosen = self.recipe.evaluation.metrics
         return list(self.task.metrics if chosen is None else chosen)
+
+    def examples(self, split: str) -> Iterator[Example]:
+        """Yield the examples of a split that is scored: those that the run was started with.
+
+        Raises:
+            CheckpointError: after the last one: they are others, of a file that was written meanwhile.
+        """
+        read = Fingerprint()
+        yield from read.of(self.task.examples(split))
+        if not self.run.is_packed(split):  # whose files are hashed instead
+            self.run.check_data(split, read.sha256)
 
     def contrast(self, split: str) -> str | None:
         """Return the column of wrong targets in a split; the training split has none."""
@@ -132,7 +144,7 @@ def prepare(
     batches = TrainingBatches(rows, recipe.data.tokens_per_batch, recipe.seed, objective, recipe.data.mixture)
     _check_separator(recipe, batches.rows)
     notes = [*map(str, others), *cuts.notes(train_split), *learning_notes(recipe)]
-    prepared = Prepared(recipe, task, tokenizers, batches, changes, notes=notes)
+    prepared = Prepared(recipe, run, task, tokenizers, batches, changes, notes=notes)
     # Earlier versions gave scores of texts also where tokens are unknown: an unfinished run may be selected by one.
     by_texts = recipe.training.selection.metric in OF_TEXTS and run.results() is None
     if changes or not is_resumed or by_texts:

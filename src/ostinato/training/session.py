@@ -334,7 +334,7 @@ class Session:
     def _scores(self, model: Model | None) -> dict[str, Any]:
         selection, recipe = self.config.selection, self.prepared.recipe
         if self._selection is None:  # Held, because reading the examples may cost more than scoring them.
-            self._selection = list(take_evenly(self.prepared.task.examples(selection.split), selection.max_examples))
+            self._selection = list(take_evenly(self.prepared.examples(selection.split), selection.max_examples))
         return evaluate(
             model or self.model,
             self._selection,

@@ -17,7 +17,7 @@ from ostinato.evaluation.stored import Outputs
 from ostinato.experiments.compare import systems
 from ostinato.experiments.compare.paired import _origin, compare
 from ostinato.experiments.compare.paired_tables import score_table
-from ostinato.experiments.compare.systems import Choices
+from ostinato.experiments.compare.systems import Choices, System
 from ostinato.experiments.results import read_rows, write_rows
 from ostinato.metrics.matching import ExactMatch
 from ostinato.tasks.recipes import load_recipe
@@ -357,3 +357,25 @@ def test_a_metric_of_the_source_has_it_where_one_example_has_none(tmp_path: Path
     fewer.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     rows = compare([fewer, path], chosen)
     assert [row["metrics"][name]["value"] for row in rows] == [7 / 8] * 2, "those of the file that has most"
+
+
+def test_a_file_that_is_written_during_a_comparison_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(load_recipe("digits/transformer", SHORT), tmp_path / "run")
+    read = System.references
+    monkeypatch.setattr(System, "references", lambda *given: read(*given)[::-1])  # of what the file held before
+    with pytest.raises(DataError, match="run: test: was changed while systems were compared"):
+        compare([tmp_path / "run"], Choices(splits=["test"], metrics=["exact_match"], device="cpu"))
+
+
+def test_the_checkpoint_of_a_row_is_the_one_that_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(load_recipe("digits/transformer", [*SHORT, "training.save_every=1"]), tmp_path / "run")
+    load, last = systems.load, tmp_path / "run" / "checkpoints" / "last.json"
+
+    def saved(*given: Any, **how: Any) -> Any:
+        found = load(*given, **how)
+        last.write_text('{"directory": "update-000001", "update": 1}', encoding="utf-8")
+        return found
+
+    monkeypatch.setattr(systems, "load", saved)
+    (row,) = compare([tmp_path / "run"], Choices(splits=["test"], checkpoint="last", device="cpu"))
+    assert row["checkpoint"] == "update-000002"

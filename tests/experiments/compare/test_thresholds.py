@@ -113,6 +113,21 @@ def test_curve_and_choice_are_written_into_the_run(run: Path) -> None:
     assert "<svg" in svg
 
 
+def test_a_choice_is_for_the_weights_that_were_measured(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    loaded = ostinato.load(folder, device="cpu")
+    wanted = weights_hash(loaded.checkpoint)
+
+    def prune(point: Point) -> None:
+        shutil.rmtree(loaded.checkpoint, ignore_errors=True)
+
+    given = {"thresholds": [0.7], "metric": "token_accuracy", "max_examples": 5}
+    assert tune_threshold(loaded, on_point=prune, **given).weights == wanted  # type: ignore[arg-type]
+    tuned = read_tuned(folder)
+    assert tuned is not None
+    assert tuned.weights == wanted
+
+
 def test_without_matplotlib_there_is_a_choice_and_no_figure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostinato.experiments.compare.thresholds.can_draw", lambda: False)
     loaded = ostinato.load(run, device="cpu")

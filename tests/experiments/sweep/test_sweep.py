@@ -15,7 +15,7 @@ from ostinato.config.files import shipped_files
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
 from ostinato.config.training import TrainingConfig
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.compare.plans import plan_recipes
 from ostinato.experiments.sweep import executors, measures
 from ostinato.experiments.sweep import rows as rows_module
@@ -596,3 +596,54 @@ def test_a_classification_that_starts_from_a_masked_model_is_counted_with_its_ow
     budgets = arm_budgets(sweep, plan_runs(sweep, tmp_path / "store"))
     head = 3 * 16 + 3  # three labels
     assert budgets["tuned"].figure("parameters") == budgets["start"].figure("parameters") + head
+
+
+def test_a_split_that_was_written_meanwhile_is_no_measure_of_the_run(tmp_path: Path) -> None:
+    train(load_recipe("digits/transformer", SMALL), tmp_path / "run")
+    data = tmp_path / "run" / "data.json"
+    content = json.loads(data.read_text())
+    dev = content["splits"]["dev"]
+    settings = {"name": "again", "kind": "evaluate", "split": "dev", "path": "loss"}
+    (measure,) = tiny(measures=[settings]).measures
+    data.write_text(json.dumps(content | {"splits": content["splits"] | {"dev": dev | {"sha256": "0" * 64}}}))
+    with pytest.raises(DataError, match=r"measure again: .*dev is not what it was when the run was trained"):
+        measures.take(measure, tmp_path / "run")
+    assert not (tmp_path / "run" / "measures").exists()
+    data.write_text(json.dumps(content))
+    assert measures.take(measure, tmp_path / "run")["n"] == 12
+
+
+def test_rows_that_another_sweep_of_the_name_has_written_meanwhile_are_kept(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}])
+    edited = tiny(seeds=[1], arms=[{"name": "edited", "set": {"training.optimizer.lr": 1e-5}}])
+    run_sweep(sweep, tmp_path)
+    old = SweepResults(sweep, plan_runs(sweep, tmp_path), tmp_path)
+    rows = run_sweep(edited, tmp_path)
+    folder = results_folder(sweep, tmp_path)
+    written = (folder / "results.jsonl").read_bytes()
+    old.update(old.runs[0].key)
+    assert [row["arm"] for row in read_sweep(folder / "results.jsonl")] == ["base"]
+    kept = old.kept
+    assert kept is not None
+    assert (kept / "results.jsonl").read_bytes() == written
+    assert read_sweep(kept / "results.jsonl") == rows
+    # Both go on in turns, and have more rows each time: the last of each are kept.
+    more = tiny(seeds=[1, 2], arms=[{"name": "edited", "set": {"training.optimizer.lr": 1e-5}}])
+    run_sweep(more, tmp_path)
+    old.update(old.runs[0].key)
+    assert len(read_sweep(kept / "results.jsonl")) == 2
+    assert len([*folder.glob("earlier-*")]) == 2
+
+
+def test_no_arm_starts_from_a_run_that_is_not_at_its_end(tmp_path: Path) -> None:
+    train(load_recipe("digits/transformer", SMALL), tmp_path / "origin")
+
+    def planned(**start: str) -> int:
+        given = {f"training.{name}": value for name, value in {"init_from": str(tmp_path / "origin"), **start}.items()}
+        return len(plan_runs(tiny(arms=[{"name": "on", "set": given}]), tmp_path / "store"))
+
+    assert planned() == 2
+    (tmp_path / "origin" / "results.json").unlink()
+    with pytest.raises(ConfigError, match=r"init_from is .*: is not at its end, and its checkpoint 'best' may become"):
+        planned()
+    assert planned(init_checkpoint="update-000003") == 2

@@ -33,7 +33,7 @@ def _few(subject: Subject) -> list[Example]:
 
 
 def _stored(subject: Subject) -> Tuning | None:
-    return read_curve(subject.run.directory, subject.run.checkpoint)
+    return read_curve(subject.run)
 
 
 def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -118,15 +118,19 @@ def make_pack(
             whole = [one for one in done if one is not None]
             if len(whole) < len(done):
                 raise DataError(f"{folder}: files of it were removed meanwhile; the same command makes them again")
-            for path, state in source.states().items():
-                if state != before.get(path):
-                    shutil.rmtree(folder)  # it may hold ids of both
-                    raise DataError(f"{path}: was changed while it was tokenised; the same command begins anew")
+            if (changed := changed_since(source, before)) is not None:
+                shutil.rmtree(folder)  # it may hold ids of both
+                raise DataError(f"{changed}: was changed while it was tokenised; the same command begins anew")
             content = finished(whole, digest, source.settings(), work.dtype.str) | {"published": source.published()}
             if not content["n_texts"]:
                 raise DataError(f"{source.name}: no examples")
             write_json(folder / PACK_FILE, content)
     return Pack(folder)
+
+
+def changed_since(source: PackSource, before: Mapping[Path, tuple[int, int]]) -> Path | None:
+    """Return a file that is not what it was, by its `PackSource.states` before; None: there is none."""
+    return next((path for path, state in source.states().items() if state != before.get(path)), None)
 
 
 def made_of(source: PackSource, others: dict[str, Any]) -> dict[str, Any]:

@@ -58,12 +58,18 @@ def compare(
     kinds = {"decodes": not all(map(is_forced, metrics)), "counts": any(map(is_forced, metrics))}
     outputs: list[list[Outputs]] = [[] for _ in splits]
     for system in systems:  # system by system: a model is in memory only while its own outputs are decoded
-        for split, of_split, own in zip(splits, outputs, system.outputs(splits, choices, **kinds), strict=True):
+        written_by = zip(splits, references, outputs, system.outputs(splits, choices, **kinds), strict=True)
+        for split, wanted, of_split, own in written_by:
+            if kinds["decodes"] and own.references != wanted:
+                where = f"{system.path}{f': {split}' if split else ''}"
+                raise DataError(f"{where}: was changed while systems were compared; the same command begins anew")
             of_split.append(own)
             on_line(f"{system.name}{f', {split}' if split else ''}: {_origin(own)}")
             if own.data_note is not None:
                 on_line(own.data_note)
-    costs = [system.costs(choices) for system in systems]
+        if line := outputs[0][-1].mean_line:
+            on_line(f"{system.path}: {line}")
+    costs = [system.costs(own.checkpoint) for system, own in zip(systems, outputs[0], strict=True)]
     vocabularies = [system.vocabulary() for system in systems] if kinds["counts"] else []
     rows: list[dict[str, Any]] = []
     for split, wanted, written in zip(splits, references, outputs, strict=True):

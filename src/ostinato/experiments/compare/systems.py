@@ -16,7 +16,7 @@ from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
-from ostinato.evaluation.loading import find_checkpoint, load
+from ostinato.evaluation.loading import load
 from ostinato.evaluation.stored import Outputs, read_outputs, run_counts, run_outputs
 from ostinato.experiments.results import LENGTHS, pass_lengths, read_rows, short_names
 from ostinato.metrics.bootstrap import N_SAMPLES, SEED
@@ -112,8 +112,12 @@ class System:
         tokenizer = Tokenizers.load(self.path / "tokenizers").target
         return sorted(tokenizer.decode([i]) for i in range(tokenizer.vocab_size))
 
-    def costs(self, choices: Choices) -> dict[str, Any]:
-        """Return size and training of a run; nothing is known of a file, and every value is None."""
+    def costs(self, checkpoint: str | None) -> dict[str, Any]:
+        """Return size and training of a run; nothing is known of a file, and every value is None.
+
+        Args:
+            checkpoint: the one that was compared (`Outputs.checkpoint`): a run in training has another best one by now.
+        """
         if self.recipe is None:
             return dict.fromkeys(_OF_A_RUN)
         path = self.path / "results.json"
@@ -130,7 +134,7 @@ class System:
             "n_updates": results.get("n_updates"),
             "training_seconds": results.get("training_seconds"),
             "training_tokens_per_second": median(speeds) if speeds else None,
-            "checkpoint": find_checkpoint(self.path, choices.checkpoint).name,
+            "checkpoint": checkpoint,
         }
 
     def macs(self, outputs: Outputs, lengths: tuple[int, int]) -> dict[str, Any] | None:

@@ -29,7 +29,6 @@ from ostinato.evaluation.threshold import (
     write_tuned,
 )
 from ostinato.metrics import METRICS
-from ostinato.models.checkpoint import weights_hash
 from ostinato.nn.execution import Execution, ExitScope
 from ostinato.tasks.registry import task_config
 
@@ -91,7 +90,7 @@ def tune_threshold(
     points, n = sweep(run.model, metric, wanted, lambda: _evaluate(run, split, **measured), on_point, **rule)
     perfect = METRICS[metric].perfect if metric in METRICS else 1.0
     chosen = choose(points, max_drop, perfect)
-    rule["weights"] = weights_hash(run.checkpoint)
+    rule["weights"] = run.hashes[1]
     tuning = Tuning(run.checkpoint.name, split, metric, perfect, max_drop, n, tuple(points), chosen, **rule)
     # What a model writes has no oracle: the share of sentences whose every label is right stands for it.
     of_oracle = FORCED[1] if run.model.config.generates and metric not in FORCED else metric

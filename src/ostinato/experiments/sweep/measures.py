@@ -186,7 +186,10 @@ def _found(measure: Measure, run: Path, access: DataAccess | None, recipe: Recip
                 exit_scope=measure.exit_scope,
             )
             given = measure.model_dump(include={"metrics", "by", "n_steps", "max_examples", "oracle"})
-            return loaded.evaluate(measure.split, access=access, **given)
+            found = loaded.evaluate(measure.split, access=access, **given)
+            if "data_note" in found:  # which would be kept as a measure of the run's own examples
+                raise DataError(f"measure {measure.name}: {found['data_note']}; put back what it was")
+            return found
         case AnalysisMeasure():
             loaded = load_placed(run, recipe, halting_threshold="trained")
             table = analyse({"run": loaded}, measure.study, measure.split, measure.max_examples, access)

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from filecmp import cmp
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -178,9 +177,11 @@ class SweepResults:
         """Keys of runs that have no row yet, and why."""
         self.refused: set[str] = set()
         """Those of them whose directory is damaged, or holds another run."""
+        self._written: bytes | None = None
+        """What results.jsonl held when this process wrote it last: a sweep of the same name may run meanwhile."""
         self.kept: Path | None = None
-        """Where the files that were there have been moved to; None where all of their rows are there still."""
-        self._read(runs, is_first=True)
+        """Where files that were there were moved to, the last time; None where their rows were all there still."""
+        self._read(runs)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -191,15 +192,17 @@ class SweepResults:
         """Read the run of a key, which has ended."""
         self._read([run for run in self.runs if run.key == key])
 
-    def _read(self, runs: Sequence[PlannedRun], *, is_first: bool = False) -> None:
+    def _read(self, runs: Sequence[PlannedRun]) -> None:
         self._collect(runs)
         with write_lock(self.store, f"sweep-{self.folder.name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if is_first:
-                self.kept = self._keep_earlier()
+            found = self.folder / RESULTS
+            if found.is_file() and found.read_bytes() != self._written:
+                self.kept = self._keep_earlier(found) or self.kept
             lines = [self._lines[row["arm"], row["seed"]] for row in self.rows]
             for name, place in ((TIMINGS, 1), (RESULTS, 0)):
                 write_text(self.folder / name, "".join(line[place] for line in lines))
+            self._written = found.read_bytes()
 
     def _collect(self, runs: Sequence[PlannedRun]) -> None:
         # One run that is not what its name says, of other data on some machine, must not end all others.
@@ -214,11 +217,8 @@ class SweepResults:
         self.missing |= {line["key"]: line["why"] for line in missing}
         self.refused = (self.refused - read) | {line["key"] for line in missing if "is_refused" in line}
 
-    def _keep_earlier(self) -> Path | None:
+    def _keep_earlier(self, found: Path) -> Path | None:
         """Move files that hold other rows, of a sweep before a change or of its namesake, to a folder below."""
-        found = self.folder / RESULTS
-        if not found.is_file():
-            return None
         try:
             before = {tuple(row.get(key) for key in _ID) for row in read_rows(found)}
         except (DataError, TypeError):  # damaged: whatever it holds is kept
@@ -228,9 +228,10 @@ class SweepResults:
         self._collect([run for run in late if (run.arm, run.seed) not in self._rows])
         if before <= {tuple(row[key] for key in _ID) for row in self.rows}:
             return None
-        # The same rows are kept once: two sweeps of one name may take turns.
-        places = (self.folder / f"earlier-{number}" for number in count(1))
-        place = next(one for one in places if not (one / RESULTS).exists() or cmp(one / RESULTS, found, shallow=False))
+        # The same rows are kept once: two sweeps of one name may take turns, and their rows become more.
+        places, lines = (self.folder / f"earlier-{number}" for number in count(1)), {*found.read_bytes().splitlines()}
+        kept = ((place, place / RESULTS) for place in places)
+        place = next(one for one, file in kept if not file.exists() or lines.issuperset(file.read_bytes().splitlines()))
         place.mkdir(exist_ok=True)
         for name in (TIMINGS, RESULTS):  # the results last: a kill between both leaves them where they are looked for
             if (self.folder / name).is_file():

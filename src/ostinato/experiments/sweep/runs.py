@@ -12,7 +12,7 @@ from ostinato.config.model import EncoderConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import EqualConfig, SweepConfig
 from ostinato.data.registry import DataAccess
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, ConfigError, Problem
 from ostinato.experiments.results import assumptions_of
 from ostinato.experiments.sweep.files import arm_recipe
 from ostinato.experiments.sweep.run_key import DataHashes, key_of_run, run_key
@@ -60,7 +60,8 @@ def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None)
     Reads the data for its hash, once for each way it is read; the hashes are kept in the store.
 
     Raises:
-        ConfigError: a recipe that cannot be used, or does not fit its task. DataError: data that cannot be read.
+        ConfigError: a recipe that cannot be used, or does not fit its task; one that starts from a run that is not at
+            its end. DataError: data that cannot be read.
     """
     hashes = DataHashes(store if store.is_dir() else None, access)
     found: dict[tuple[str, int], PlannedRun] = {}
@@ -78,12 +79,21 @@ def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None)
                 start_key = start.key
                 recipe, _ = with_tokenizers_of(recipe, start.recipe.data)  # as training does
             elif origin is not None:
+                _check_origin(origin, recipe.training.init_checkpoint)
                 start_key = key_of_run(Path(origin))
             key = run_key(recipe, data, start=start_key)
             found[name, seed] = PlannedRun(name, seed, key, recipe, store / key[:_NAME_LENGTH], start)
         return found[name, seed]
 
     return [plan(arm.name, seed) for arm in sweep.arms for seed in sweep.seeds_of(arm)]
+
+
+def _check_origin(origin: str, checkpoint: str) -> None:
+    """Refuse a run whose checkpoint will be another while it trains on: arms would begin from different weights."""
+    run, is_named = RunDirectory(Path(origin)), (Path(origin) / "checkpoints" / checkpoint).is_dir()
+    if run.exists and not is_named and run.data_hashes() and run.results() is None:  # imported runs have read no data
+        reason = f"is not at its end, and its checkpoint {checkpoint!r} may become another: end it (--resume)"
+        raise ConfigError([Problem("training.init_from", origin, f"{reason}, or name one in training.init_checkpoint")])
 
 
 def arm_budgets(sweep: SweepConfig, runs: Sequence[PlannedRun], access: DataAccess | None = None) -> dict[str, Budget]:
