@@ -332,11 +332,11 @@ def test_workers_refuse_another_checkpoint_than_was_loaded(model: Seq2Seq, tmp_p
     torch.nn.init.zeros_(next(other.parameters()))
     save_model(other, tmp_path)
     with pytest.raises(CheckpointError, match="was replaced after the model was loaded"):
-        BatchWorker(source)
+        _ = BatchWorker(source).model
     assert question_of(run, "cpu") == question, "the journal is that of the model that was loaded"
     (tmp_path / "model.json").unlink()
     with pytest.raises(CheckpointError, match=r"model\.json: cannot be read"):
-        BatchWorker(source)
+        _ = BatchWorker(source).model
 
 
 def test_a_journal_says_what_does_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def make_run(name: str, folder: Path, *more: str) -> LoadedRun:
             model.output_projection.normal_(std=0.25)
             if model.output_bias is not None:
                 model.output_bias[2] += 2.5
-    write_run(Pretrained(recipe, model.eval(), tokenizers), RunDirectory(folder), folder)
+    write_run(Pretrained(recipe, model.eval(), tokenizers), RunDirectory(folder), {})
     return ostinato.load(folder)
 
 

@@ -17,6 +17,7 @@ from ostinato.models.losses import balance_loss
 from ostinato.training import train
 from ostinato.training.freeze import freeze
 from ostinato.training.optim import build_optimizer
+from ostinato.training.trainable import check_trainable
 from ostinato.training.update import Updater
 
 PATTERNS = ["*.router.*", "*.experts.*", "*.norm_*"]
@@ -95,6 +96,8 @@ def test_an_exception_from_nothing_that_is_frozen_is_an_error(tmp_path: Path) ->
         train(recipe, tmp_path / "run")
     reason = "matches no parameter that training.freeze names: remove it"
     assert str(error.value) == f"training.freeze_except is 'banks.self_attention.*': {reason}"
+    with pytest.raises(ConfigError, match=reason):
+        check_trainable(recipe)  # plans of runs and sweeps say it, too
 
 
 def test_updates_that_ask_no_halting_rule_are_refused_where_nothing_else_is_trained(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def _show_plan(sweep: SweepConfig, store: Path, access: Any, json: bool) -> None
 
     check_measurable(sweep.measures)
     runs = plan_runs(sweep, store, access)
-    for run in {run.arm: run for run in runs}.values():
+    for run in {run.arm: run for run in runs if not run.directory.exists()}.values():
         check_trainable(run.recipe, access, with_start=run.start is None)
     budgets = arm_budgets(sweep, runs, access)
     missing = {(line["arm"], line["seed"]): line["why"] for line in collect_rows(sweep, runs, access)[1]}

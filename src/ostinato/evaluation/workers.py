@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from ostinato.errors import CheckpointError, ConfigError, OstinatoError, on_one_
 from ostinato.evaluation.journal import Journal, question_of
 from ostinato.evaluation.loading import LoadedRun
 from ostinato.kernels import keep_freed_memory
+from ostinato.models import Model
 from ostinato.models.checkpoint import load_model
 from ostinato.nn.execution import Execution
 
@@ -65,26 +67,33 @@ class BatchWorker:
 
     Args:
         place: of this worker among those of its machine: they share the GPUs there are.
-
-    Raises:
-        CheckpointError: the checkpoint is not there any more, or another, as a mean that was made anew.
     """
 
     def __init__(self, source: ModelSource, place: int = 0) -> None:
+        self._source, self._place = source, place
+
+    @cached_property
+    def model(self) -> Model:
+        """The model, read for the first batch: of an error in an actor's constructor Ray does not tell the reason.
+
+        Raises:
+            CheckpointError: the checkpoint is not there any more, or another, as a mean that was made anew.
+        """
+        source, device = self._source, self._source.device
         torch.set_num_threads(source.n_threads)
-        device = source.device
         if device == "cuda" and torch.cuda.device_count() > 1:
-            device = f"cuda:{place % torch.cuda.device_count()}"
+            device = f"cuda:{self._place % torch.cuda.device_count()}"
         path = source.checkpoint / "model.json"
         with reading(path):
             is_other = sha256_of(path) != source.description
         if is_other:
             reason = "was replaced after the model was loaded, and its workers need the same: start again"
             raise CheckpointError(f"{source.checkpoint}: {reason}")
-        self.model = load_model(source.checkpoint, device, source.execution, verify=False)
+        model = load_model(source.checkpoint, device, source.execution, verify=False)
         # For as long as the worker lives: weights are packed once.
         self._stack = ExitStack()
-        self._stack.enter_context(inference(self.model, packs_weights=source.packs_weights))
+        self._stack.enter_context(inference(model, packs_weights=source.packs_weights))
+        return model
 
     def do(self, sent: bytes) -> str:
         """Do one batch."""

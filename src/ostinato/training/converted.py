@@ -13,6 +13,7 @@ from ostinato.evaluation.loading import LoadedRun
 from ostinato.interop.pretrained import Pretrained
 from ostinato.interop.recursive import Shared, to_recursive
 from ostinato.models import build_model
+from ostinato.models.checkpoint import WEIGHTS
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.imported import write_run
@@ -54,5 +55,5 @@ def convert_run(
         model = build_model(recipe.model).eval()
     to_recursive(run.model, model, shared, noise=noise, seed=recipe.seed)
     found = Pretrained(recipe, model, run.tokenizers)
-    write_run(found, target, run.checkpoint)
+    write_run(found, target, {run.checkpoint / WEIGHTS: run.hashes[1]})
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ostinato.data.disk import sha256_of
@@ -62,20 +62,20 @@ def import_run(
         say(f"{source}: outputs of the run end at the symbol {end} alone, of a model that also ends at {names}")
     if found.recipe.model.generates and (settings := other_search(folder, found.recipe.decoding)):
         say(f"{source}: the run searches by its own decoding.*, and not by {', '.join(settings)}")
-    write_run(found, run, folder)
+    write_run(found, run, {file: sha256_of(file) for file in _files(folder)})
     return found
 
 
-def write_run(found: Pretrained, run: RunDirectory, source: Path) -> None:
+def write_run(found: Pretrained, run: RunDirectory, read: Mapping[Path, str]) -> None:
     """Write a model with its recipe and tokenizers as a run without updates, whole or not at all.
 
     Args:
-        source: the folder it was read from; data.json names its files.
+        read: the files it was read from, with their SHA-256, for data.json.
 
     Raises:
         CheckpointError: another process has written to the run directory meanwhile.
     """
-    files = [{"path": str(file.absolute()), "sha256": sha256_of(file)} for file in _files(source)]
+    files = [{"path": str(file.absolute()), "sha256": sha256} for file, sha256 in read.items()]
     # The directory may be a link to an empty one on another disk.
     with new_output_folder(run.path.resolve()) as folder:
         made = RunDirectory(folder)

@@ -638,12 +638,17 @@ def test_rows_that_another_sweep_of_the_name_has_written_meanwhile_are_kept(tmp_
 def test_no_arm_starts_from_a_run_that_is_not_at_its_end(tmp_path: Path) -> None:
     train(load_recipe("digits/transformer", SMALL), tmp_path / "origin")
 
-    def planned(**start: str) -> int:
+    def sweep(**start: str) -> SweepConfig:
         given = {f"training.{name}": value for name, value in {"init_from": str(tmp_path / "origin"), **start}.items()}
-        return len(plan_runs(tiny(arms=[{"name": "on", "set": given}]), tmp_path / "store"))
+        return tiny(arms=[{"name": "on", "set": given}])
+
+    def planned(**start: str) -> int:
+        return len(plan_runs(sweep(**start), tmp_path / "store"))
 
     assert planned() == 2
+    rows = run_sweep(sweep(), tmp_path / "done")
     (tmp_path / "origin" / "results.json").unlink()
+    assert run_sweep(sweep(), tmp_path / "done") == rows, "what began from it before is there"
     with pytest.raises(ConfigError, match=r"init_from is .*: is not at its end, and its checkpoint 'best' may become"):
         planned()
     assert planned(init_checkpoint="update-000003") == 2

@@ -6,6 +6,7 @@ this machine together.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
@@ -126,7 +127,7 @@ class DataSetSource(PackSource):
         found = [(Path(name), state) for name, state in self._files]
         files = [[path.suffix, file_hash(path)] if path.is_file() else [str(path), *state] for path, state in found]
         # Version 0.1.0 read numbers and truth values there: 046 as 46.
-        is_table = any({".csv", ".tsv"} & {one.lower() for one in path.suffixes} for path, _ in found)
+        is_table = any(re.search(r"\.(csv|tsv)(\.gz|\.zst)?$", path.name.lower()) for path, _ in found)
         return {"files": files, **({"texts": "as they stand"} if is_table else {})}
 
     def published(self) -> dict[str, str]:

@@ -79,10 +79,12 @@ def plan_runs(sweep: SweepConfig, store: Path, access: DataAccess | None = None)
                 start_key = start.key
                 recipe, _ = with_tokenizers_of(recipe, start.recipe.data)  # as training does
             elif origin is not None:
-                _check_origin(origin, recipe.training.init_checkpoint)
                 start_key = key_of_run(Path(origin))
             key = run_key(recipe, data, start=start_key)
-            found[name, seed] = PlannedRun(name, seed, key, recipe, store / key[:_NAME_LENGTH], start)
+            directory = store / key[:_NAME_LENGTH]
+            if start is None and origin is not None and not RunDirectory(directory).exists:
+                _check_origin(origin, recipe.training.init_checkpoint)
+            found[name, seed] = PlannedRun(name, seed, key, recipe, directory, start)
         return found[name, seed]
 
     return [plan(arm.name, seed) for arm in sweep.arms for seed in sweep.seeds_of(arm)]

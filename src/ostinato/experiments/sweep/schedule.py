@@ -189,7 +189,10 @@ class _Schedule:
     def _take(self, result: JobResult) -> None:
         """Note how a run has ended; one that another process has, or whose results are not seen yet, is tried again."""
         run = self._submitted.pop(result.job.directory)
+        kept = self._results.kept
         self._results.update(run.key)
+        if (moved := self._results.kept) is not None and moved != kept:  # another sweep of the name wrote its rows
+            self._watcher.on_kept(moved)
         status, reason = result.status, result.reason
         is_unseen = status == "done" and run.key in self._results.missing
         if status == "busy" or (is_unseen and run.key not in self._unseen):
