@@ -231,6 +231,7 @@ def test_parts_of_the_choices_add_up_to_one_over_many_rows() -> None:
     assert found.fraction_E.tolist() == pytest.approx([1 / 3] * 3, rel=1e-6)
 
 
+@pytest.mark.untyped
 def test_scores_are_joined_for_the_losses_that_read_them_alone() -> None:
     found = routing(random_logits(4), k=2)
     without = replace(found, logits_NE=None)
