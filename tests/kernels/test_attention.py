@@ -107,6 +107,27 @@ def test_autocast_multiplies_in_its_type() -> None:
         assert (mine - other).norm() < 0.05 * other.norm()
 
 
+@pytest.mark.parametrize("how", ["plain", "causal", "masked"])
+def test_under_autocast_dropped_attention_is_nearly_as_exact_as_torchs(how: str) -> None:
+    T, scale = 128, 0.5
+    q, k, v, seed = (numbers(B, H, T, 16, seed=seed).detach().bfloat16() for seed in range(4))
+    hidden = torch.randn(B, 1, 1, T, generator=torch.Generator().manual_seed(4)) > 0.5
+    mask = torch.zeros(B, 1, 1, T).masked_fill(hidden, -1e30) if how == "masked" else None
+    is_causal, all_kept = how == "causal", Kept(torch.ones(B, H, T, T, dtype=torch.uint8), 1.0)
+
+    def results(dtype: torch.dtype, kept: Kept | None) -> list[torch.Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            added = None if mask is None else mask.to(dtype)
+            y = attend_by(*leaves, added, scale, kept, is_causal=is_causal)
+        return [y.detach(), *torch.autograd.grad(y, leaves, seed.to(dtype))]
+
+    exact, theirs, ours = (results(torch.float64, None), *(results(torch.bfloat16, kept) for kept in (None, all_kept)))
+    for expected, other, found in zip(exact, theirs, ours, strict=True):
+        assert found.dtype == torch.bfloat16
+        assert (found - expected).norm() < 1.5 * (other - expected).norm()
+
+
 @pytest.mark.parametrize("mask_shape", [None, (1, 1, 1), (5, 1, 1), (1, H, 2), (5, H, 2)])
 @pytest.mark.parametrize("stretches", [[], [(0, 5)], [(1, 2), (3, 5)], [(0, 1), (2, 3), (4, 5)]])
 def test_stretches_of_sentences_read_what_all_do(

@@ -435,6 +435,7 @@ def test_a_library_without_our_functions_is_refused_once(fresh: Path, monkeypatc
 def test_a_compiler_that_hangs_is_stopped_with_all_it_started_and_tried_once(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (build._TIMEOUT_S, build._REMEMBERED_S) == (60, 24 * 3600)  # docs/trust.md names them
     compiler = fresh / "cc"
     compiler.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {fresh}/child\nwait\n")
     compiler.chmod(0o700)

@@ -12,6 +12,7 @@ from ostinato.models import Model
 from ostinato.models.losses import label_smoothed_loss
 from ostinato.nn import RoundsBySentence
 from ostinato.nn.sub_layer import Runnable, SubLayer
+from ostinato.nn.why_not import why_not_by_sentence
 
 
 def _pass(model: Model, batch: Batch) -> tuple[set[str], list[tuple[str, int, str]]]:
@@ -67,7 +68,7 @@ def test_rows_with_rounds_of_their_own_run_as_many_as_those_of_others(data: st.D
     model = random_model(config).train()
     rows: list[Sentence] = data.draw(sentences(config))
     batch, n_rounds = right_padded(rows), tuple(data.draw(st.integers(1, 4)) for _ in rows)
-    stacks = [name for name, stack in model.stacks.items() if stack.why_not_by_sentence() is None]
+    stacks = [name for name, stack in model.stacks.items() if why_not_by_sentence(stack) is None]
     last, found = data.draw(st.sampled_from([None, 1, 2])), []
     for own, chosen in [
         ((1,), None),

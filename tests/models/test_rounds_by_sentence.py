@@ -23,6 +23,7 @@ from ostinato.errors import ConfigError
 from ostinato.models import build_model
 from ostinato.nn import RoundsBySentence
 from ostinato.nn.experts import Routed
+from ostinato.nn.why_not import why_not_by_sentence
 
 
 @draws(60)
@@ -30,7 +31,7 @@ from ostinato.nn.experts import Routed
 def test_outputs_and_gradients_are_those_of_sentences_alone(data: st.DataObject) -> None:
     config = data.draw(any_architecture(fully_shared=True, halting=st.just(NoHaltingConfig())))
     model = random_model(config)
-    stacks = [name for name, stack in model.stacks.items() if stack.why_not_by_sentence() is None]
+    stacks = [name for name, stack in model.stacks.items() if why_not_by_sentence(stack) is None]
     batch: list[Sentence] = data.draw(sentences(config))
     padded = data.draw(st.sampled_from([right_padded, left_padded]))(batch)
     rounds = {name: tuple(data.draw(st.integers(1, 5)) for _ in batch) for name in stacks}

@@ -12,6 +12,7 @@ from ostinato.config.halting import NoHaltingConfig
 from ostinato.config.model import LanguageModelConfig, ModelConfig, Seq2SeqConfig
 from ostinato.data.batch import Batch
 from ostinato.models import Model
+from ostinato.nn.why_not import repeats_one_round
 from ostinato.onnx.graphs import Graph, Tensors
 
 Run = Callable[[Tensors], Tensors]
@@ -27,7 +28,7 @@ def expected_logits(model: Model, batch: Batch, n_steps: int | None = None) -> T
     if n_steps is None:
         with torch.no_grad():
             return model(batch).logits_BTV
-    free = [name for name, stack in model.stacks.items() if stack.repeats_one_round]
+    free = [name for name, stack in model.stacks.items() if repeats_one_round(stack)]
     with torch.no_grad(), model.execution(rounds=dict.fromkeys(free, n_steps)):
         return model(batch).logits_BTV
 

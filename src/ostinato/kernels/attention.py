@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ostinato.kernels.devices import is_transformed, without_autocast
+from ostinato.kernels.devices import without_autocast
 from ostinato.kernels.dropout import Draws, Kept, draw_kept, draws_bytes, factors
 from ostinato.kernels.linear import product_dtype
-from ostinato.kernels.native import FullAttention, takes
+from ostinato.kernels.native import FullAttention, is_transformed, takes
 
 _FEW_QUERIES = 8
 
@@ -125,11 +125,12 @@ def attend_plainly(
             q_BHQK, k_BGSK, v_BGSK, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
         )
     dtype = product_dtype(q_BHQK)
+    wide = _score_dtype(dtype)
     if is_causal:
-        hidden = torch.full((q_BHQK.shape[2], k_BGSK.shape[2]), hidden_score(dtype), dtype=dtype, device=q_BHQK.device)
+        hidden = torch.full((q_BHQK.shape[2], k_BGSK.shape[2]), hidden_score(wide), dtype=wide, device=q_BHQK.device)
         mask = hidden.triu_(1)[None, None]
     q_BHQK, k_BHSK, v_BHSK = (x.to(dtype) for x in (q_BHQK, k_BGSK, v_BGSK))
-    mask = None if mask is None else mask.to(dtype)
+    mask = None if mask is None else mask.to(wide)
     with without_autocast(q_BHQK.device):
         return _Attend.apply(q_BHQK, k_BHSK, v_BHSK, mask, scale, *kept)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -210,8 +211,17 @@ class _AttendCompiled(torch.autograd.Function):
         return of_q, of_k, of_v, None, None, None, None, None
 
 
+def _score_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of scores and softmax where products run in `dtype`: rounded scores lose more than weights do."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 class _Attend(torch.autograd.Function):
-    """Batches of B H products; the dropped weights are made anew in the backward pass."""
+    """Batches of B H products; the dropped weights are made anew in the backward pass.
+
+    Scores and the softmax, forwards and backwards, are at least float32, the weights that are saved in the products'
+    type.
+    """
 
     @staticmethod
     def forward(
@@ -220,12 +230,13 @@ class _Attend(torch.autograd.Function):
         B, H, Q, _ = q.shape
         S = k.shape[2]
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        wide_q, wide_k = (x.to(_score_dtype(x.dtype)) for x in (q, k))
         if mask is None:
-            scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+            scores = torch.bmm(wide_q, wide_k.transpose(1, 2)).mul_(scale)
         else:
             added = mask.expand(B, H, Q, S).reshape(B * H, Q, S)
-            scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=scale)
-        weights = torch.softmax(scores, -1)
+            scores = torch.baddbmm(added, wide_q, wide_k.transpose(1, 2), alpha=scale)
+        weights = torch.softmax(scores, -1).to(q.dtype)
         kept = kept.reshape(weights.shape)
         y = torch.bmm(factors(kept, makes_up, q.dtype).mul_(weights), v)
         ctx.save_for_backward(q, k, v, weights, kept)
@@ -242,11 +253,12 @@ class _Attend(torch.autograd.Function):
         multiply = factors(kept, ctx.makes_up, q.dtype)
         of_weights = torch.bmm(grad, v.transpose(1, 2)).mul_(multiply)
         of_v = torch.bmm(multiply.mul_(weights).transpose(1, 2), grad)
-        of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, q.dtype)
+        wide = _score_dtype(q.dtype)
+        of_scores = torch.ops.aten._softmax_backward_data(of_weights.to(wide), weights.to(wide), -1, wide)
         of_mask = None
         if ctx.needs_input_grad[3]:
             of_mask = of_scores.view(B, H, *of_scores.shape[1:]).sum_to_size(ctx.mask_shape)
-        of_scores = of_scores.mul_(ctx.scale) if of_mask is None else of_scores * ctx.scale
+        of_scores = (of_scores.mul_(ctx.scale) if of_mask is None else of_scores * ctx.scale).to(q.dtype)
         of_q, of_k = torch.bmm(of_scores, k), torch.bmm(of_scores.transpose(1, 2), q)
         return *(x.view(B, H, *x.shape[1:]) for x in (of_q, of_k, of_v)), of_mask, None, None, None
 

@@ -13,16 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch import Tensor
 
 from ostinato.errors import ConfigError, Problem
 
 _WITHOUT_FLOAT64 = ("mps",)
 # Not asked of torch: a pass that torch 2.11 compiles may not ask.
 _WITHOUT_AUTOCAST = ("meta",)
-_PLAIN = (Tensor, nn.Parameter)
 
 
 def runs_ahead(device: torch.device) -> bool:
@@ -39,28 +36,6 @@ def is_exporting() -> bool:
     `torch.compiler.is_exporting` says so of every pass that torch 2.11 compiles; this is what it reads.
     """
     return torch.compiler._is_exporting_flag
-
-
-def is_transformed(*tensors: Tensor | None) -> bool:
-    """Return whether what is done with tensors is traced, counted or transformed: compiled, exported, by `torch.func`,
-    in batches of gradients, by differentiation forwards. Then operations may be no others than those of a pass.
-    """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
-        return True
-    if forward_ad._current_level >= 0:
-        return True
-    is_wrapped, is_batch = torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor
-    return any(x is not None and (is_wrapped(x) or is_batch(x)) for x in tensors)
-
-
-def is_plain_float32(*tensors: Tensor | None) -> bool:
-    """Return whether these are numbers on a CPU that stay float32, and nothing transforms what is done with them."""
-    for x in tensors:  # a loop, which is faster than a generator: decoding asks this of every token
-        if x is not None and (type(x) not in _PLAIN or not x.is_cpu or x.dtype is not torch.float32):
-            return False
-    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is not torch.float32:
-        return False
-    return not is_transformed(*tensors)
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:

@@ -63,8 +63,9 @@ def products(
             ends_E = ends_E[experts] - places.start
         native.grouped_products(*x, weight_EDF, bias_EF, ends_E, out_MF)
         return out_MF
-    for e in range(to.n_experts)[slice(None) if experts is None else experts]:
-        start, end = to.bounds()[e]
+    bounds = to.bounds()
+    for e in range(len(bounds))[slice(None) if experts is None else experts]:
+        start, end = bounds[e]
         if start < end:
             at, bias_F = slice(start - places.start, end - places.start), None if bias_EF is None else bias_EF[e]
             multiply(x.at(at), weight_EDF[e], out_MF[at], bias_F=bias_F)

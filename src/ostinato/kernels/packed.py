@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostinato.kernels.devices import is_plain_float32
-from ostinato.kernels.native import MOST_ROWS, few_rows, library
+from ostinato.kernels.native import MOST_ROWS, few_rows, is_plain_float32, library
 
 _log = logging.getLogger(__name__)
 _LARGE_MATRIX, _MOST_ROWS_OF_LARGE = 2**22, 8

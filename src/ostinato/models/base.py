@@ -42,6 +42,7 @@ from ostinato.nn.shapes import Bool, Float, Int, Tensor
 from ostinato.nn.stack import Stack
 from ostinato.nn.sub_layer import router_name
 from ostinato.nn.types import Routing
+from ostinato.nn.why_not import why_not_by_length, why_not_by_sentence, why_not_static
 
 
 class TokenModel(Embeddings, ABC):
@@ -259,9 +260,9 @@ class TokenModel(Embeddings, ABC):
             if isinstance(n_rounds, RoundsByLength) and "encoder" not in self.stacks:
                 reason = "a language model has no source, whose length is known before"
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, reason)])
-            if isinstance(n_rounds, RoundsByLength) and (not_so := self.stacks[name].why_not_by_length()):
+            if isinstance(n_rounds, RoundsByLength) and (not_so := why_not_by_length(self.stacks[name])):
                 raise ConfigError([Problem(f"rounds.{name}", n_rounds, not_so)])
-            if isinstance(n_rounds, RoundsBySentence) and (not_so := self.stacks[name].why_not_by_sentence()):
+            if isinstance(n_rounds, RoundsBySentence) and (not_so := why_not_by_sentence(self.stacks[name])):
                 raise ConfigError([Problem(f"rounds.{name}", "by sentence", not_so)])
             if (most := execution.most_rounds_of(name)) is not None:
                 self.stacks[name].plan.with_rounds(most)
@@ -270,7 +271,7 @@ class TokenModel(Embeddings, ABC):
     def why_not_static(self, execution: Execution) -> str | None:
         """Return why a step of decoding cannot be recorded and replayed; None: it can (`Execution.static_cache`)."""
         decoder = self.stacks.get("decoder")
-        return "needs a decoder of steps" if decoder is None else decoder.why_not_static(execution)
+        return "needs a decoder of steps" if decoder is None else why_not_static(decoder, execution)
 
     def n_rounds(self) -> dict[str, int]:
         """Return how many rounds every stack runs at most where a call does not say otherwise."""

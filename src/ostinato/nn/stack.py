@@ -42,7 +42,7 @@ from ostinato.nn.gathering import fill_caches, gather_active, pays_to_gather, ro
 from ostinato.nn.graph import repeat_rounds
 from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
 from ostinato.nn.layers import at_least_float32
-from ostinato.nn.loops import NoiseState, run_round, state_that_leaves
+from ostinato.nn.loops import run_round, state_that_leaves
 from ostinato.nn.positions import PositionSignal, columns_up_to, positions_from_keep, prefix_columns
 from ostinato.nn.program import LoopProgram, Program, SubLayers
 from ostinato.nn.rows import Rows
@@ -136,7 +136,7 @@ class Stack:
             offset_B: where signals of positions that start at random do so in training; None: drawn here.
             memory_BSD, memory_keep_BS: what cross-attention looks at.
             n_rounds: another number of rounds than the plan's (fully shared plans only); a tensor of one number in a
-                graph, where rounds are alike (`repeats_one_round`).
+                graph, where rounds are alike (`why_not.repeats_one_round`).
             request: captures to return: "input", "output", "residual", "weights", "seconds"; "rounds": what the output
                 would be after every round of the loop (stacks without halting, or with exits), the states that left it,
                 and the map of a round.
@@ -439,45 +439,6 @@ class Stack:
         if self.halting.chooses_tokens:
             return False
         return execution.exit in OF_STATES or self.readout is not None
-
-    @property
-    def repeats_one_round(self) -> bool:
-        """Whether all rounds do the same, so that a graph may run them in a loop (`Execution.as_graph`)."""
-        plan = self.plan
-        is_alike = plan.is_fully_shared and not plan.loop.tells_rounds_apart and plan.loop.keys == "own"
-        return is_alike and bool(plan.loop.steps) and not self.halting.chooses_tokens
-
-    def why_not_static(self, execution: Execution) -> str | None:
-        """Return why a step of decoding cannot be recorded and replayed (`decoding.static_cache`); None: it can."""
-        name = self.plan.stack
-        if not all(isinstance(segment.rule, NoHalting) for segment in self.program(None, execution)):
-            return f"tokens of the {name} may halt, and the host is asked in every round whether any is left"
-        modules = [self.banks.start[s.start] for s in self.plan.segments if s.start is not None]
-        if any(isinstance(one, NoiseState) for start in modules for one in start.modules()):
-            return f"the loop of the {name} starts from noise, of which the host makes as much as there are positions"
-        return None
-
-    def why_not_by_length(self) -> str | None:
-        """Return why lengths of sources cannot say how many rounds this stack runs; None: they can."""
-        if self.halting.chooses_tokens:
-            return f"a router chooses the tokens of every round of the {self.plan.stack}; must be a number"
-        if self.plan.loop.time is not None:
-            return f"the rounds of the {self.plan.stack} have times, which follow from their number for the whole batch"
-        return None
-
-    def why_not_by_sentence(self) -> str | None:
-        """Return why sentences of a batch cannot have rounds of their own (`RoundsBySentence`); None: they can."""
-        if not isinstance(self.halting, NoHalting):
-            return f"the tokens of the {self.plan.stack} halt by a rule of their own"
-        if self.signal.acts_on_rounds:
-            return f"the signal of the {self.plan.stack} tells rounds apart, and sentences with fewer begin later"
-        if self.plan.loop.tells_rounds_apart:
-            return (
-                f"the rounds of the {self.plan.stack} have something of their own, and sentences with fewer begin later"
-            )
-        if self.plan.loop.keys != "own":
-            return f"the rounds of the {self.plan.stack} read keys of earlier ones, in which some sentences wait"
-        return None
 
     def program(self, n_rounds: int | Tensor | None, execution: Execution) -> Program:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.

@@ -42,6 +42,7 @@ from ostinato.nn.self_attention import SelfAttention
 from ostinato.nn.separable import SeparableConvSubLayer
 from ostinato.nn.shapes import Tensor
 from ostinato.nn.sub_layer import Parallel, SubLayer
+from ostinato.nn.why_not import repeats_one_round
 
 Tensors = dict[str, Tensor]
 Sizes = dict[str, tuple[str | int, ...]]
@@ -174,7 +175,7 @@ def _rounds_of(model: Model, name: str) -> int | None:
     """Return the number of rounds of a stack whose number is an input; None where it is fixed."""
     execution = model.current_execution
     is_given = name in execution.rounds or name in execution.paths
-    return model.n_rounds()[name] if model.stacks[name].repeats_one_round and not is_given else None
+    return model.n_rounds()[name] if repeats_one_round(model.stacks[name]) and not is_given else None
 
 
 class GraphModule(nn.Module, ABC):

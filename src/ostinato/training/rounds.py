@@ -30,6 +30,7 @@ from ostinato.nn.exits import Exit
 from ostinato.nn.halting import NoHalting
 from ostinato.nn.select import Select
 from ostinato.nn.stack import Stack
+from ostinato.nn.why_not import why_not_by_sentence
 
 _ROUNDS, _ROUND_OF_LOSS, _SHORTER = range(3)
 """What is drawn: each has draws of its own."""
@@ -133,6 +134,13 @@ def _least_rounds(stack: Stack, rounds: RoundsConfig) -> int:
     return min(rounds.least, int(rounds.grown(1, rounds.most))) if rounds.kind == "uniform" else 1
 
 
+def _most_rounds(model: Model, name: str, rounds: RoundsConfig) -> int | None:
+    """Return the most rounds of a stack in an update; None: any number."""
+    if rounds.kind == "plan" or name not in rounds_of_stacks(model, 1):
+        return model.stacks[name].plan.n_rounds
+    return getattr(rounds, "most", None)
+
+
 def steps_before_the_loop(stack: Stack, rounds: RoundsConfig) -> bool:
     """Return whether some steps before a stack's loop have no gradient in any update: only its first round reads them,
     and none of their weights serves later ones."""
@@ -193,16 +201,27 @@ def round_problems(
         found.append(Problem("training.rounds.gradient_repeats", rounds.gradient_repeats, reason))
     if rounds.per == "sentence":
         found += _problems_of_sentences(model, loss)
-    most = getattr(rounds, "most", None)
-    for name in [*model.stacks][-1:]:
-        if rounds.kind == "plan" or name not in rounds_of_stacks(model, 1):
-            most = model.stacks[name].plan.n_rounds
+    most = _most_rounds(model, [*model.stacks][-1], rounds) if model.stacks else None
     return [*found, *round_loss_problems(model, round_loss, most, "training.round_loss")]
+
+
+def useless_rounds(model: Model, rounds: RoundsConfig, consistency: ConsistencyConfig) -> list[Problem]:
+    """Return the settings of rounds that have no effect because no stack runs more than one, in any update."""
+    shared = rounds_of_stacks(model, 1)
+    if not shared or any(_most_rounds(model, name, rounds) != 1 for name in shared):
+        return []
+    settings = {
+        "rounds.gradient_rounds": rounds.gradient_rounds,
+        "consistency.loss": consistency.loss,
+        "consistency.states": consistency.states,
+    }
+    why = "has no effect, because no stack whose rounds share all weights runs more than one: remove it, or run more"
+    return [Problem(f"training.{key}", value, why) for key, value in settings.items() if value]
 
 
 def _problems_of_sentences(model: Model, loss: str) -> list[Problem]:
     """Return why sentences cannot have rounds of their own."""
-    whys = [model.stacks[name].why_not_by_sentence() for name in rounds_of_stacks(model, 1)]
+    whys = [why_not_by_sentence(model.stacks[name]) for name in rounds_of_stacks(model, 1)]
     if any(True for _ in model.routed()):
         whys.append("processes would have other numbers of rounds, of each of which routers keep records")
     if loss != "last":

@@ -34,7 +34,7 @@ from ostinato.folders import cache_folder
 _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
 _OPTIONS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-lm")
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # compiling takes seconds, on a machine that is busy with other work many times as long
 _LOCK_TIMEOUT_S = 4 * _TIMEOUT_S
 _MAKING = ".making-"
 _REMEMBERED_S = 24 * 3600.0

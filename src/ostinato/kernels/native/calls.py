@@ -17,13 +17,16 @@ from functools import lru_cache
 from threading import Lock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ostinato.kernels.devices import is_plain_float32
 from ostinato.kernels.native.build import SIGNATURES, library
 
 _WORTH_A_THREAD = 2**14
 _drawing = Lock()
+
+_PLAIN = (Tensor, nn.Parameter)
 
 _TYPES = {"p": c_void_p, "n": c_int64, "f": c_float}
 _COUNTING = {"act_enter", "stick_halt", "full_attention", "large_product", "grouped_products"}
@@ -394,6 +397,28 @@ def drop_relu_gradient(grad: Tensor, y: Tensor, scale: float, out: Tensor) -> No
 def takes(*tensors: Tensor | None) -> bool:
     """Return whether compiled kernels may run on these, which may want gradients."""
     return is_plain_float32(*tensors) and has_kernels()
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Return whether what is done with tensors is traced, counted or transformed: compiled, exported, by `torch.func`,
+    in batches of gradients, by differentiation forwards. Then operations may be no others than those of a pass.
+    """
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level >= 0:
+        return True
+    is_wrapped, is_batch = torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor
+    return any(x is not None and (is_wrapped(x) or is_batch(x)) for x in tensors)
+
+
+def is_plain_float32(*tensors: Tensor | None) -> bool:
+    """Return whether these are numbers on a CPU that stay float32, and nothing transforms what is done with them."""
+    for x in tensors:  # a loop, which is faster than a generator: decoding asks this of every token
+        if x is not None and (type(x) not in _PLAIN or not x.is_cpu or x.dtype is not torch.float32):
+            return False
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is not torch.float32:
+        return False
+    return not is_transformed(*tensors)
 
 
 @lru_cache(maxsize=1)
