@@ -12,7 +12,9 @@ ones, lets it continue their curves to U, and looks up what it advised.
     regret         (score at U of the advised candidate - best score at U) / (worst - best)
     random         the mean regret of the best of so many candidates, drawn at random and trained in full, as take the
                    compute of the search: of 25 a tenth is two and a half, the mean of the best of two and of three
-    default        regret of the default Transformer; shared: of its Universal Transformer, the same with shared weights
+    default        regret of the default Transformer
+    shared         the mean regret of the candidates that share the weights of all steps, without experts or halting, of
+                   whatever depth, width and positions
     worse          by how much the advised candidate is worse than the default Transformer; half interval: by how much
                    it may be, half of the 90 % interval that was given for its score at U
     covered        whether that interval holds the score
@@ -35,7 +37,9 @@ from ostinato.advise.halving import N_STAGES, Found, Halving, drift_of, expect, 
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import SweepTrainer, best_of, range_of
 from ostinato.advise.space import load_space
-from ostinato.advise.trials import Outcome, TimeUp, Trainer, Trial, best_by_candidate, order
+from ostinato.advise.trials import TimeUp, Trainer, Trial, TrialOutcome, best_by_candidate, order
+from ostinato.config.measures import as_overrides
+from ostinato.config.recipe import Recipe
 from ostinato.config.training import Mode
 from ostinato.data.output_files import check_output, new_file
 from ostinato.errors import DataError
@@ -89,23 +93,23 @@ class Grid:
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
         self._rows = {(row["candidate"], row["updates"]): row for row in rows}
 
-    def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def train(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         """Return what is stored of the trials."""
         missing = [trial for trial in trials if (trial.candidate, trial.updates) not in self._rows]
         if missing:
             raise DataError(f"the grid lacks {missing[0].candidate} with {missing[0].updates} updates: train it first")
         return [outcome_of(self._rows[trial.candidate, trial.updates]) for trial in trials]
 
-    def done(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def done(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         """Return the same: nothing takes time."""
         return self.train(stage, trials)
 
 
-def outcome_of(row: dict[str, Any]) -> Outcome:
+def outcome_of(row: dict[str, Any]) -> TrialOutcome:
     """Return a row of a grid as an outcome."""
     trial = Trial(row["candidate"], 1.0, SEED, row["updates"])
     loss = math.inf if row["loss"] is None else row["loss"]
-    return Outcome(trial, row["score"], loss, tuple((u, y) for u, y in row["curve"]), row["seconds"])
+    return TrialOutcome(trial, row["score"], loss, tuple((u, y) for u, y in row["curve"]), row["seconds"])
 
 
 def stage_sizes(length: int) -> list[int]:
@@ -166,11 +170,19 @@ def stored_rows(out: Path, head: dict[str, Any], candidates: Sequence[Candidate]
     Raises:
         DataError: a row of another grid, or of a candidate that had other settings.
     """
+
+    def recipe_of(settings: dict[str, Any]) -> Recipe:
+        return load_recipe(head["recipe"], [*head["overrides"], *as_overrides(settings)])
+
+    def is_same(stored: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
+        # A later version may also set what a recipe has anyway.
+        return stored == now or (stored is not None and now is not None and recipe_of(stored) == recipe_of(now))
+
     settings = {one.name: one.settings for one in candidates}
     rows = read_rows(out) if out.is_file() else []
     for row in rows:
         name = row.get("candidate")
-        if not head.items() <= row.items() or row.get("settings") != settings.get(name):
+        if not head.items() <= row.items() or not is_same(row.get("settings"), settings.get(name)):
             asked = f"{head['task']}, {head['length']:,} updates"
             raise DataError(f"{out}: {name!r} is of another grid than {asked}, or of other settings: name another file")
     return [row for row in rows if row["score"] is not None]
@@ -182,7 +194,7 @@ def in_chunks(trials: Sequence[Trial], size: int) -> Iterator[Sequence[Trial]]:
         yield trials[first : first + size]
 
 
-def trained(trainer: Trainer, label: str, trials: Sequence[Trial]) -> tuple[list[Outcome], bool]:
+def trained(trainer: Trainer, label: str, trials: Sequence[Trial]) -> tuple[list[TrialOutcome], bool]:
     """Train as far as the time goes; return the outcomes, and whether they are all."""
     try:
         return trainer.train(label, trials), True
@@ -190,7 +202,7 @@ def trained(trainer: Trainer, label: str, trials: Sequence[Trial]) -> tuple[list
         return trainer.done(label, trials), False
 
 
-def row_of(head: dict[str, Any], one: Outcome, candidate: Candidate) -> dict[str, Any]:
+def row_of(head: dict[str, Any], one: TrialOutcome, candidate: Candidate) -> dict[str, Any]:
     """Return an outcome as a row of the grid."""
     return {
         **head,
@@ -249,7 +261,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     regrets = regrets_of(final, mode)
     drift = drift_of(found, best)
 
-    def expected(one: Outcome) -> Expected:
+    def expected(one: TrialOutcome) -> Expected:
         return expect(found, one, length, best=best, drift=drift).within(*range_of(metric))
 
     last = found.stages[-1]
@@ -275,7 +287,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def long_trainings(rows: Sequence[dict[str, Any]]) -> dict[str, Outcome]:
+def long_trainings(rows: Sequence[dict[str, Any]]) -> dict[str, TrialOutcome]:
     """Return the outcome of every candidate's long training.
 
     Raises:
@@ -288,7 +300,7 @@ def long_trainings(rows: Sequence[dict[str, Any]]) -> dict[str, Outcome]:
     return {name: final[name] for name in names}
 
 
-def regrets_of(final: dict[str, Outcome], mode: Mode) -> dict[str, float]:
+def regrets_of(final: dict[str, TrialOutcome], mode: Mode) -> dict[str, float]:
     """Return the regret of every candidate; 1 of those that failed."""
     costs = {name: order(one, mode)[0] for name, one in final.items()}
     known = [cost for cost in costs.values() if math.isfinite(cost)]
@@ -314,7 +326,7 @@ def random_regret(regrets: Sequence[float], n_draws: float) -> float:
     return best_of_draws(few) + (n_draws - few) * (best_of_draws(more) - best_of_draws(few))
 
 
-def against_default(final: dict[str, Outcome], name: str, mode: Mode, interval: Expected) -> dict[str, Any]:
+def against_default(final: dict[str, TrialOutcome], name: str, mode: Mode, interval: Expected) -> dict[str, Any]:
     """Return by how much the advised candidate is worse than the default Transformer, and half of its interval."""
     if DEFAULT not in final or final[name].score is None:
         return {"worse": None, "half interval": None, "within": None if DEFAULT not in final else False}
@@ -323,7 +335,7 @@ def against_default(final: dict[str, Outcome], name: str, mode: Mode, interval: 
     return {"worse": worse if math.isfinite(worse) else None, "half interval": half, "within": worse <= half}
 
 
-def holds(interval: Expected, one: Outcome) -> bool:
+def holds(interval: Expected, one: TrialOutcome) -> bool:
     """Return whether an interval holds the score of a long training."""
     return one.score is not None and interval.low <= one.score <= interval.high
 

@@ -27,7 +27,7 @@ from ostinato.models import LanguageModel
 from ostinato.models.base import as_batch
 from ostinato.onnx.export import quantise, write_onnx
 from ostinato.onnx.graphs import Graph, Tensors, graphs_of
-from ostinato.onnx.session import Session
+from ostinato.onnx.session import GraphSession
 from ostinato.training.threads import cpu_threads
 
 N_TEXTS, N_TOKENS, N_CACHED = 4, 128, 64
@@ -98,7 +98,7 @@ def _ours(model: LanguageModel) -> dict[str, Callable[[], object]]:
 def _theirs(graph: Graph, files: dict[str, Path], n_threads: int) -> dict[str, Callable[[], object]]:
     text = _given(graph, N_TEXTS, N_TOKENS, 0)
     token = _given(graph, 1, 1, N_CACHED)
-    sessions = {who: Session(file, n_threads) for who, file in files.items()}
+    sessions = {who: GraphSession(file, n_threads) for who, file in files.items()}
     found: dict[str, Callable[[], object]] = {}
     for who, session in sessions.items():
         found[f"{who}, text"] = lambda session=session: session(text)  # type: ignore[misc]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ostinato.advise.candidates import Candidate
-from ostinato.advise.trials import Outcome, TimeUp, Trial
+from ostinato.advise.trials import TimeUp, Trial, TrialOutcome
 from ostinato.config.space import AxisConfig, LevelConfig, SpaceConfig
 from ostinato.tasks.recipes import load_recipe
 
@@ -20,21 +20,21 @@ class Formula:
         self.score, self.most = score, most
         self.trained: list[Trial] = []
 
-    def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def train(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         for trial in trials:
             if len(self.trained) >= self.most:
                 raise TimeUp
             self.trained.append(trial)
         return [self.outcome(trial) for trial in trials]
 
-    def done(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def done(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         return [self.outcome(trial) for trial in trials if trial in self.trained]
 
-    def outcome(self, trial: Trial) -> Outcome:
+    def outcome(self, trial: Trial) -> TrialOutcome:
         score = self.score(trial)
         reason = "" if score is not None else "update 3: the loss is nan"
         seconds = 2.0 + 0.1 * trial.updates
-        return Outcome(
+        return TrialOutcome(
             trial, score, math.inf if score is None else score, ((trial.updates, score or 0.0),), seconds, reason
         )
 

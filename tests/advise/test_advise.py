@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import yaml
@@ -22,7 +25,7 @@ from ostinato.advise.candidates import BASE
 from ostinato.advise.checks import NoAdviceError
 from ostinato.advise.limits import LatencyLimit, Limits
 from ostinato.advise.report import FIGURE
-from ostinato.advise.trials import Outcome, TimeUp, Trial
+from ostinato.advise.trials import TimeUp, Trial, TrialOutcome
 from ostinato.analysis.report import svg_data
 from ostinato.budget import count_parameters
 from ostinato.cli import main
@@ -34,6 +37,7 @@ from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.vocabulary import size_model
 
 HERE = Path(__file__).parent
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'ostinato[ray]'")
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +281,7 @@ class Clocked(Formula):
     def monotonic(self) -> float:
         return self.now
 
-    def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def train(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         for trial in trials:
             seconds = 0.0 if trial in self.trained else self.outcome(trial).seconds
             self.now = min(self.now + seconds, self.deadline)
@@ -303,8 +307,33 @@ def test_the_hours_are_those_of_the_whole_command(tmp_path: Path, monkeypatch: p
     assert 0.5 * 3600 * hours < trainer.now <= trainer.deadline < 0.98 * 3600 * hours, "the rest is for the answer"
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answer of one worker that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, str(HERE / "tiny_question.py"), str(folder), "1"], env=environment, check=True)
+    return answer_in(folder)
+
+
+def answer_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "answer" / ANSWER).read_text("utf-8"))
+    return found
+
+
+def check_same(found: dict[str, Any], whole: dict[str, Any]) -> None:
+    """Check that answers are of the same scores; how many seeds there was time for may differ, and what they say."""
+    own, other = ({one["name"]: one["scores"] for one in answer["candidates"]} for answer in (found, whole))
+    assert own.keys() == other.keys()
+    common = {name: own[name].keys() & other[name].keys() for name in own}
+    assert all("1" in seeds for seeds in common.values())
+    assert all(own[name][seed] == other[name][seed] for name in own for seed in common[name])
+    if all(own[name].keys() == other[name].keys() for name in own):
+        assert found["recommended"] == whole["recommended"]
+
+
 @pytest.mark.slow
-def test_killed_it_goes_on_to_the_same_answer(tmp_path: Path) -> None:
+def test_killed_it_goes_on_to_the_same_answer(tmp_path: Path, whole: dict[str, Any]) -> None:
     command = [sys.executable, str(HERE / "tiny_question.py"), str(tmp_path), "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for n_finished in (2, 7):
@@ -317,14 +346,20 @@ def test_killed_it_goes_on_to_the_same_answer(tmp_path: Path) -> None:
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").glob("*/results.json")}
     subprocess.run(command, env=environment, check=True)
     assert all(path.stat().st_mtime_ns == when for path, when in done.items()), "what was done stays"
-    killed = json.loads((tmp_path / "answer" / ANSWER).read_text("utf-8"))
+    check_same(answer_in(tmp_path), whole)
 
-    whole = tmp_path / "whole"
-    subprocess.run([*command[:2], str(whole), "1"], env=environment, check=True)
-    found = json.loads((whole / "answer" / ANSWER).read_text("utf-8"))
-    scores = [{one["name"]: one["scores"] for one in one_answer["candidates"]} for one_answer in (killed, found)]
-    common = [{name: own["1"] for name, own in one.items()} for one in scores]
-    assert common[0] == common[1], "the same trainings find the same"
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=needs_ray)])
+def test_two_workers_find_the_answer_of_one(executor: str, tmp_path: Path, whole: dict[str, Any]) -> None:
+    asked = question(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(asked.space.model_dump()), encoding="utf-8")
+    command = [sys.executable, "-m", "ostinato", "advise", "digits/transformer", *TINY, "--hours", "1"]
+    command += ["--space", str(tmp_path / "tiny.yaml"), "--out", str(asked.out), "--store", str(asked.store)]
+    with TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # the names of Ray's sockets are
+        environment = os.environ | {"RAY_TMPDIR": short}
+        subprocess.run([*command, "--workers", "2", "--executor", executor], env=environment, check=True)
+    check_same(answer_in(tmp_path), whole)
 
 
 @pytest.mark.slow

@@ -12,10 +12,16 @@ from ostinato.advise.limits import LatencyLimit, Limits
 from ostinato.config.space import AxisConfig, LevelConfig, SpaceConfig
 from ostinato.experiments.timing.workloads import Workload
 
-ONE_ROUND = AxisConfig(name="kept", levels=[LevelConfig(name="one round", set={"decoding.cached_rounds": 1})])
+LEVELS = [
+    LevelConfig(name="one round", set={"decoding.cached_rounds": 1}),
+    LevelConfig(name="wide", set={"decoding.beam": 8}),
+]
+SPACE = SpaceConfig(name="x", axes=[AxisConfig(name="search", levels=LEVELS)])
 
 
-def test_a_search_keeps_as_many_rounds_as_the_candidate_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_keeps_as_many_rounds_and_hypotheses_as_the_candidate_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Workload] = []
 
     def measure(timer: object, models: object, workloads: list[Workload], effort: object) -> list[SimpleNamespace]:
@@ -24,8 +30,9 @@ def test_a_search_keeps_as_many_rounds_as_the_candidate_says(tmp_path: Path, mon
 
     monkeypatch.setattr("ostinato.advise.latency.Timer.measure", measure)
     limits = Limits(latency=LatencyLimit(1.0, 3), source_length=5, target_length=7)
-    settings = ["model.vocab_size=100", "decoding.cached_rounds=2"]
-    found = make_candidates("looped/novels", settings, SpaceConfig(name="x", axes=[ONE_ROUND]), limits)
+    settings = ["model.vocab_size=100", "decoding.cached_rounds=2", "decoding.strategy=beam", "decoding.beam=4"]
+    found = make_candidates("looped/novels", settings, SPACE, limits)
     clock = Latencies(Journal(tmp_path, {}), found.found, found.limits, 1, "cpu")
-    assert [clock.seconds_of(one.name) for one in found.found] == [1.0, 1.0]
-    assert seen == [Workload("decoding", 3, 0, 7, cached_rounds=2), Workload("decoding", 3, 0, 7, cached_rounds=1)]
+    assert [clock.seconds_of(one.name) for one in found.found] == [1.0, 1.0, 1.0]
+    kept = [(4, 2), (4, 1), (8, 2)]
+    assert seen == [Workload("decoding", 3, 0, 7, beam, cached_rounds=rounds) for beam, rounds in kept]

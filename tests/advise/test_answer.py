@@ -11,17 +11,17 @@ from ostinato.advise.candidates import BASE, Candidate
 from ostinato.advise.comparison import adjusted_means, compare
 from ostinato.advise.halving import Found
 from ostinato.advise.limits import LatencyLimit, Limits
-from ostinato.advise.trials import Outcome, Trial
+from ostinato.advise.trials import Trial, TrialOutcome
 from ostinato.advise.words import findings
 from ostinato.experiments.inference import ALPHA
 
 SPACE = space(axis("plan", "shared", "individual"), axis("depth", "2", "4")).model_copy(update={"rates": [1.0]})
 
 
-def outcomes(scores: Mapping[str, list[float]], updates: int = 90, rate: float = 1.0) -> list[Outcome]:
+def outcomes(scores: Mapping[str, list[float]], updates: int = 90, rate: float = 1.0) -> list[TrialOutcome]:
     """Return what candidates found, by seed."""
     return [
-        Outcome(Trial(name, rate, seed, updates), score, score, ((updates, score),), 10.0)
+        TrialOutcome(Trial(name, rate, seed, updates), score, score, ((updates, score),), 10.0)
         for name, own in scores.items()
         for seed, score in enumerate(own, 1)
     ]
@@ -137,7 +137,7 @@ def test_axes_that_decide_are_the_most_important_and_others_are_nothing() -> Non
         for n in range(3)
     }
     rows = [
-        Outcome(Trial(name, rate, 1, 10), (plan == "shared") + rate + 0.01 * n, 0.0)
+        TrialOutcome(Trial(name, rate, 1, 10), (plan == "shared") + rate + 0.01 * n, 0.0)
         for n, (name, one) in enumerate(made.items())
         for plan in [one.levels["plan"]]
         for rate in (0.1, 0.2)
@@ -172,7 +172,7 @@ def test_few_trials_say_nothing_of_importance() -> None:
 
 
 def test_a_candidate_that_failed_stands_last_with_its_reason() -> None:
-    failed = Outcome(Trial("d", 1.0, 1, 10), None, reason="failed:\nupdate 3: the loss is nan")
+    failed = TrialOutcome(Trial("d", 1.0, 1, 10), None, reason="failed:\nupdate 3: the loss is nan")
     stages = [[*outcomes({"a": [1.0], "b": [2.0]}, 10), failed]]
     found = make_answer(
         Found(stages), [candidate(name) for name in "abd"], SPACE, "loss", "min", Limits(parameters=10),
@@ -185,7 +185,7 @@ def test_a_candidate_that_failed_stands_last_with_its_reason() -> None:
 
 def test_a_candidate_with_a_failed_seed_stands_behind_those_without_and_it_is_said() -> None:
     stages = [outcomes({"a": [0.5], "b": [0.6]}, 10), outcomes({"a": [0.5], "b": [0.6]}, 30)]
-    failed = [Outcome(Trial("a", 1.0, seed, 90), None, reason="update 3: the loss is nan") for seed in (2, 3)]
+    failed = [TrialOutcome(Trial("a", 1.0, seed, 90), None, reason="update 3: the loss is nan") for seed in (2, 3)]
     stages.append([*outcomes({"a": [0.5], "b": [0.6, 0.61, 0.59]}), *failed])
     found = make_answer(
         Found(stages, True), [candidate("a"), candidate("b")], SPACE, "loss", "min", Limits(parameters=10),
@@ -195,10 +195,22 @@ def test_a_candidate_with_a_failed_seed_stands_behind_those_without_and_it_is_sa
     assert found.warnings == ["2 of 3 seeds of a failed, so that it stands behind: update 3: the loss is nan"]
 
 
+def test_a_candidate_with_a_failed_seed_is_not_among_those_that_may_be_as_good_and_cost_less() -> None:
+    stages = [outcomes(CLOSE, 10), outcomes(CLOSE, 30), outcomes({**CLOSE, "c": [0.9, 1.3]})]
+    stages[-1].append(TrialOutcome(Trial("c", 1.0, 3, 90), None, reason="update 3: the loss is nan"))
+    found = make_answer(
+        Found(stages, True), [candidate("a", macs=9.0), candidate(BASE, macs=4.0), candidate("c", macs=1.0)], SPACE,
+        "loss", "min", Limits(parameters=10), latencies={}, length=90, trainings_an_hour={}, n_untried=0, most_seeds=5,
+    )  # fmt: skip
+    assert (found.best.name, [one.name for one in found.equals]) == ("a", [BASE])
+    assert found.cheapest_equal().name == BASE
+    assert "these 2 could not be told apart (3 seeds, corrected for all pairs): a; the recipe" in findings(found, "x")
+
+
 def test_a_leader_that_failed_in_the_last_stage_is_said_to_have() -> None:
     arguments: dict[str, object] = {"latencies": {}, "length": 900, "trainings_an_hour": {}, "n_untried": 0}
     stages = [outcomes({"a": [1.0], "b": [1.1]}, 10), outcomes({"a": [0.8], "b": [0.9]}, 30), outcomes({"b": [0.5]})]
-    stages[-1].append(Outcome(Trial("a", 1.0, 1, 90), None, reason="update 3: the loss is nan"))
+    stages[-1].append(TrialOutcome(Trial("a", 1.0, 1, 90), None, reason="update 3: the loss is nan"))
     made = [candidate(name) for name in "ab"]
     found = make_answer(
         Found(stages, True), made, SPACE, "loss", "min", Limits(parameters=10), most_seeds=5, **arguments
@@ -233,7 +245,7 @@ def test_adjusted_means_of_equal_scores_are_equal() -> None:
 
 def test_of_those_of_one_score_the_one_of_the_least_loss_is_advised() -> None:
     losses = {name: 1.0 - 0.1 * i for i, name in enumerate("abcdefgh")}
-    stage = [Outcome(Trial(name, 1.0, 1, 90), 0.1, loss) for name, loss in losses.items()]
+    stage = [TrialOutcome(Trial(name, 1.0, 1, 90), 0.1, loss) for name, loss in losses.items()]
     made = [candidate(name) for name in losses]
     arguments: dict[str, object] = {"latencies": {}, "length": 900, "trainings_an_hour": {}, "n_untried": 0}
     found = make_answer(
@@ -324,7 +336,7 @@ def test_one_rate_of_several_is_a_warning() -> None:
 
 
 STOPPED = [outcomes({"a": [1.0], "b": [2.0]}, 10), outcomes({"a": [1.0], "b": [2.0]}, 30)]
-FAILED = [Outcome(Trial(name, 1.0, 1, 90), None, reason="update 3: the loss is nan") for name in "ab"]
+FAILED = [TrialOutcome(Trial(name, 1.0, 1, 90), None, reason="update 3: the loss is nan") for name in "ab"]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +350,7 @@ FAILED = [Outcome(Trial(name, 1.0, 1, 90), None, reason="update 3: the loss is n
     ],
 )
 def test_a_last_stage_decides_where_it_has_scores_and_the_leader_ran(
-    last: list[Outcome], is_complete: bool, n_stages: int
+    last: list[TrialOutcome], is_complete: bool, n_stages: int
 ) -> None:
     found = decisive(Found([*STOPPED, last], is_complete), "min")
     assert found.stages == [*STOPPED, last][:n_stages]

@@ -8,7 +8,7 @@ import pytest
 from test_answer import outcomes
 
 from ostinato.advise.checks import baseline, check_data, why_not
-from ostinato.advise.trials import Outcome, Trial
+from ostinato.advise.trials import Trial, TrialOutcome
 from ostinato.errors import DataError
 from ostinato.metrics.matching import ExactMatch
 from ostinato.tasks.recipes import load_recipe
@@ -88,7 +88,7 @@ def test_no_is_said_where_the_metric_tells_nothing(
 
 
 def test_that_all_trainings_failed_is_said_with_the_reason() -> None:
-    failed = [Outcome(Trial("a", 1.0, 1, 10), None, reason="failed: update 3: the loss is nan")]
+    failed = [TrialOutcome(Trial("a", 1.0, 1, 10), None, reason="failed: update 3: the loss is nan")]
     assert why_not(failed, "loss", "min", 100, None) == (
         "no candidate could be trained: failed: update 3: the loss is nan"
     )

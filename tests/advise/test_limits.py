@@ -69,10 +69,11 @@ def test_a_language_model_of_texts_reads_no_source() -> None:
     assert limits.of_recipe(load_recipe("digits/transformer")) == limits
 
 
-def test_bytes_are_those_of_models_that_train_as_the_recipe_does() -> None:
+def test_bytes_are_those_of_models_that_train_and_search_as_the_recipe_does() -> None:
     settings = ["training.checkpoint_activations=true", "training.precision=bfloat16"]
+    settings += ["decoding.strategy=beam", "decoding.beam=8"]
     whole, less = load_recipe("digits/transformer"), load_recipe("digits/transformer", settings)
     model = size_model(whole, source=14, target=14).model
-    asked: dict[str, Any] = {"checkpoint_activations": True, "precision": "bfloat16"}
+    asked: dict[str, Any] = {"checkpoint_activations": True, "precision": "bfloat16", "beam": 8}
     assert Limits().of_recipe(whole).figures(model)["bytes"] == count_budget(model, Assumptions()).figure("bytes")
     assert Limits().of_recipe(less).figures(model)["bytes"] == count_budget(model, Assumptions(**asked)).figure("bytes")

@@ -10,7 +10,7 @@ from tables import Formula
 from ostinato.advise.halving import Halving
 from ostinato.advise.journal import FILE, Journal
 from ostinato.advise.pace import LEAST_CANDIDATES, LEAST_UPDATES, Pace
-from ostinato.advise.trials import Outcome, Trial
+from ostinato.advise.trials import Trial, TrialOutcome
 from ostinato.errors import ConfigError, DataError
 
 COSTS = {f"c{number}": 1.0 + number % 3 for number in range(24)}
@@ -38,8 +38,8 @@ def test_one_search_is_at_work_in_a_folder_at_a_time(tmp_path: Path) -> None:
     Journal(tmp_path, {"question": "x"}).close()
 
 
-def going_on(names: list[str], updates: int, seconds: float) -> list[Outcome]:
-    return [Outcome(Trial(name, 1.0, 1, updates), 1.0, seconds=seconds) for name in names]
+def going_on(names: list[str], updates: int, seconds: float) -> list[TrialOutcome]:
+    return [TrialOutcome(Trial(name, 1.0, 1, updates), 1.0, seconds=seconds) for name in names]
 
 
 def test_the_stages_fill_the_time(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_recipe_that_cannot_be_trained_is_an_error(tmp_path: Path) -> None:
 
 def test_of_a_recipe_that_fails_with_a_traceback_the_last_line_is_told(tmp_path: Path) -> None:
     class Failing:
-        def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+        def train(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
             lines = ["failed: Traceback (most recent call last):", *["  File"] * 40, "ValueError: shapes"]
-            return [Outcome(trial, None, reason="\n".join(lines)) for trial in trials]
+            return [TrialOutcome(trial, None, reason="\n".join(lines)) for trial in trials]
 
     ours = Pace(Journal(tmp_path, {}), COSTS, Halving(RATES, "min"), 1, time.monotonic() + 100, 100)
     with pytest.raises(ConfigError, match=r"c0 cannot be trained: failed: Traceback .*\n  \.\.\.\nValueError: shapes$"):

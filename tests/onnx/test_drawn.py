@@ -30,16 +30,16 @@ from contract import real_logits, real_ones
 from ostinato.config.model import HeadConfig, LanguageModelConfig, Seq2SeqConfig
 from ostinato.onnx.export import write_onnx
 from ostinato.onnx.graphs import Graph, graphs_of
-from ostinato.onnx.session import Session
+from ostinato.onnx.session import GraphSession
 
 pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
 
 
-def sessions_of(graphs: list[Graph], folder: Path) -> list[Session]:
+def sessions_of(graphs: list[Graph], folder: Path) -> list[GraphSession]:
     for graph in graphs:
         write_onnx(graph, graph.exported(), folder / f"{graph.name}.onnx", {})
-    return [Session(folder / f"{graph.name}.onnx") for graph in graphs]
+    return [GraphSession(folder / f"{graph.name}.onnx") for graph in graphs]
 
 
 def assert_close(found: Tensor, expected: Tensor, what: str) -> None:

@@ -33,7 +33,7 @@ from ostinato.models import Model
 from ostinato.onnx import export
 from ostinato.onnx.export import quantise, write_onnx
 from ostinato.onnx.graphs import Graph, Tensors, graphs_of
-from ostinato.onnx.session import Session, held_out_batches, held_out_loss
+from ostinato.onnx.session import GraphSession, held_out_batches, held_out_loss
 from ostinato.tasks.registry import build_task
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def check_everywhere(model: Model, tmp_path: Path) -> None:
     """Compare every graph of a model in onnxruntime and as torch.export's program with the module itself."""
     for graph in graphs_of(model):
         program = graph.exported()
-        session = Session(written(graph, program, tmp_path))
+        session = GraphSession(written(graph, program, tmp_path))
         for sizes in SIZES:
             given = filled(graph, **sizes)
             with torch.no_grad():
@@ -116,7 +116,7 @@ def test_a_loop_ends_where_all_tokens_have_halted(tmp_path: Path) -> None:
     with torch.no_grad():
         model.banks.halting["encoder"].map.bias.fill_(50.0)  # after the first round
     [graph] = graphs_of(model)
-    session = Session(written(graph, graph.exported(), tmp_path))
+    session = GraphSession(written(graph, graph.exported(), tmp_path))
     given = filled(graph, batch=2, columns=3) | {"rounds": torch.tensor(10**12)}
     with torch.no_grad():
         expected = graph.module(given | {"rounds": torch.tensor(2)})
@@ -222,7 +222,7 @@ def test_int8_is_smaller_and_its_loss_is_measured(tmp_path: Path, capsys: pytest
     assert of_large.stat().st_size + Path(f"{of_large}.data").stat().st_size < 1.1 * small.stat().st_size
     assert of_large.stat().st_size < small.stat().st_size
     given = filled(graphs_of(run.model)[0], **SIZES[0])
-    found = [Session(file)(given)["logits"] for file in (small, of_large)]
+    found = [GraphSession(file)(given)["logits"] for file in (small, of_large)]
     assert torch.equal(*found)
 
 

@@ -24,7 +24,7 @@ from ostinato.advise.own_data import is_data, recipe_of_data
 from ostinato.advise.pace import PROBES, Pace
 from ostinato.advise.report import REPORT, is_report, write_report
 from ostinato.advise.runs import SweepTrainer, best_of, range_of
-from ostinato.advise.trials import Outcome, TimeUp, Trainer, sign_of
+from ostinato.advise.trials import TimeUp, Trainer, TrialOutcome, sign_of
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.space import SpaceConfig
@@ -87,7 +87,7 @@ class Advice:
 
     answer: Answer
     candidates: Candidates
-    outcomes: list[Outcome]
+    outcomes: list[TrialOutcome]
     recipe: Path
     report: Path
 
@@ -242,7 +242,7 @@ def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: Latencies, 
     names, rates = pace.shorten(halving.rates)
     say(f"{len(names)} of them are tried, at {len(rates)} learning rate{'s' if len(rates) > 1 else ''}")
 
-    def size_of(stage: int, going_on: Sequence[Outcome]) -> int:
+    def size_of(stage: int, going_on: Sequence[TrialOutcome]) -> int:
         updates = pace.size_of(stage, going_on, names, rates)
         say(f"stage {stage + 1}: {len(going_on) or len(names)} candidates, {updates} updates")
         return updates
@@ -259,7 +259,7 @@ def _searched(trainer: Trainer, halving: Halving, pace: Pace, clock: Latencies, 
     return found, len(names)
 
 
-def _are_apart(outcomes: Sequence[Outcome], name: str, mode: Mode) -> bool:
+def _are_apart(outcomes: Sequence[TrialOutcome], name: str, mode: Mode) -> bool:
     """Return whether a candidate of the last stage is told apart from the best one, by the seeds so far."""
     sign = sign_of(mode)
     scores = scores_by_seed(outcomes)

@@ -22,7 +22,7 @@ from ostinato.advise.curves import Expected
 from ostinato.advise.halving import N_STAGES, Found, drift_of, expect
 from ostinato.advise.limits import Limits
 from ostinato.advise.runs import best_of, range_of
-from ostinato.advise.trials import Outcome, Trial, best_by_candidate, sign_of
+from ostinato.advise.trials import Trial, TrialOutcome, best_by_candidate, sign_of
 from ostinato.config.space import SpaceConfig
 from ostinato.config.training import Mode
 from ostinato.experiments.inference import ALPHA, judge, seeds_needed
@@ -41,8 +41,8 @@ class Standing:
         low, high: 95 % interval of the mean, None of a single seed. expected: after the recipe's own updates.
         figures: parameters, macs, bytes, and latency (seconds) where it was measured. failed: why it, or one of its
             seeds, has no score there or in the next stage. n_failed: of its seeds.
-        is_equal: not told apart from the best; None: no test compares them. difference: by how much it is worse than
-            the best, seed by seed, with its 95 % interval.
+        is_equal: not told apart from the best, and could be advised (`is_eligible`); None: no test compares them.
+        difference: by how much it is worse than the best, seed by seed, with its 95 % interval.
     """
 
     name: str
@@ -138,7 +138,7 @@ def decisive(found: Found, mode: Mode) -> Found:
     return Found(stages, found.is_complete and len(stages) == len(found.stages))
 
 
-def _decides(stage: Sequence[Outcome], before: Sequence[Outcome], mode: Mode, is_complete: bool) -> bool:
+def _decides(stage: Sequence[TrialOutcome], before: Sequence[TrialOutcome], mode: Mode, is_complete: bool) -> bool:
     ranked = best_by_candidate(before, mode)
     leader_ran = is_complete or not ranked or any(o.trial.candidate == ranked[0].trial.candidate for o in stage)
     return leader_ran and any(one.score is not None for one in stage)
@@ -285,7 +285,7 @@ def _standings(
     )
 
 
-def _reason(one: Outcome) -> str:
+def _reason(one: TrialOutcome) -> str:
     return one.reason.splitlines()[-1] if one.reason else "it was not finished in the time"
 
 
@@ -303,7 +303,7 @@ def _is_same_model(a: Trial, b: Trial) -> bool:
     return (a.candidate, a.rate, a.updates) == (b.candidate, b.rate, b.updates)
 
 
-def _seed_noise(outcomes: Sequence[Outcome]) -> float:
+def _seed_noise(outcomes: Sequence[TrialOutcome]) -> float:
     """Return the standard deviation between seeds, pooled over candidates; 0 where none has two seeds."""
     groups: dict[str, list[float]] = {}
     for one in outcomes:
@@ -329,7 +329,7 @@ def _compared(standings: Sequence[Standing], mode: Mode, limits: Limits) -> list
     return [
         replace(
             one,
-            is_equal=None if found.is_constant else found.p > ALPHA and not is_too_slow(one, limits),
+            is_equal=None if found.is_constant else found.p > ALPHA and is_eligible(one, limits),
             difference=(found.value, found.low, found.high),
         )
         if (found := compared.get(one.name)) is not None
@@ -373,7 +373,7 @@ def _with_front(standings: Sequence[Standing], mode: Mode, limits: Limits, toler
 
 
 def importance(
-    outcomes: Sequence[Outcome], candidates: Mapping[str, Candidate], space: SpaceConfig, mode: Mode
+    outcomes: Sequence[TrialOutcome], candidates: Mapping[str, Candidate], space: SpaceConfig, mode: Mode
 ) -> list[Importance]:
     """Return how much of the spread of ranks each axis explains, the learning rate among them.
 

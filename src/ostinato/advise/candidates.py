@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import prod
 from typing import Any
@@ -14,6 +14,7 @@ from ostinato.advise.space import Combination, free_of, in_balance, name_of, set
 from ostinato.budget.free import free_variable, with_settings
 from ostinato.budget.solver import OutOfReach, solve
 from ostinato.config.data import TokenizerConfig
+from ostinato.config.decoding import DecodingConfig
 from ostinato.config.measures import as_overrides
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
@@ -36,8 +37,7 @@ class Candidate:
     Args:
         levels: of every axis; empty for the recipe itself. settings: of the recipe, by dotted path, solved ones too.
         model: with its vocabulary sizes. figures: its parameters, macs and bytes.
-        cached_rounds: of a loop, whose keys and values it keeps in decoding; None: all.
-        tokenizer: of the tokens that it predicts; None where these are no text.
+        decoding: how it searches for outputs. tokenizer: of the tokens that it predicts; None where these are no text.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Candidate:
     settings: dict[str, Any]
     model: ModelConfig
     figures: dict[str, float]
-    cached_rounds: int | None = None
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
     tokenizer: TokenizerConfig | None = None
 
 
@@ -183,9 +183,9 @@ class _Maker:
         ) is None:
             self._rest[name] = rest
             own = settings | {f"model.{path}": value for path, value in values.items()}
-            kept, data = changed.decoding.cached_rounds, changed.data
+            decoding, data = changed.decoding, changed.data
             tokenizer = (data.target_tokenizer or data.tokenizer) if solved.has_vocabulary_output else None
-            self.found.append(Candidate(name, combination, own, solved, limits.figures(solved), kept, tokenizer))
+            self.found.append(Candidate(name, combination, own, solved, limits.figures(solved), decoding, tokenizer))
         elif same.name == BASE and not same.levels:  # the recipe is a combination of the space
             self.found[self.found.index(same)] = replace(same, levels=combination)
         else:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ostinato.advise.runs import MOST_EXAMPLES, range_of
-from ostinato.advise.trials import Outcome
+from ostinato.advise.trials import TrialOutcome
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import Mode
 from ostinato.data.registry import DataAccess
@@ -73,7 +73,7 @@ def baseline(recipe: Recipe, task: Task, metric: str) -> tuple[str, float] | Non
 
 
 def why_not(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[TrialOutcome],
     metric: str,
     mode: Mode,
     n_examples: int,

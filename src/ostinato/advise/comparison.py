@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ostinato.advise.trials import Outcome, sign_of
+from ostinato.advise.trials import TrialOutcome, sign_of
 from ostinato.config.training import Mode
 from ostinato.experiments.inference import holm, judge
 
@@ -28,7 +28,7 @@ class Compared:
     is_constant: bool = False
 
 
-def scores_by_seed(outcomes: Sequence[Outcome]) -> dict[str, dict[int, float]]:
+def scores_by_seed(outcomes: Sequence[TrialOutcome]) -> dict[str, dict[int, float]]:
     """Return the scores of candidates, by seed."""
     found: dict[str, dict[int, float]] = {}
     for one in outcomes:

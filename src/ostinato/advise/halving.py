@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ostinato.advise.curves import Expected, continue_curve, missed
-from ostinato.advise.trials import Outcome, Point, TimeUp, Trainer, Trial, best_by_candidate, sign_of
+from ostinato.advise.trials import Point, TimeUp, Trainer, Trial, TrialOutcome, best_by_candidate, sign_of
 from ostinato.config.training import Mode
 
 ETA = 3
@@ -27,7 +27,7 @@ ETA = 3
 N_STAGES = 3
 SeedsLeft = Callable[[Sequence[Trial]], bool]
 """Whether there is time for so many more trials."""
-SizeOf = Callable[[int, Sequence[Outcome]], int]
+SizeOf = Callable[[int, Sequence[TrialOutcome]], int]
 """From the number of a stage, and the outcomes that go on to it (none: the first), to its updates."""
 
 
@@ -61,11 +61,11 @@ class Found:
         stages: outcomes of every stage. is_complete: False where time was up before the last stage had a seed of all.
     """
 
-    stages: list[list[Outcome]] = field(default_factory=list)
+    stages: list[list[TrialOutcome]] = field(default_factory=list)
     is_complete: bool = False
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[TrialOutcome]:
         """All outcomes."""
         return [one for stage in self.stages for one in stage]
 
@@ -78,7 +78,7 @@ def search(
     *,
     is_open: Callable[[str], bool] = lambda name: True,
     has_time: SeedsLeft = lambda trials: True,
-    are_apart: Callable[[Sequence[Outcome], str], bool] = lambda outcomes, name: False,
+    are_apart: Callable[[Sequence[TrialOutcome], str], bool] = lambda outcomes, name: False,
 ) -> Found:
     """Search the candidates of these names; what was done when time is up is returned.
 
@@ -114,11 +114,11 @@ def search(
 
 def promote(
     found: Found, halving: Halving, *, is_last: bool, is_open: Callable[[str], bool] = lambda name: True
-) -> list[Outcome]:
+) -> list[TrialOutcome]:
     """Return the best outcomes of the candidates that go on from the last stage that was done."""
     ranked = best_by_candidate(found.stages[-1], halving.mode)
     n_places = halving.n_final if is_last else max(halving.n_final, -(-len(ranked) // ETA))
-    chosen: list[Outcome] = []
+    chosen: list[TrialOutcome] = []
     for one in _with_late_one(found, ranked, n_places, halving):
         if len(chosen) < n_places and (not is_last or is_open(one.trial.candidate)):
             chosen.append(one)
@@ -126,14 +126,14 @@ def promote(
     return [*chosen, *(one for one in ranked if one.trial.candidate == halving.always and halving.always not in names)]
 
 
-def _with_late_one(found: Found, ranked: list[Outcome], n_places: int, halving: Halving) -> list[Outcome]:
+def _with_late_one(found: Found, ranked: list[TrialOutcome], n_places: int, halving: Halving) -> list[TrialOutcome]:
     """Return the ranking with the most promising candidate behind the last place put there, where there is one."""
     if n_places < 2 or len(ranked) <= n_places or not halving.length:
         return ranked
     sign = sign_of(halving.mode)
     drift = drift_of(found, halving.best)
 
-    def hoped(one: Outcome) -> float:
+    def hoped(one: TrialOutcome) -> float:
         expected = expect(found, one, halving.length, best=halving.best, drift=drift).within(*halving.bounds)
         return min(sign * expected.low, sign * expected.high)
 
@@ -146,7 +146,7 @@ def _with_late_one(found: Found, ranked: list[Outcome], n_places: int, halving: 
 
 def expect(
     found: Found,
-    outcome: Outcome,
+    outcome: TrialOutcome,
     length: int,
     noise: float = 0.0,
     best: float | None = None,
@@ -196,7 +196,7 @@ def _add_seeds(
     halving: Halving,
     trials: Sequence[Trial],
     has_time: SeedsLeft,
-    are_apart: Callable[[Sequence[Outcome], str], bool],
+    are_apart: Callable[[Sequence[TrialOutcome], str], bool],
 ) -> None:
     """Train the last stage with more seeds: all up to `n_seeds`, then those that are not told apart from the best."""
     final = found.stages[-1]

@@ -59,7 +59,8 @@ class Latencies:
         model, lengths = one.model, (limits.source_length, limits.target_length)
         batch_size = limits.latency.batch_size if limits.latency else 1
         if model.generates:
-            workload = Workload("decoding", batch_size, *lengths, cached_rounds=one.cached_rounds)
+            kept = one.decoding.cached_rounds
+            workload = Workload("decoding", batch_size, *lengths, one.decoding.beam, cached_rounds=kept)
         else:
             workload = Workload("forward", batch_size, *lengths)
         (measured,) = Timer(self._device, self._n_threads).measure(

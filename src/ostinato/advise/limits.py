@@ -38,7 +38,7 @@ class Limits:
     """What a candidate may cost at most; None: no limit.
 
     Args:
-        parameters: stored. macs: of one teacher-forced pass. bytes: weights, activations and cache of it.
+        parameters: stored. macs: of one teacher-forced pass. bytes: weights, its activations, and a search's cache.
         latency: measured. source_length, target_length: tokens of the sentence that all but parameters are for.
         assumed: how models are trained and decoded, of the bytes; its lengths say nothing.
     """
@@ -71,7 +71,8 @@ class Limits:
         Without the source tokens that a language model of texts does not read.
         """
         source, _ = timed_lengths(recipe, (self.source_length, self.target_length))
-        return replace(self, source_length=source, assumed=assumptions_of(recipe, self.assumed))
+        assumed = replace(self.assumed, beam=recipe.decoding.beam)
+        return replace(self, source_length=source, assumed=assumptions_of(recipe, assumed))
 
     def _count(self, model: ModelConfig, names: Collection[str]) -> dict[str, float]:
         target = self.target_length

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ostinato.advise.halving import ETA, N_STAGES, Halving
 from ostinato.advise.journal import Journal
-from ostinato.advise.trials import Outcome, Trainer, Trial
+from ostinato.advise.trials import Trainer, Trial, TrialOutcome
 from ostinato.errors import ConfigError, without_middle_lines
 
 LEAST_UPDATES = 30
@@ -100,7 +100,9 @@ class Pace:
         found = self.journal.decide("trials", chosen)
         return list(found["names"]), tuple(found["rates"])
 
-    def size_of(self, stage: int, going_on: Sequence[Outcome], names: Sequence[str], rates: Sequence[float]) -> int:
+    def size_of(
+        self, stage: int, going_on: Sequence[TrialOutcome], names: Sequence[str], rates: Sequence[float]
+    ) -> int:
         """Return the updates of a stage."""
         for one in going_on:
             own = max(1e-9, one.seconds - self._fixed) / one.trial.updates
@@ -160,7 +162,7 @@ class Pace:
         left = (self._left() - N_STAGES * _STAGE_SECONDS) * self.n_workers
         return int((left - fixed) / slope)
 
-    def _later_size(self, stage: int, going_on: Sequence[Outcome]) -> int:
+    def _later_size(self, stage: int, going_on: Sequence[TrialOutcome]) -> int:
         """Return the updates for which the rest of the search takes the time that is left."""
         slopes = [self._slopes[one.trial.candidate] for one in going_on]
         is_last = stage + 1 == N_STAGES

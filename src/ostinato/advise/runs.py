@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.advise.candidates import Candidate
-from ostinato.advise.trials import Outcome, TimeUp, Trial
+from ostinato.advise.trials import TimeUp, Trial, TrialOutcome
 from ostinato.analysis import curves
 from ostinato.config.load import check_settings
 from ostinato.config.measures import as_overrides
@@ -106,7 +106,7 @@ class SweepTrainer:
         self.make_executor, self.watcher, self.n_threads = make_executor, watcher, n_threads
         self._trainings: dict[str, TrainingConfig] = {}
 
-    def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def train(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         """Do the trials that are not done yet; return the outcomes of all.
 
         Raises:
@@ -127,7 +127,7 @@ class SweepTrainer:
             failures = {run.arm: reason for run, reason in error.failures}
         return self._outcomes(sweep, names, failures)
 
-    def done(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def done(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         """Return the outcomes of those trials that are done."""
         sweep, names = self._sweep(stage, trials)
         return self._outcomes(sweep, names, {}, is_whole=False)
@@ -205,7 +205,7 @@ class SweepTrainer:
 
     def _outcomes(
         self, sweep: SweepConfig, names: dict[str, Trial], failures: dict[str, str], *, is_whole: bool = True
-    ) -> list[Outcome]:
+    ) -> list[TrialOutcome]:
         planned = plan_runs(sweep, self.store, self.access)
         runs = {run.arm: run for run in planned}
         rows = {row["arm"]: row for row in collect_rows(sweep, planned, self.access)[0]}
@@ -215,14 +215,14 @@ class SweepTrainer:
             if arm in rows or is_whole
         ]
 
-    def _outcome(self, trial: Trial, run: PlannedRun, row: dict[str, Any] | None, reason: str) -> Outcome:
+    def _outcome(self, trial: Trial, run: PlannedRun, row: dict[str, Any] | None, reason: str) -> TrialOutcome:
         if row is None:
-            return Outcome(trial, None, reason=reason)
+            return TrialOutcome(trial, None, reason=reason)
         scores = curves.learning_curves(run.directory / curves.METRICS).scores
         values = row["values"]
         curve = tuple(scores.get(self.recipe.training.selection.split, {}).get(self.metric, ()))
         origin = {name: row[name] for name in _ORIGIN}
-        return Outcome(trial, values[_SCORE], values[_LOSS], curve, row["seconds"], origin=origin)
+        return TrialOutcome(trial, values[_SCORE], values[_LOSS], curve, row["seconds"], origin=origin)
 
 
 def range_of(metric: str) -> tuple[float, float]:

@@ -32,7 +32,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """What a trial found.
 
     Args:
@@ -57,7 +57,7 @@ class TimeUp(Exception):
 class Trainer(Protocol):
     """Does trials."""
 
-    def train(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def train(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         """Do the trials that are not done yet; return the outcomes of all, in their order.
 
         Args:
@@ -67,21 +67,21 @@ class Trainer(Protocol):
             TimeUp: before all were done.
         """
 
-    def done(self, stage: str, trials: Sequence[Trial]) -> list[Outcome]:
+    def done(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
         """Return the outcomes of those trials that are done."""
 
 
-def order(outcome: Outcome, mode: Mode) -> tuple[float, float]:
+def order(outcome: TrialOutcome, mode: Mode) -> tuple[float, float]:
     """Return a key that sorts outcomes, the best first."""
     if outcome.score is None:
         return math.inf, math.inf
     return sign_of(mode) * outcome.score, outcome.loss
 
 
-def best_by_candidate(outcomes: Sequence[Outcome], mode: Mode) -> list[Outcome]:
+def best_by_candidate(outcomes: Sequence[TrialOutcome], mode: Mode) -> list[TrialOutcome]:
     """Return the best outcome of every candidate, the best candidate first; those that failed are left out."""
     ranked = sorted((one for one in outcomes if one.score is not None), key=lambda one: order(one, mode))
-    first: dict[str, Outcome] = {}
+    first: dict[str, TrialOutcome] = {}
     for one in ranked:
         first.setdefault(one.trial.candidate, one)
     return list(first.values())

@@ -18,7 +18,7 @@ from ostinato.evaluation.loading import LoadedRun
 from ostinato.onnx.graphs import Graph, Tensors, graphs_of
 
 
-class Session:
+class GraphSession:
     """One graph in onnxruntime: called with tensors by name, returns tensors by name.
 
     Args:
@@ -41,7 +41,7 @@ class Session:
         return {name: torch.from_numpy(one) for name, one in zip(self._outputs, made, strict=True)}
 
 
-def whole_pass(graphs: Sequence[Graph], sessions: Sequence[Session], batch: Batch) -> torch.Tensor:
+def whole_pass(graphs: Sequence[Graph], sessions: Sequence[GraphSession], batch: Batch) -> torch.Tensor:
     """Return the logits of a teacher-forced batch: a decoder's pass with nothing cached.
 
     Args:
@@ -83,7 +83,7 @@ def held_out_batches(run: LoadedRun, examples: Iterable[Example], name: str) -> 
 
 def held_out_loss(run: LoadedRun, files: Sequence[Path], batches: Sequence[Batch]) -> float:
     """Return the loss of exported graphs on batches (`held_out_batches`), in nats a label."""
-    graphs, sessions = graphs_of(run.model), [Session(file) for file in files]
+    graphs, sessions = graphs_of(run.model), [GraphSession(file) for file in files]
     total = 0.0
     for batch in batches:
         logs = torch.log_softmax(whole_pass(graphs, sessions, batch).double(), -1)
