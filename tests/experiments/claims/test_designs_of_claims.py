@@ -48,6 +48,13 @@ def test_what_an_earlier_outcome_has_is_not_trained_again(tmp_path):
     assert "1 in the outcome, 0 in the store, 1 to train" in lines[0]
     assert [row["values"] for row in filled.rows] == [row["values"] for row in first.rows]
     assert filled.rows[0] == first.rows[0]
+    # Trials are in no row, and began before every run.
+    tuning = {"key": "training.optimizer.lr", "values": [1e-3, 1e-2], "measure": "loss", "seeds": [101]}
+    tuned = swept_claim(tmp_path, "two/loss", design=DESIGN | {"tuning": tuning}, seeds=[1])
+    first = reproduce(tuned, Resources(tmp_path / "a"))
+    earlier = claims.Outcome(first.head | {"began": "2020-01-01T00:00:00+00:00"}, first.rows)
+    again = reproduce(tuned, Resources(tmp_path / "b"), earlier)
+    assert (again.rows, again.head["began"]) == (first.rows, earlier.head["began"])
 
 
 def test_arms_that_differ_in_more_than_the_design_says_are_refused_before_any_training(tmp_path):

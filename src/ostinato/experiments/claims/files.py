@@ -123,6 +123,8 @@ def load_claim(name_or_path: str | Path) -> Claim:
 def variant(claim: Claim, name: str) -> Claim:
     """Return a claim as its variant says, for now `gpu`: settings that replace those of the claim, by dotted keys.
 
+    Its limits are its own, or none.
+
     Raises:
         ConfigError: there is no such variant, or a key that does not exist.
     """
@@ -131,6 +133,7 @@ def variant(claim: Claim, name: str) -> Claim:
         known = "gpu" if claim.config.gpu is not None else "none"
         raise ConfigError([Problem("variant", name, f"{claim.name} has {known}")])
     settings = claim.config.model_dump(mode="json", exclude={"gpu"})
+    settings["limits"] = ""  # those of the claim are of its size
     for key, value in changes.items():
         _replace(settings, key, value)
     settings["name"] = f"{claim.config.name}-{name}"

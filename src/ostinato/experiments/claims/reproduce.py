@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
         ConfigError: inputs that are missing, arms that cannot be built, or that differ in more than the claim says.
         DataError: an expectation of a number that was not measured. TrainingError: runs that failed, by arm and seed.
     """
-    start, now = time.monotonic(), dict(versions())  # its own: that of the process is every run's
+    start = time.monotonic()
+    now = {**versions(), "scipy": version("scipy")}  # by which intervals and p values are computed; no run needs it
     began = datetime.now(UTC).isoformat(timespec="seconds")
     source, config = claim.config.source, claim.config
     content = content_of(claim)
@@ -157,6 +159,7 @@ class _Trained:
         self.design = claim.config.design
         self.kept: Rows = [] if kept is None else kept.rows
         self.chosen: dict[str, Any] = {} if kept is None else kept.head["tuning"]
+        self.kept_began: list[str] = [] if kept is None else [kept.head["began"]]
         self._runs: list[PlannedRun] = []
         self.began: list[str] = []
         """When every run began, those of trials and of controls among them."""
@@ -187,6 +190,8 @@ class _Trained:
                 with_measure = {"measures": [*sweep.measures, *(m for m in whole.measures if m not in sweep.measures)]}
                 to_try = sweep.model_copy(update=with_measure)
                 self.chosen = tuned(to_try, tuning, lambda trials: self._train_trials(trials, minutes))
+            elif control is None:
+                self.began += self.kept_began  # with the trials that these choices are from
             sweep = with_chosen(sweep, tuning, self.chosen)
         runs = plan_runs(sweep, resources.store, resources.access)
         own = None if control is None else control.what
