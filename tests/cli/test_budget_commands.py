@@ -198,6 +198,25 @@ def test_widths_and_heads_that_must_be_multiples_are_solved(run, words: list[obj
     assert json.loads(outcome.out)["values"][key] % multiple == 0
 
 
+def test_lengths_that_a_model_has_no_positions_for_are_named_where_they_are_counted(run) -> None:
+    sizes = ["--source-vocab", 400, "--target-vocab", 400]
+    said = "dense/gpt2-toy: model.decoder.positions.max_length is 32, and 33 tokens are counted, which the model cannot"
+    for words in (["plan"], ["solve", "--match", "macs"]):
+        long = run(*words, "dense/gpt2-toy", *sizes, "--target-length", 33)
+        (line,) = (line for line in long.err.splitlines() if "positions" in line)
+        assert line.startswith(said)
+        assert "positions" not in run(*words, "dense/gpt2-toy", *sizes, "--target-length", 32).err
+    # Sizes depend on no length.
+    few = ["model.decoder.positions.max_length=16", "data.max_target_length=16", "decoding.max_length=16"]
+    assert "positions" not in run("solve", "dense/gpt2-toy", *few, *sizes).err
+    pairs = ["model.encoder.positions={kind: learned, max_length: 16}", "data.max_source_length=16"]
+    lengths = ["--source-length", 40, "--target-length", 99]
+    lines = run("plan", "dense/marian-toy", *pairs, *sizes, *lengths).err.splitlines()
+    assert [line.partition(", which")[0] for line in lines if "positions" in line] == [
+        "dense/marian-toy: model.encoder.positions.max_length is 16, and 40 tokens are counted"
+    ]
+
+
 @pytest.mark.slow
 def test_a_cache_that_keeps_some_rounds_is_matched_as_it_is_kept(run, tmp_path: Path) -> None:
     (tmp_path / "kept.yaml").write_text("base: looped/novels\ndecoding: {cached_rounds: 1}\n", encoding="utf-8")

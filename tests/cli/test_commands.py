@@ -225,6 +225,9 @@ def test_doctor_reports_versions_devices_and_folders(run, tmp_path: Path) -> Non
     assert versions["torch"]
     assert versions["ostinato"].startswith(found["ostinato"])
     assert "threads" in found["devices"]["cpu"]
+    assert {"cpu, float32", "cpu, bfloat16"} <= found["experts"].keys()
+    assert all(line.startswith("backend ") for line in found["experts"].values())
+    assert "what multiplies them" in run("doctor").out
     assert found["data"]["cache"].startswith(str(tmp_path / "cache"))
     assert "everything needed is there" in run("doctor").out
 

@@ -271,6 +271,12 @@ def test_a_beam_that_is_narrower_than_the_n_best_list_is_raised_and_said_so(
         (["--sample", "--n-best", 2], "decoding.n_best is 2: must be at most decoding.beam = 1"),
         (["--min-length", 9], "decoding.min_length is 9: no output is as long"),
         (["--set", "model.d_model=4"], "must be decoding.KEY=VALUE or data.KEY=VALUE"),
+        (["--set", "data.tokenizer.min_count=2"], "a run keeps the tokenizers that it was trained with: leave it out"),
+        (
+            ["--set", "decoding.max_length_ratio=1e300"],
+            "decoding.max_length_ratio is 1e+300: must be a number in [0, 1000]",
+        ),
+        (["--set", f"decoding.max_length={2**63 - 1}"], "must be an integer in [0, 2^31 - 1]"),
         (["--set", "decoding.stoping=count"], "decoding.stoping is 'count': no such setting; did you mean stopping?"),
         (["--input-format", "xml"], "'xml' is not one of 'auto', 'text', 'json'"),
         (["--checkpoint", "best:9"], "train with training.keep_best=9 to keep more"),

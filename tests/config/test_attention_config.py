@@ -61,6 +61,14 @@ def test_what_cannot_be_is_an_error_that_says_what_is_valid(settings: dict[str, 
     assert expected in str(caught.value)
 
 
+def test_a_recipe_whose_steps_name_settings_that_are_not_there_is_told_so() -> None:
+    model = {"kind": "language_model", "decoder": {"relative": {"kind": "by_step", "settings": TWO, "pattern": [0, 2]}}}
+    with pytest.raises(ConfigError) as caught:
+        check_recipe({"task": {"model_kind": "language_model"}, "model": model})
+    key = "model.decoder.relative"
+    assert f"{key}.pattern is [0, 2]: {key}.settings has 2: numbers must be below that" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("settings", "key", "reason"),
     [

@@ -97,7 +97,7 @@ def test_an_unknown_key_names_the_nearest_setting(override: str, expected: str) 
         ("data.train=7", "is 7: must be text, or a list (text in each place), or a group of settings (hf, split, "),
         ("model.encoder.positions=null", "must be a group of settings with kind: none, sinusoidal, coordinates"),
         ("model.encoder.ffn.share=some", "is 'some': must be one of individual, all, sequence, cycle, cycle_rev, none"),
-        ("model.encoder.ffn.share=[0,-1]", "or a list (an integer of at least 0, or null in each place)"),
+        ("model.encoder.ffn.share=[0,-1]", "or a list (an integer in [0, 10000], or null in each place)"),
     ],
 )
 def test_a_wrong_value_is_told_in_plain_words(override: str, expected: str) -> None:

@@ -19,6 +19,7 @@ import datasets
 import ostinato
 from ostinato.config.data import DataConfig, DataSetConfig
 from ostinato.config.files import from_file, map_data_paths
+from ostinato.config.recipe import TaskRef
 from ostinato.data.hub import read_data_set, state_of
 from ostinato.data.sources import read_examples
 from ostinato.errors import ConfigError, DataError
@@ -125,6 +126,18 @@ def test_labels_nested_columns_and_words_are_read_by_other_names(tmp_path: Path)
     unlabelled = datasets.Dataset.from_list([row | {"label": -1}], features=features)
     unlabelled.to_parquet(other := tmp_path / "unlabelled.parquet")
     assert read(other, columns={"source": "pair.en", "target": "label"}) == [("yes", "-", {})]
+
+
+def test_a_list_of_words_has_a_tag_for_each_also_with_blanks_in_words_and_without_letters(tmp_path: Path) -> None:
+    words, tags = ["Il", "y", "a", "20\u00a0000", "", "gens"], ["O", "O", "O", "work of", "B", "O"]
+    datasets.Dataset.from_list([{"source": words, "target": tags}]).save_to_disk(tmp_path / "data")
+    given = DataConfig.model_validate({"train": {"hf": str(tmp_path / "data"), "split": "train"}})
+    task = build_task(TaskRef.model_validate({"kind": "tagging"}), given)
+    assert [(one.source, one.target) for one in task.examples("train")] == [
+        ("Il y a 20_000 _ gens", "O O O work_of B O")
+    ]
+    # Other tasks read the text as it is: an item may be a sentence.
+    assert read(tmp_path / "data") == [(" ".join(words), " ".join(tags), {})]
 
 
 @pytest.mark.parametrize("value", [datetime(2020, 1, 1), b"a", 0.5, [1, 2]])

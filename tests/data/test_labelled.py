@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers.models import WordLevel
-from tokenizers.normalizers import Lowercase
-from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
+from tokenizers.models import BPE, WordLevel, WordPiece
+from tokenizers.normalizers import BertNormalizer, Lowercase
+from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace, WhitespaceSplit
+from torch.nn.functional import cross_entropy
 
 import ostinato.data.rows
 from architectures import draws
@@ -30,6 +31,7 @@ from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from ostinato.data.tokenizers import Tokenizers, train_tokenizer
 from ostinato.errors import ConfigError, DataError
+from ostinato.models import build_model
 
 WORDS = SymbolTokenizer("words", list("abcdefgh"))
 A, B, C, D = (4 + i for i in range(4))
@@ -106,6 +108,40 @@ def test_words_have_their_label_at_their_first_piece() -> None:
     cut = tagging_row(Example("a b c", "O X O"), TAGS, DataConfig(max_source_length=4, over_length="truncate"), 0)
     assert cut is not None
     assert (cut.ids, cut.places, cut.labels) == ([BOS_ID, A, B, EOS_ID], [1, 2], [0, 1])
+
+
+def test_a_word_has_its_label_at_the_first_token_in_it_and_none_where_the_tokenizer_removes_it() -> None:
+    model = LibraryTokenizer(WordPiece({"[UNK]": 0, "ab": 1, "##c": 2, "d": 3, "</s>": 4}, unk_token="[UNK]"))
+    model.normalizer, model.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    bert = KeptTokenizer(model.to_str(), SpecialIds(pad=4, bos=4, eos=4))
+    tokenizers = Tokenizers(bert, LabelTokenizer("tagging", ["O", "X", "Y"]))
+    text = "ab \u200babc \u200e\ufeff d"
+    assert first_tokens(text, bert) == [0, 1, None, 3]
+    for tags, places, labels in (
+        ("O X Y O", [1, 2, 4], [0, 1, 0]),
+        (f"O X {NO_LABEL} O", [1, 2, 4], [0, 1, 0]),
+        (f"{NO_LABEL} X Y O", [2, 4], [1, 0]),
+    ):
+        row = tagging_row(Example(text, tags), tokenizers, DATA, 0)
+        assert row is not None
+        assert (row.ids, row.places, row.labels) == ([4, 1, 1, 2, 3, 4], places, labels)
+    cut = tagging_row(Example(text, "O X Y O"), tokenizers, DataConfig(max_source_length=5, over_length="truncate"), 0)
+    assert cut is not None
+    assert (cut.places, cut.labels) == ([1, 2], [0, 1])
+    nothing = tagging_row(Example("\u200b", "X"), tokenizers, DATA, 0)
+    assert nothing is not None
+    assert (nothing.ids, collate([nothing]).loss_mask_BT.tolist()) == ([4, 4], [[False]])
+
+
+def test_a_word_that_begins_inside_a_token_is_refused() -> None:
+    model = LibraryTokenizer(
+        BPE({"a": 0, " ": 1, "b": 2, "a ": 3, "a b": 4, "c": 5, "</s>": 6}, [("a", " "), ("a ", "b")])
+    )
+    pieces = KeptTokenizer(model.to_str(), SpecialIds(pad=6, bos=6, eos=6))
+    assert pieces.spans("a bc") == [(0, 3), (3, 4)]
+    for text in ("a b", "a bc", "c a bc"):
+        with pytest.raises(DataError, match=r"^the word 'bc?' has no token of its own: choose a tokenizer that splits"):
+            first_tokens(text, pieces)
 
 
 @draws(40)
@@ -330,6 +366,59 @@ def test_texts_that_are_continued_are_in_no_block() -> None:
     assert [row.index for row in blocks] == [0, 1]
 
 
+def test_a_text_that_is_continued_has_no_more_tokens_than_there_are_positions() -> None:
+    positions = {"kind": "learned", "max_length": 4}
+    config = LanguageModelConfig.model_validate({"decoder": {"positions": positions, "relative": {"kind": "none"}}})
+    data = DataConfig(block_length=4)
+    fits, long = Example("a b c", "d", continues=True), Example("a b c d", "a", continues=True)
+    texts = [Example(None, "a b c d a b c d"), fits]
+    assert [row.length for row in encode_rows(texts, JOINT, data, config, training=False, name="dev")] == [4, 4, 4, 1]
+    for training in (True, False):
+        with pytest.raises(DataError, match=r"^dev: example 2 has 5 tokens, but the model has 4 positions, and .*$"):
+            list(encode_rows([fits, long], JOINT, data, config, training=training, name="dev"))
+
+
+def test_a_text_that_is_cut_does_not_end_there() -> None:
+    texts = [Example(None, "a b c d a"), Example(None, "c a"), Example(None, "a b c")]
+    cut = DataConfig(max_target_length=3, over_length="truncate")
+    for training in (True, False):
+        rows = list(encode_rows(texts, JOINT, cut, CAUSAL, training=training, name="x"))
+        batch = collate(rows)
+        assert batch.target.ids_BT.tolist() == [[BOS_ID, A, B], [BOS_ID, C, A], [BOS_ID, A, B]]
+        assert batch.labels_BT.tolist() == [[A, B, C], [C, A, EOS_ID], [A, B, C]]
+        assert [row.length for row in rows] == [3, 3, 3]
+        assert [row.size is None for row in rows] == [True, training, True]  # its bytes are not those of the labels
+    prefix = LanguageModelConfig(mask="prefix")
+    labelled = list(encode_rows(texts, JOINT, cut, prefix, training=True, name="x"))
+    assert [row.labels for row in labelled if isinstance(row, LabelledRow)] == [[A, B, C], [C, A, EOS_ID], [A, B, C]]
+    one = cut.model_copy(update={"max_target_length": 1})
+    (row,) = encode_rows(texts[:1], JOINT, one, CAUSAL, training=True, name="x")
+    assert collate([row]).labels_BT.tolist() == [[A]]
+    # Outputs have to end, so that those that are cut end there.
+    pairs = DataConfig(max_source_length=2, max_target_length=3, over_length="truncate")
+    (pair,) = encode_rows([Example("a b c", "a b c d")], JOINT, pairs, CAUSAL, training=True, name="x")
+    batch = collate([pair])
+    assert batch.labels_BT[batch.loss_mask_BT].tolist() == [A, B, EOS_ID]
+
+
+@torch.inference_mode()
+def test_the_loss_of_a_text_that_is_cut_is_that_of_the_whole_text_up_to_there() -> None:
+    config = LanguageModelConfig.model_validate(
+        {"vocab_size": WORDS.vocab_size, "d_model": 16, "decoder": {"self_attention": {"n_heads": 2}}}
+    )
+    torch.manual_seed(1)
+    model = build_model(config).eval()
+    text, n = [Example(None, "a b c d a b h g")], 5
+    cut = DataConfig(max_target_length=n, over_length="truncate")
+    losses_of = []
+    for data in (DATA, cut):
+        batch = collate(list(encode_rows(text, JOINT, data, CAUSAL, training=True, name="x")))
+        losses_of.append(cross_entropy(model(batch).logits_BTV[0], batch.labels_BT[0], reduction="none"))
+    whole, of_cut = losses_of
+    assert len(of_cut) == n
+    torch.testing.assert_close(of_cut, whole[:n])
+
+
 def test_a_prefix_is_no_label_and_what_follows_is() -> None:
     row = LabelledRow([BOS_ID, A, B, C], [A, B, C, EOS_ID], size=TextSize(4, 6))
     seen = set()
@@ -358,6 +447,19 @@ def test_a_continuation_is_one_text_of_which_the_last_part_counts() -> None:
     assert pieces.decode(counted).strip() == "ba"
     with pytest.raises(DataError, match="never cut"):
         continuation_row(Example("a b", "c d"), JOINT, DataConfig(max_target_length=3, over_length="truncate"), 0)
+
+
+def test_a_continuation_whose_letters_the_tokenizer_changes_has_no_size() -> None:
+    model = LibraryTokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2, "</s>": 3}, unk_token="[UNK]"))
+    model.pre_tokenizer, model.normalizer = WhitespaceSplit(), Lowercase()
+    lower = KeptTokenizer(model.to_str(), SpecialIds(pad=3, bos=3, eos=3))
+    texts = [Example("A", "b  a", continues=True), Example("a", "b A", continues=True)]
+    sizes = [continuation_row(text, Tokenizers(lower, lower), DATA, 0).size for text in texts]
+    # What the source becomes costs nothing; of two blanks one is in the tokens.
+    assert sizes == [TextSize(2, 3), None]
+    pieces = _trained("bpe")
+    broken = continuation_row(Example("ab\n", "é  日", continues=True), Tokenizers(pieces, pieces), DATA, 0)
+    assert broken.size == TextSize(2, 7)
 
 
 def test_a_batch_of_continuations_goes_through_a_language_model_with_other_examples_untouched() -> None:

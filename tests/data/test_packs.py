@@ -103,7 +103,14 @@ texts_of_words = st.lists(
 @given(
     texts_of_words,
     st.sampled_from([CAUSAL, PREFIX, MASKED]),
-    st.sampled_from([{}, {"block_length": 4}, {"block_length": 7, "block_attention": "text"}]),
+    st.sampled_from(
+        [
+            {},
+            {"block_length": 4},
+            {"block_length": 7, "block_attention": "text"},
+            {"max_target_length": 4, "over_length": "truncate"},
+        ]
+    ),
     st.integers(1, 60),
 )
 def test_rows_of_a_pack_are_those_of_texts_held_in_memory(

@@ -122,6 +122,25 @@ def test_a_beam_or_a_strategy_alone_is_enough(run: Path) -> None:
     assert sum(scores[1]) > sum(scores[0]), "a wider beam finds more probable outputs"
 
 
+@pytest.mark.parametrize("change", ["model.decoder.n_steps=3", "model={dropout: 0.5}"])
+def test_a_model_is_loaded_as_it_was_trained(run: Path, change: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(run, overrides=["decoding.max_length=3", change])
+    assert str(error.value) == (
+        f"{change.partition('=')[0]} is {change.partition('=')[2]!r}: a run's model is loaded as it was trained: leave "
+        "it out, or train another (training.init_from)"
+    )
+
+
+@pytest.mark.parametrize("change", ["data.tokenizer.min_count=2", "data.target_tokenizer={kind: words}"])
+def test_the_tokenizers_are_those_of_the_training(run: Path, change: str) -> None:
+    key, _, value = change.partition("=")
+    with pytest.raises(ConfigError) as error:
+        load(run, overrides=["data.tokens_per_batch=9", change])
+    reason = "a run keeps the tokenizers that it was trained with: leave it out"
+    assert str(error.value) == f"{key} is {value!r}: {reason}"
+
+
 def test_prefixes_and_lists_are_asked_of_a_run(run: Path) -> None:
     loaded = load(run, overrides=["decoding.strategy=beam", "decoding.beam=4", "decoding.n_best=3"])
     free, forced = loaded.generate(["a b", "b a"]), loaded.generate(["a b", "b a"], prefixes=["", "b b a"])

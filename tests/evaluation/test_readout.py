@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import torch
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from ostinato.config.data import DataConfig
 from ostinato.config.model import EncoderConfig, SpanHeadConfig
-from ostinato.config.special_ids import NO_LABEL
+from ostinato.config.special_ids import NO_LABEL, SpecialIds
 from ostinato.data.batch import Batch, Tokens
 from ostinato.data.example import Example
+from ostinato.data.pieces import KeptTokenizer
 from ostinato.data.symbols import LabelTokenizer, SymbolTokenizer
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.evaluation.readout import read_out, text_of
@@ -56,6 +61,13 @@ def test_outputs_become_texts() -> None:
     assert text_of(tagging, [1], Example("Ann met Bob.", "x"), tags, DataConfig()) == "PER O O"
     some = Example("who Ann met Bob.", f"{NO_LABEL} O O {NO_LABEL}")
     assert text_of(tagging, [1, 0], some, tags, DataConfig()) == f"{NO_LABEL} PER O {NO_LABEL}"
+    model = LibraryTokenizer(WordLevel({"[UNK]": 0, "Ann": 1, "met": 2, "</s>": 3}, unk_token="[UNK]"))
+    model.normalizer, model.pre_tokenizer = BertNormalizer(lowercase=False), BertPreTokenizer()
+    bert = Tokenizers(KeptTokenizer(model.to_str(), SpecialIds(pad=3, bos=3, eos=3)), tags.target)
+    # The word between has no token, and gets the most frequent tag, too.
+    assert text_of(tagging, [1, 1], Example("Ann \u200b met", "O O O"), bert, DataConfig()) == "PER O PER"
+    removed = Example("Ann \u200b met", f"{NO_LABEL} {NO_LABEL} O")
+    assert text_of(tagging, [1], removed, bert, DataConfig()) == f"{NO_LABEL} {NO_LABEL} PER"
     joint = Tokenizers(words, words)
     # <bos> who <eos> Ann met Bob.
     assert text_of(_span(9), [4, 5], Example("who\tAnn  met Bob.", "x"), joint, DataConfig()) == "met Bob."

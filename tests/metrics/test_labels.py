@@ -88,6 +88,7 @@ def test_counts_may_be_given_by_their_places() -> None:
         ("I-PER I-PER O I-LOC", [(0, 2, "PER"), (3, 4, "LOC")]),
         ("B-PER I-LOC", [(0, 1, "PER"), (1, 2, "LOC")]),
         ("B-X I-X E-X I-X S-X S-X", [(0, 3, "X"), (3, 4, "X"), (4, 5, "X"), (5, 6, "X")]),
+        ("B-X I-X L-X I-X U-X U-X", [(0, 3, "X"), (3, 4, "X"), (4, 5, "X"), (5, 6, "X")]),
         ("NP NP VP O NP", [(0, 2, "NP"), (2, 3, "VP"), (4, 5, "NP")]),
         ("O O", []),
         ("", []),
@@ -103,6 +104,13 @@ def test_span_f1_counts_spans_with_both_ends_and_the_type_right() -> None:
     assert _score(SpanF1(), pairs) == pytest.approx(2 * 2 / (4 + 4))
     assert _score(TagAccuracy(), pairs) == pytest.approx((3 + 2 + 1) / 8)
     assert _score(TagAccuracy(), [("A", "A B")]) == 0.5
+
+
+def test_spans_in_bilou_are_those_of_conll() -> None:
+    assert _score(SpanF1(), [("B-LOC I-LOC O", "B-LOC I-LOC L-LOC")]) == 0.0
+    # Right: the first; written 3, wanted 2.
+    pairs = [("U-PER U-PER B-LOC L-LOC O", "U-PER O B-LOC I-LOC L-LOC")]
+    assert _score(SpanF1(), pairs) == pytest.approx(2 * 1 / (3 + 2))
 
 
 def test_answers_are_compared_after_the_normalisation_of_squad() -> None:

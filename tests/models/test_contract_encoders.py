@@ -409,8 +409,11 @@ def test_a_tied_masked_head_has_no_parameters_and_the_mask_symbol_has_the_last_r
 def test_an_encoder_refuses_to_write_and_settings_of_another_head() -> None:
     model = build_model(_tiny())
     batch = right_padded([Sentence(None, [BOS, 4, EOS])])
-    with pytest.raises(DataError, match="writes no text"):
+    with pytest.raises(DataError, match=r"writes no text$"):  # nor has a masked head predictions to be written
         model.encode(batch)
+    labels = build_model(_tiny(head={"kind": "tagging"}, n_labels=2))
+    with pytest.raises(DataError, match=r"writes no text: .*`ostinato evaluate RUN --predictions FILE` writes$"):
+        labels.encode(batch)
     with pytest.raises(ConfigError, match="has no effect") as caught:
         _tiny(head={"kind": "span"}, tie_embeddings="none", n_labels=2)
     assert {problem.key for problem in caught.value.problems} == {"tie_embeddings", "n_labels"}

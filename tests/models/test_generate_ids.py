@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from test_special_ids import SOURCES, TARGETS, model_of
+from test_special_ids import SOURCES, TARGETS, VOCAB, model_of
 
 import ostinato as o
 from ostinato.config.load import check_settings
@@ -146,3 +147,47 @@ def test_what_cannot_be_generated_is_refused() -> None:
     encoder = o.build_model(o.EncoderConfig(d_model=8, vocab_size=9, encoder=o.StackConfig(n_steps=1)))
     with pytest.raises(DataError, match="writes no text"):
         encoder.generate(ids)
+
+
+def pass_over(model: Any, *ids: list[int], **given: Any) -> Any:
+    return model(*(torch.tensor([one]) for one in ids), **given)
+
+
+def encoder_of(n_token_types: int = 0) -> Any:
+    stack = {"n_steps": 1, "self_attention": {"n_heads": 2}, "ffn": {"d_ff": 8}}
+    given = {"d_model": 8, "vocab_size": VOCAB, "n_token_types": n_token_types, "encoder": stack}
+    return o.build_model(check_settings({**given, "head": {"kind": "masked"}}, o.EncoderConfig)).eval()
+
+
+@pytest.mark.parametrize("wrong", [VOCAB, -1, 10**12])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wrong: pass_over(model_of("language_model"), [1, wrong]),
+        lambda wrong: pass_over(model_of("seq2seq"), [5, wrong], [1, 5]),
+        lambda wrong: pass_over(model_of("seq2seq"), [5, 2], [1, wrong]),
+        lambda wrong: pass_over(model_of("lstm"), [5, wrong], [1, 5]),
+        lambda wrong: pass_over(encoder_of(), [1, wrong]),
+        lambda wrong: model_of("language_model").generate(torch.tensor([[1, 5, wrong]]), max_length=3),
+        lambda wrong: model_of("seq2seq").generate(torch.tensor([[5, wrong, 2]]), max_length=3),
+        lambda wrong: model_of("seq2seq").generate(
+            torch.tensor([[5, 2]]), target=torch.tensor([[1, wrong]]), max_length=3
+        ),
+    ],
+)
+def test_an_id_that_the_vocabulary_does_not_have_is_named(call: Callable[[int], Any], wrong: int) -> None:
+    with pytest.raises(
+        DataError, match=rf"^token id {wrong} is not in a vocabulary of {VOCAB}: must be 0 to {VOCAB - 1}$"
+    ):
+        call(wrong)
+
+
+def test_so_is_one_of_a_batch_whose_loss_is_asked_for() -> None:
+    with pytest.raises(DataError, match=rf"^token id {VOCAB} is not in a vocabulary of {VOCAB}"):
+        model_of("language_model").loss(o.Batch.from_lists([[5, 6], [VOCAB]]))
+
+
+@pytest.mark.parametrize("wrong", [2, -1])
+def test_a_token_type_without_a_row_is_named(wrong: int) -> None:
+    with pytest.raises(DataError, match=rf"^token type {wrong} is not in a vocabulary of 2: must be 0 to 1$"):
+        pass_over(encoder_of(n_token_types=2), [1, 5], token_types=torch.tensor([[0, wrong]]))

@@ -109,7 +109,7 @@ def test_buckets_sort_as_text():
 
 def test_too_short_a_maximum_is_refused():
     (problem,) = task_problems({"kind": "algorithmic", "operation": "addition", "max_length": 2})
-    assert str(problem) == "task.max_length is 2: must be an integer of at least 3"
+    assert str(problem) == "task.max_length is 2: must be an integer in [3, 10000]"
 
 
 def test_overlap_of_test_and_train_is_reported():

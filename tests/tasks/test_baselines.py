@@ -104,6 +104,16 @@ def test_a_perplexity_beyond_any_float_is_infinite(tmp_path: Path) -> None:
     assert found["unigram"]["word_perplexity"] == math.inf
 
 
+def test_the_end_of_a_text_that_is_cut_is_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a a b\n", encoding="utf-8")
+    data = [f"data.{part}={tmp_path / 'train.txt'}" for part in ("train", "dev")]
+    recipe = load_recipe("lm/transformer", [*data, "data.tokenizer={kind: words}", "data.max_target_length=2"])
+    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    # Both labels are a, which is two of four tokens, the end among them; six symbols are the vocabulary.
+    assert found["unigram"] == pytest.approx({"perplexity": (4 + 6) / 3})
+    assert found["majority"] == {"token_accuracy": 1.0, "sequence_accuracy_forced": 1.0}
+
+
 def test_frequencies_are_of_the_tokens_that_a_training_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.txt").write_text("a b\n", encoding="utf-8")
     data = [f"data.{part}={tmp_path / 'train.txt'}" for part in ("train", "dev")]

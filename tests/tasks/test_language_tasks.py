@@ -201,6 +201,19 @@ def test_blanks_in_columns_with_tabs_are_parts_of_words(tmp_path: Path) -> None:
     assert list(task.examples("train")) == [Example("học_sinh 10_000 #", "NOUN NUM SYM", {}), Example("a", "X", {})]
 
 
+def test_a_table_of_sentences_is_not_read_as_columns(tmp_path: Path) -> None:
+    text = "source\ttarget\nJohn lives in Paris\tB-PER O O B-LOC\n"
+    (tmp_path / "a.tsv").write_text(text, encoding="utf-8")
+    data = DataConfig(train=str(tmp_path / "a.tsv"))
+    expected = "line 2: its tag 'B-PER_O_O_B-LOC' has several words: task.format=sentences reads a sentence a row"
+    with pytest.raises(DataError, match=expected):
+        list(_task("tagging", data, format="columns").examples("train"))
+    (example,) = _task("tagging", data).examples("train")
+    assert example.target == "B-PER O O B-LOC"
+    (as_words,) = _task("tagging", data, format="columns", tag_column=0).examples("train")  # it has no tags
+    assert as_words.source == as_words.target == "source John_lives_in_Paris"
+
+
 def test_what_may_be_a_comment_or_the_first_word_of_a_sentence_is_refused(tmp_path: Path) -> None:
     def words(text: str) -> list[str | None]:
         (tmp_path / "a.conll").write_text(text, encoding="utf-8")

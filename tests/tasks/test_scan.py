@@ -12,7 +12,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError
 from ostinato.tasks.overlap import overlap
 from ostinato.tasks.registry import build_task
-from ostinato.tasks.scan import addprim_split, all_commands, length_split
+from ostinato.tasks.scan import ScanConfig, addprim_split, all_commands, length_split
 
 GENERATED = ["length", "addprim_jump", "addprim_turn_left"]
 
@@ -118,6 +118,7 @@ _TEMPLATES = {
     "template_around_right": "around right",
 }
 _VERBS = ("walk", "look", "run", "jump")
+_WITH_JUMPS = "add_prim_split/with_additional_examples/tasks_train_addprim_complex_jump"
 
 
 def _without(rows: list[tuple[str, str]], phrases: list[str]) -> list[tuple[str, str]]:
@@ -173,6 +174,8 @@ def test_few_shots_are_added_to_training_without_fillers(tmp_path):
     parts = _by_rule("filler_num0")
     trained = set(parts["train"])
     more = [row for row in _by_rule("filler_num1")["train"] if row not in trained][:4]
+    assert all(" around right" in command for command, _ in more)
+    assert not any(" around right" in command for command, _ in trained)
     stem = "few_shot_split/tasks_{}_fewshot_num4_rep2.txt"
     _mirror(tmp_path, stem.format("train"), parts["train"] + more)
     _mirror(tmp_path, stem.format("test"), parts["test"])
@@ -182,11 +185,29 @@ def test_few_shots_are_added_to_training_without_fillers(tmp_path):
     assert sum(1 for _ in task.examples("test")) == 1173
 
 
+@pytest.mark.parametrize("split", ["few_shot", "addprim_complex_jump"])
+def test_the_commands_that_are_added_are_trained_on_whatever_dev_is(tmp_path, split):
+    if split == "few_shot":
+        stem = "few_shot_split/tasks_train_fewshot"
+        rows, others = _by_rule("filler_num0")["train"], _by_rule("filler_num1")["train"]
+    else:
+        stem = _WITH_JUMPS
+        rows, others = addprim_split("jump")
+    known = set(rows)
+    added = [row for row in others if row not in known][::40][:16]
+    _mirror(tmp_path, f"{stem}_num16_rep1.txt", rows + added)
+    for seed in range(3):
+        dev_fraction = ScanConfig().dev_fraction
+        task = _from(tmp_path, split=split, n_shots=16, dev_fraction=dev_fraction, dev_seed=seed)
+        assert set(added) <= set(pairs(task.examples("train")))
+        assert abs(len(pairs(task.examples("dev"))) / len(known) - dev_fraction) < 1e-3
+
+
 def test_sizes_and_jumps_in_training_are_read_by_their_settings(tmp_path):
     rows = list(all_commands())
     _mirror(tmp_path, "simple_split/size_variations/tasks_train_simple_p2.txt", rows[:400])
     assert pairs(_from(tmp_path, split="size", percent=2).examples("train")) == rows[:400]
-    name = "add_prim_split/with_additional_examples/tasks_train_addprim_complex_jump_num8_rep1.txt"
+    name = f"{_WITH_JUMPS}_num8_rep1.txt"
     jumps = [("jump", "I_JUMP")] * 3 + [row for row in rows if "jump" in row[0]][-8:]
     _mirror(tmp_path, name, jumps)
     task = _from(tmp_path, split="addprim_complex_jump", n_shots=8, dev_fraction=0.5)

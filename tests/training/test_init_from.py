@@ -16,11 +16,13 @@ from tiny_runs import tiny_recipe
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
+from ostinato.data.example import Example
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation.loading import find_checkpoint, load
 from ostinato.models.checkpoint import load_model, weights_hash
 from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.start import start_tokenizers
 from ostinato.tasks.vocabulary import size_model
 from ostinato.training import train
 from ostinato.training.initial import start_from
@@ -201,6 +203,12 @@ def test_a_head_is_exchanged_and_every_parameter_accounted_for(tmp_path: Path, p
         start_from(own, TrainingConfig(init_from=str(pretrained), init_except=["nothing.*"]))
 
 
+def test_who_asks_a_masked_run_for_text_is_not_sent_to_predictions_that_it_refuses(pretrained: Path) -> None:
+    run = load(pretrained, device="cpu")
+    with pytest.raises(ConfigError, match=r"an encoder-only model writes no text$"):
+        run.generate(["a b"])
+
+
 def with_data(recipe: Recipe, **data: Any) -> Recipe:
     """Return the recipe with other settings of its data."""
     content = recipe.model_dump(mode="json")
@@ -299,6 +307,51 @@ def test_a_head_keeps_its_labels_in_their_order_however_frequent_they_are_now(tm
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
+def test_what_is_added_to_a_vocabulary_is_what_the_new_run_says_of_its_tokenizer(tmp_path: Path) -> None:
+    train(classifier(tmp_path, KNOWN), tmp_path / "first")
+    before = Tokenizers.load(tmp_path / "first" / "tokenizers").source
+    words = "a b c d e e e f f g g h"  # of which a to d are known
+    new = [{"source": words, "target": "x"}, {"source": "a", "target": "y"}]
+
+    def added(**tokenizer: Any) -> list[str]:
+        start = classifier(tmp_path, new, init_from=str(tmp_path / "first"), extend_vocabulary=True)
+        recipe = with_data(start, tokenizer={"kind": "words"} | tokenizer, unknown="replace")
+        found = start_tokenizers(recipe, [Example(words, "x"), Example("a", "y")]).source
+        assert size_model(recipe).target == found.vocab_size + 1  # the mask symbol's row
+        return [word for word in "efgh" if not found.lacks([word])]
+
+    assert added() == list("efgh")
+    assert added(min_count=2) == list("efg")
+    assert added(vocab_size=before.vocab_size + 2) == list("ef")
+    assert added(vocab_size=8) == []
+    assert added(min_count=3, vocab_size=before.vocab_size + 2) == ["e"]
+    # Of another kind they say nothing of words, and the old run's are taken.
+    assert added(kind="characters", min_count=3) == list("efgh")
+    start = classifier(tmp_path, new, init_from=str(tmp_path / "first"), extend_vocabulary=True)
+    fewer = {"kind": "words", "min_count": 2}
+    train(with_data(start, tokenizer=fewer, unknown="replace"), tmp_path / "second", reporter=(said := Notes()))
+    assert said.notes == []
+    assert load_recipe(tmp_path / "second").data.tokenizer.min_count == 2
+    assert Tokenizers.load(tmp_path / "second" / "tokenizers").source.vocab_size == before.vocab_size + 3
+
+
+def test_a_model_of_one_sequence_reads_by_the_vocabulary_that_the_run_before_wrote_with(tmp_path: Path) -> None:
+    tiny = tiny_recipe(tmp_path / "data", n_updates=0)
+    content = tiny.model_dump(mode="json")
+    content["data"] |= {"target_tokenizer": {"kind": "characters"}}
+    content["model"] |= {"tie_embeddings": "none"}
+    train(check_recipe(content), tmp_path / "first")
+    start = {"init_from": str(tmp_path / "first"), "init_except": ["*"]}
+    joined = changed(tiny_recipe(tmp_path / "data", kind="language_model", n_updates=0), **start)
+    content = joined.model_dump(mode="json")
+    content["task"] |= {"model_kind": "seq2seq"}
+    pairs = check_recipe(content)
+    assert [start_tokenizers(one, ()).source.kind for one in (joined, pairs)] == ["characters"] * 2
+    train(pairs, tmp_path / "second")
+    kept = Tokenizers.load(tmp_path / "second" / "tokenizers")
+    assert (kept.is_joint, kept.source.kind) == (True, "characters")
+
+
 def test_a_vocabulary_is_extended_from_a_classifier_too(tmp_path: Path) -> None:
     train(classifier(tmp_path, KNOWN), tmp_path / "first")
     train(classifier(tmp_path, NEW, init_from=str(tmp_path / "first"), extend_vocabulary=True), tmp_path / "second")
@@ -358,7 +411,7 @@ def test_a_rate_that_no_parameter_has_is_refused(tmp_path: Path, monkeypatch: py
         reason = "matches no parameter that is trained and matches no earlier pattern: remove it"
         assert str(error.value) == f"training.optimizer.lr_scales is {useless!r}: {reason}"
     with monkeypatch.context() as patch:  # a run of version 0.1.0, which refused none, is gone on with
-        patch.setattr("ostinato.training.prepare.useless_patterns", lambda recipe: [])
+        patch.setattr("ostinato.training.prepare.useless_settings", lambda recipe: [])
         scales = [{"pattern": "head.*", "scale": 0.5}]
         recipe = classifier(tmp_path, KNOWN, optimizer={"lr_scales": scales}, freeze=["head.*"], n_updates=1)
         train(recipe, tmp_path / "begun")

@@ -146,7 +146,7 @@ def test_a_classifier_learns_labels_of_pairs_and_is_scored_by_language(tmp_path:
     written: list[dict[str, Any]] = []
     run.evaluate("test", predictions=written.append)
     assert {record["prediction"] for record in written} == {"same", "an other"}
-    with pytest.raises(ConfigError, match="writes no text"):
+    with pytest.raises(ConfigError, match="writes no text: `ostinato evaluate RUN --predictions FILE` writes its lab"):
         run.generate(["ant bee"])
     assert "n_generated" not in test
     assert "decoding_seconds" not in test

@@ -12,7 +12,7 @@ solve(config, count_parameters(reference).stored, free="d_ff").config
 
 from __future__ import annotations
 
-from ostinato.budget.budget import Assumptions, Budget, count_budget
+from ostinato.budget.budget import Assumptions, Budget, count_budget, lengths_without_positions
 from ostinato.budget.depth import ExpectedDepth, expected_depths, stacks_with_depth
 from ostinato.budget.family import Family, make_family
 from ostinato.budget.macs import MacCount, MacCounter, SentenceMacs, count_macs, kaplan_forward_flops
@@ -42,6 +42,7 @@ __all__ = [
     "count_rank_bytes",
     "expected_depths",
     "kaplan_forward_flops",
+    "lengths_without_positions",
     "make_family",
     "set_uses",
     "solve",

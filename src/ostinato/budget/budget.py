@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from ostinato.budget.parameters import ParameterCount, count_parameters
 from ostinato.budget.sizes import TopK, chosen_experts, plans
 from ostinato.config.measures import FigureName
 from ostinato.config.model import ModelConfig
+from ostinato.config.positions import LearnedConfig
 from ostinato.config.training import RoundLossConfig
 
 _OF_BYTES = ("batch_size", "beam", "precision", "checkpoint_activations", "cached_rounds")
@@ -41,6 +42,16 @@ class Assumptions:
     round_loss: RoundLossConfig = field(default_factory=RoundLossConfig)
     expected_depth: Mapping[str, float] | None = None
     n_steps: int | None = None
+
+
+def lengths_without_positions(config: ModelConfig, assumed: Assumptions) -> Iterator[str]:
+    """Yield a line for every stack that reads more tokens than it has learned positions for: they can be counted, but
+    not run."""
+    for name, stack in config.stacks().items():
+        length = assumed.source_length if config.side_of(name) == "source" else assumed.target_length
+        if isinstance(stack.positions, LearnedConfig) and length > stack.positions.max_length:
+            where = f"model.{name}.positions.max_length is {stack.positions.max_length}"
+            yield f"{where}, and {length} tokens are counted, which the model cannot read: count fewer, or raise it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ def doctor(json: JsonOption = False) -> None:
         print_table(["package", "version", "needed for"], rows)
         print_table(["device", "what it is"], found["devices"].items())
         print_table(["compiled kernels", "state"], found["kernels"].items())
+        print_table(["experts", "what multiplies them"], found["experts"].items())
         print_table(["data", "where"], found["data"].items())
         for line in found["advice"]:
             print_line(line)
@@ -68,7 +69,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": [own, *packages],
-        **(_means() if ok else {"devices": {}, "kernels": {}, "data": {}}),
+        **(_means() if ok else {"devices": {}, "kernels": {}, "experts": {}, "data": {}}),
         "advice": advice,
         "ok": ok,
     }
@@ -126,10 +127,13 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _means() -> dict[str, dict[str, str]]:
-    """Return devices by the name that `training.device` takes, kernels (compiled now if need be), and data folders."""
+    """Return devices by the name that `training.device` takes, kernels (compiled now if need be), backends of experts
+    by device and type, and data folders."""
     import torch
 
     from ostinato.data.registry import DataAccess
+    from ostinato.kernels.choose import first_that_works
+    from ostinato.kernels.feedforward import try_feed_forward
     from ostinato.kernels.large_products import has_slow_products
     from ostinato.kernels.native import described, library
 
@@ -144,4 +148,11 @@ def _means() -> dict[str, dict[str, str]]:
     is_ours = has_slow_products() and library() is not None
     products = "compiled: torch's leave a part of this processor unused" if is_ours else "torch's"
     kernels = {"attention, dropout, cached decoding": described(), "products of many rows": products}
-    return {"devices": devices, "kernels": kernels, "data": data}
+    experts = {
+        f"{device}, {str(dtype).removeprefix('torch.')}": first_that_works(
+            torch.device(device), dtype, try_feed_forward, 64, 64, "relu"
+        )[1]
+        for device in devices
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    return {"devices": devices, "kernels": kernels, "experts": experts, "data": data}

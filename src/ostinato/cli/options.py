@@ -23,7 +23,7 @@ def _access(mirror: str | None) -> Any:
 
 
 def _reading_setting(setting: str) -> str:
-    """Refuse changes of the model and its training, which are fixed."""
+    """Refuse changes of the model and its training, which are fixed; `load` refuses those of the tokenizers."""
     if not setting.startswith(("decoding.", "data.")) or "=" not in setting:
         reason = f"'{setting}' must be decoding.KEY=VALUE or data.KEY=VALUE: all others are the trained model's"
         raise typer.BadParameter(reason, param_hint="--set")

@@ -118,7 +118,7 @@ def plan(
     """
     from dataclasses import asdict
 
-    from ostinato.budget import Assumptions
+    from ostinato.budget import Assumptions, lengths_without_positions
     from ostinato.experiments.compare.plans import as_dicts, plan_recipes, rank_bytes, short_names
 
     names, settings = split_settings(recipes)
@@ -139,6 +139,9 @@ def plan(
         source_vocab=source_vocab,
         target_vocab=target_vocab,
     )
+    for one in planned:
+        for line in lengths_without_positions(one.model, one.budget.assumptions):
+            print_stderr(f"{one.name}: {line}")
     measured: list[Measured] = []
     if measure:
         from ostinato.experiments.timing.latency import Timer, workloads

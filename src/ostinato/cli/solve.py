@@ -21,7 +21,7 @@ from ostinato.cli.options import (
     split_settings,
     words_of,
 )
-from ostinato.cli.output import number, print_json, print_line, print_table, print_wide
+from ostinato.cli.output import number, print_json, print_line, print_stderr, print_table, print_wide
 
 if TYPE_CHECKING:
     from ostinato.budget.solver import Solution
@@ -98,7 +98,9 @@ def solve(
     Counts are matched by the nearest integer; a message follows where that is further off than the tolerance. Latency
     is measured on this machine, on random weights. Where no value fits the reason is named.
     """
+    from ostinato.budget import Assumptions, lengths_without_positions
     from ostinato.experiments.compare.matched_models import Wanted, match_model
+    from ostinato.experiments.results import assumptions_of
     from ostinato.tasks.recipes import check_derived, load_recipe, write_derived
     from ostinato.tasks.vocabulary import size_model
 
@@ -127,6 +129,16 @@ def solve(
     of_data = [one for one in overrides if one.startswith(("data.", "task."))] if len(names) == 1 else []
     reference = None if target is not None else sized(names[-1], of_data)
     recipe = sized(names[0], overrides)
+    if bearing.issuperset(_LENGTHS):
+        assumed = Assumptions(source_length, target_length)
+        notes = dict.fromkeys(  # a recipe beside itself has no line twice
+            f"{name}: {line}"
+            for name, one in ((names[0], recipe), (names[-1], reference))
+            if one is not None
+            for line in lengths_without_positions(one.model, assumptions_of(one, assumed))
+        )
+        for note in notes:
+            print_stderr(note)
     wanted = Wanted(
         free=free,
         match=matches[0],

@@ -16,7 +16,10 @@ Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 MOST = 10_000
 Number = Annotated[int, Field(ge=1, le=MOST)]
 """Of what is built or looped over one by one: steps, heads, experts; no more than `MOST`."""
+SizeOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+NumberOrZero = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""Of what nothing is made as large as or repeated as often as: seeds, updates that others are compared with."""
 Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 

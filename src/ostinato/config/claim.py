@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Size
+from ostinato.config.base import Config, Count, Positive, Size, SizeOrZero
 from ostinato.config.measures import TableSelection
 from ostinato.config.sweep import EqualConfig
 from ostinato.errors import Problem
@@ -195,7 +195,7 @@ class TimedWork(Config):
     search for outputs of target_length tokens."""
     batch_size: Size = 1
     """Sentences."""
-    source_length: Count = 32
+    source_length: SizeOrZero = 32
     """Source tokens of every sentence."""
     target_length: Size = 32
     """Target tokens of every sentence."""

@@ -28,7 +28,7 @@ class TokenizerConfig(Config):
     kind: Literal["words", "characters", "bpe", "unigram", "file", "hf"] = "words"
     """words: split at white space, lossless for task symbols. bpe, unigram: trained on the training split. file: an
     existing tokenizer.json, whose ids are moved up by four. hf: one whose ids are kept, special symbols included."""
-    vocab_size: Annotated[int, Field(ge=8)] | None = None
+    vocab_size: Annotated[int, Field(ge=8, le=2**31 - 1)] | None = None
     """Rows, the 4 special symbols included. bpe, unigram: how many to train; None: 8000. words, characters: at most so
     many, the most frequent ones, of those that occur equally often the first by code points; None: all."""
     min_count: Size = 1

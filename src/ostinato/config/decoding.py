@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Size, inert
+from ostinato.config.base import Config, Count, Positive, Size, SizeOrZero, inert
 from ostinato.errors import Problem
 
 
@@ -57,13 +57,13 @@ class DecodingConfig(Config):
     """A beam search of a sentence ends. bound: when no live hypothesis can still beat the worst of the `n_best` best
     finished ones, were all its further tokens certain; with a length penalty this may run to the length limit.
     count: also as soon as `beam` hypotheses have finished (fairseq's rule; cheaper)."""
-    max_length: Count = 256
+    max_length: SizeOrZero = 256
     """Tokens generated at most: max_length + max_length_ratio * source tokens."""
-    max_length_ratio: Annotated[float, Field(ge=0)] = 0.0
+    max_length_ratio: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Tokens generated at most, for every source token, beside max_length."""
-    min_length: Count = 0
+    min_length: SizeOrZero = 0
     """Tokens generated at least: min_length + min_length_ratio * source tokens."""
-    min_length_ratio: Annotated[float, Field(ge=0)] = 0.0
+    min_length_ratio: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Tokens generated at least, for every source token, beside min_length."""
     token_scores: bool = False
     """Whether outputs carry the log-probability of every token."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import MOST, Config, Count, Number, Positive, Probability, Size, inert
+from ostinato.config.base import MOST, Config, Number, NumberOrZero, Positive, Probability, Size, inert
 from ostinato.config.sub_layers import Activation, AttentionConfig, SubLayerConfig
 from ostinato.errors import Inert, Problem
 
@@ -75,7 +75,7 @@ class GateConfig(Config):
     score."""
     renormalise: bool | None = None
     """softmax: divide the chosen gates by their sum. None: where more than one is chosen."""
-    n_sampled: Count = 0
+    n_sampled: NumberOrZero = 0
     """In training so many of the top_k are drawn from the remaining probabilities (SUT: sample_topk)."""
 
 

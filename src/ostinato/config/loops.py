@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Number, Positive, inert
+from ostinato.config.base import Config, Count, Number, Positive, SizeOrZero, inert
 from ostinato.errors import Problem
 from ostinato.plan import Keys, Kind, PhasePlan, SegmentPlan
 
@@ -166,7 +166,7 @@ class SegmentConfig(Config):
     vectors: bool = False
     """Whether every round has a learned vector that is added to all states before it (CoTFormer's depth embedding);
     they start at 0. Rounds beyond `repeats` have the last one."""
-    delta_rank: Count = 0
+    delta_rank: SizeOrZero = 0
     """Rank of what every round adds to the maps of attention and feed-forward, dense or of experts (the same to all of
     a sub-layer): W + B A, B from 0 (Relaxed Recursive Transformers). Of cross-attention queries and output. 0: nothing.
     Rounds beyond `repeats` have the last one's."""

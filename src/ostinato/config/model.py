@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Size, inert
+from ostinato.config.base import Config, Size, SizeOrZero, inert
 from ostinato.config.common import CommonModelConfig, PairModelConfig, Reads, SequenceModelConfig
 from ostinato.config.halting import ActConfig
 from ostinato.config.lstm import LstmLanguageModelConfig, LstmSeq2SeqConfig
@@ -106,7 +106,7 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     """Token of the source that ends a text: the encoder's tokens see none of the other texts beside them, so that a
     pair of sentences is encoded apart. Positions go on, and what a call lets stop whole sources (`exit_scope`) looks at
     all texts. None: they see the whole source."""
-    source_separator_id: Count | None = None
+    source_separator_id: SizeOrZero | None = None
     """Its id; None: from the tokenizer. Models without recipes name it alone."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
@@ -166,7 +166,7 @@ class FactsConfig(Config):
     """
 
     kind: Literal["facts"] = "facts"
-    max_words: Annotated[int, Field(ge=1)] = 16
+    max_words: Size = 16
     """Tokens of the longest fact or question: places that have a mask."""
 
 
@@ -197,7 +197,7 @@ class SpanHeadConfig(Config):
     """Where an answer begins and ends in a passage: two scores for every token of it, [start, end] = W state + b."""
 
     kind: Literal["span"] = "span"
-    max_answer_length: Annotated[int, Field(ge=1)] = 30
+    max_answer_length: Size = 30
     """Tokens of the longest answer that is given."""
 
 
@@ -221,7 +221,7 @@ class EncoderConfig(_StackedConfig):
     """Labels of a classification or tagging head; None: from the training split."""
     tie_embeddings: Literal["none", "output"] = "output"
     """Whether a masked head reads with the embeddings, or with a matrix of its own."""
-    n_token_types: Count = 0
+    n_token_types: SizeOrZero = 0
     """Rows of a table of token types, of which row 0 is added to every embedding where a call gives no types (BERT and
     ALBERT: 2); 0: there is none."""
     embedder: EmbedderConfig = TokensConfig()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Count, Positive, Size
+from ostinato.config.base import Config, NumberOrZero, Positive, Size, SizeOrZero
 from ostinato.errors import Problem
 
 
@@ -21,7 +21,7 @@ class SinusoidalConfig(Config):
     """Sinusoids of the position, added once to the embeddings (Vaswani et al. 2017, 3.5), positions from 0."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    random_offset: Count = 0
+    random_offset: SizeOrZero = 0
     """In training every sentence's positions start at a number drawn from 0 .. random_offset."""
     layout: Literal["interleaved", "halves"] = "interleaved"
     """interleaved: sine and cosine of a frequency stand side by side. halves: all sines, then all cosines (Marian)."""
@@ -31,7 +31,7 @@ class CoordinatesConfig(Config):
     """Sinusoids of position and step, added before every round (Universal Transformers, 2.1), both from 1."""
 
     kind: Literal["coordinates"] = "coordinates"
-    random_offset: Count = 0
+    random_offset: SizeOrZero = 0
     """In training every sentence's positions start at a number drawn from 0 .. random_offset."""
 
 
@@ -44,7 +44,7 @@ class LearnedConfig(Config):
     kind: Literal["learned"] = "learned"
     max_length: Size = 512
     """Positions that have a vector."""
-    offset: Count = 0
+    offset: SizeOrZero = 0
     """Rows of the table before that of position 0 (BART: 2)."""
 
     @property
@@ -79,7 +79,7 @@ class BucketsConfig(_Within):
     """One learned bias per head and bucket of distance, shared by the stack (Raffel et al. 2020, T5)."""
 
     kind: Literal["buckets"] = "buckets"
-    n_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+    n_buckets: Annotated[int, Field(ge=4, le=2**31 - 1, multiple_of=2)] = 32
     """Buckets a head, half of them for keys to the right of the query where those can be seen."""
     max_distance: Size = 128
     """Distance from which on all keys share the last bucket."""
@@ -167,7 +167,7 @@ class ByStepConfig(Config):
     kind: Literal["by_step"] = "by_step"
     settings: Annotated[list[OneRelativeConfig], Field(min_length=1)]
     """What there is to choose from; a step without any is `{kind: none}`."""
-    pattern: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    pattern: Annotated[list[NumberOrZero], Field(min_length=1)]
     """For every step, in order, the number of its settings, from 0; a shorter list is repeated."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ostinato.config.base import Config, Count
+from ostinato.config.base import Config, SizeOrZero
 from ostinato.errors import Problem
 
 NO_LABEL = "<no-label>"
@@ -18,13 +18,13 @@ class SpecialIds(Config):
     masks, and not ids, say which tokens are padding.
     """
 
-    pad: Count = 0
+    pad: SizeOrZero = 0
     """What stands behind the end of a shorter sequence; never generated, unless it is the end symbol."""
-    bos: Count = 1
+    bos: SizeOrZero = 1
     """The begin symbol, before every target; never generated, unless it is the end symbol."""
-    eos: Count = 2
+    eos: SizeOrZero = 2
     """The end symbol, after every source and every target."""
-    mask: Count | None = None
+    mask: SizeOrZero | None = None
     """The symbol of a masked token, of encoder-only models; null: the row after those of the tokenizer."""
 
     def size_problems(self, path: str, vocab_size: int) -> Iterator[Problem]:

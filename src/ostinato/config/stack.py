@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from ostinato.config.base import Config, Number, Positive
+from ostinato.config.base import Config, Number, NumberOrZero, Positive
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
@@ -95,7 +95,7 @@ class ValueEmbeddingsConfig(Config):
     """What tokens add to the values of self-attention: v + g E_v[token], g = 2 sigmoid(W x[:C]), a number for every
     head of keys (Parcae): see `ostinato.nn.token_values`."""
 
-    share: Literal["individual", "all"] | list[Annotated[int, Field(ge=0)] | None] = "individual"
+    share: Literal["individual", "all"] | list[NumberOrZero | None] = "individual"
     """Which steps read which table: a table for each, one for all, or a list with one entry a step (null: none)."""
     gate_width: Number = 32
     """C: numbers of what keys are made of that the gate reads."""
@@ -188,7 +188,8 @@ class StackConfig(Config):
     def relatives(self) -> list[WindowConfig | OneRelativeConfig]:
         """Return the relative positions that some step has."""
         if isinstance(self.relative, ByStepConfig):
-            return [self.relative.settings[n] for n in sorted(set(self.relative.pattern[: self.n_steps]))]
+            used = set(self.relative.pattern[: self.n_steps])  # may have numbers of none, which is a problem of its own
+            return [one for number, one in enumerate(self.relative.settings) if number in used]
         return [self.relative]
 
     def relative_of(self, use: Use) -> WindowConfig | OneRelativeConfig:

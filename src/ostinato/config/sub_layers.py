@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Config, Number, Positive, Probability, Size, inert
+from ostinato.config.base import Config, Number, NumberOrZero, Positive, Probability, Size, inert
 from ostinato.errors import Inert, Problem
 from ostinato.plan import Scheme, assign
 
@@ -22,7 +22,7 @@ class SubLayerConfig(Config):
     keeps_common_settings: ClassVar[bool] = True
     """A derived recipe that names another `kind` keeps the settings that both kinds have, such as share and d_ff."""
 
-    share: Scheme | list[Annotated[int, Field(ge=0)] | None] = "individual"
+    share: Scheme | list[NumberOrZero | None] = "individual"
     """Which steps use which parameter set: a scheme's name, or a list with one entry a step (null: absent)."""
     n_unique: Number | None = None
     """Number of parameter sets, for sequence, cycle and cycle_rev."""

@@ -86,7 +86,8 @@ class Batch:
     A seq2seq batch has `source` and a `target` that begins with the begin symbol; a language model's batch has only
     `target`: a text behind a begin symbol, or a pair as one sequence, ``source <eos> <bos> target``, with
     `prefix_lengths_B`. `labels_BT` are the ids to predict at every column of the target (the target shifted left, then
-    the end symbol); `loss_mask_BT` is True where a label counts, which is nowhere in a prefix.
+    the end symbol, or the next token of a text that was cut); `loss_mask_BT` is True where a label counts, which is
+    nowhere in a prefix.
     """
 
     target: Tokens

@@ -31,6 +31,7 @@ class Row:
         is_joined: source and target are one sequence.
         size: words and bytes of a text that was not truncated; None otherwise.
         special_ids: the tokenizer's; those of a batch are the same.
+        next_id: of a text that was cut, the token that follows: the text does not end there. None: the end symbol.
     """
 
     source_ids: list[int] | None
@@ -40,6 +41,12 @@ class Row:
     is_joined: bool = False
     size: TextSize | None = None
     special_ids: SpecialIds = _SPECIAL
+    next_id: int | None = None
+
+    @property
+    def labels(self) -> list[int]:
+        """The target's ids, and what follows them."""
+        return [*self.target_ids, self.special_ids.eos if self.next_id is None else self.next_id]
 
     @property
     def length(self) -> int:
@@ -89,8 +96,9 @@ def collate(rows: Sequence[AnyRow]) -> Batch:
     """Put rows side by side, padded on the right.
 
     Of a `Row`: the source is its ids and the end symbol, the target the begin symbol and its ids, the labels its
-    target's ids and the end symbol. Of joined rows the target is the source followed by the target, and the labels
-    begin at the column of the begin symbol. Of a `LabelledRow` the target is its ids, and `IGNORED_LABEL` is masked.
+    target's ids and the end symbol, or of a text that was cut its next token. Of joined rows the target is the source
+    followed by the target, and the labels begin at the column of the begin symbol. Of a `LabelledRow` the target is its
+    ids, and `IGNORED_LABEL` is masked.
 
     Raises:
         DataError: there are no rows, or they are not of one kind: only some have a source, are joined, are labelled,
@@ -120,7 +128,11 @@ def _collate_plain(rows: Sequence[Row]) -> Batch:
         raise DataError(f"{n_joined} of {len(rows)} rows are one sequence: a batch needs all or none")
     targets = [row.target_ids for row in rows]
     special = rows[0].special_ids
-    return Batch.from_lists(targets, sources or None, joins_pairs=n_joined > 0, special_ids=special)
+    batch = Batch.from_lists(targets, sources or None, joins_pairs=n_joined > 0, special_ids=special)
+    for number, row in enumerate(rows):
+        if row.next_id is not None:
+            batch.labels_BT[number, len(row.target_ids)] = row.next_id
+    return batch
 
 
 def _collate_labelled(rows: Sequence[LabelledRow]) -> Batch:

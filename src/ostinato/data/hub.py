@@ -43,18 +43,21 @@ _BUILDERS = {
 """What reads a single file, by its ending."""
 
 
-def read_data_set(given: DataSetConfig, data: DataConfig, model_kind: str = "seq2seq") -> Iterator[Example]:
+def read_data_set(
+    given: DataSetConfig, data: DataConfig, model_kind: str = "seq2seq", *, keeps_words: bool = False
+) -> Iterator[Example]:
     """Yield the examples of a data set, one at a time; the log hears of a hub before it is asked.
 
     Args:
         data: gives the names of the fields. model_kind: "language_model" reads `text_field`, others a pair.
+        keeps_words: see `read_rows`.
 
     Raises:
         DataError: it cannot be loaded, has no such split or column, or a row cannot be read; in one line.
     """
     is_empty = True
     fields = fields_of(data, model_kind)
-    for _, example in read_rows(load(given, fields), given, fields):
+    for _, example in read_rows(load(given, fields), given, fields, keeps_words=keeps_words):
         is_empty = False
         yield example
     if is_empty:
@@ -74,6 +77,7 @@ def read_rows(
     where: str | None = None,
     n_before: int = 0,
     wanted: Sequence[str] | None = None,
+    keeps_words: bool = False,
 ) -> Iterator[tuple[int, Example]]:
     """Yield the examples of rows of a data set, each with the number of its row.
 
@@ -82,20 +86,22 @@ def read_rows(
     Args:
         rows: of what `load` returned. where: what the numbers count in. n_before: rows before the first.
         wanted: other columns that are needed; None: all.
+        keeps_words: a text has as many words as its list: blanks inside of one become "_", and so does an empty one.
     """
     where, names = where or title(given), [name for name, _ in fields]
     needed = None if wanted is None else {*names, *wanted}
     for number, record in enumerate(_records(rows, given.columns, where, needed, n_before), n_before + 1):
-        row = {name: _joined(value) if name in names else value for name, value in record.items()}
+        row = {name: _joined(value, keeps_words) if name in names else value for name, value in record.items()}
         is_blank = len(fields) == 1 and isinstance(text := row.get(names[0]), str) and not text.strip()
         if not is_blank:
             yield number, example_of(row, fields, where, number, "row")
 
 
-def _joined(value: object) -> object:
+def _joined(value: object, keeps_words: bool) -> object:
     """Return a list of words as a text; all else as it is."""
-    is_words = isinstance(value, list) and all(isinstance(word, str) for word in value)
-    return " ".join(value) if is_words else value  # type: ignore[arg-type]
+    if not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
+        return value
+    return " ".join(["_".join(word.split()) or "_" for word in value] if keeps_words else value)
 
 
 def why_missing(given: DataSetConfig) -> str | None:

@@ -3,6 +3,7 @@
     classification  <bos> text <eos>, of a pair <bos> text <eos> text <eos>;   one label
     tagging         <bos> words <eos>;                                          one label a word, at its first token;
                                                                                 none where the target has `NO_LABEL`
+                                                                                or the word has no token
     span            <bos> question <eos> passage <eos>;                         two labels, columns of the passage
     facts           fact, fact, ..., question: a column each;                   one label
 
@@ -15,7 +16,7 @@ gives no row (None) where `data.over_length` is "drop"; continuations are never 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.config.special_ids import NO_LABEL
@@ -102,17 +103,21 @@ def tagging_row(
 ) -> LabelledRow | None:
     """Return words with a label each, at its word's first token; truncated words lose their labels.
 
+    So do words of which the tokenizer leaves nothing.
+
     Raises:
-        DataError: another number of labels than of words, or a word without a token of its own.
+        DataError: another number of labels than of words, or a word that begins inside a token.
     """
     text = source_of(example)
     ids = tokenizers.source.encode(text, unknown=data.unknown)
     tags = example.target.split()
-    places = [1 + first for first in first_tokens(text, tokenizers.source)]
-    if len(tags) != len(places):
-        raise DataError(f"{len(tags)} labels for {len(places)} words: every word needs one")
-    places = [place for place, tag in zip(places, tags, strict=True) if tag != NO_LABEL]
-    labels = tokenizers.target.encode(example.target)
+    firsts = first_tokens(text, tokenizers.source)
+    if len(tags) != len(firsts):
+        raise DataError(f"{len(tags)} labels for {len(firsts)} words: every word needs one")
+    labelled = [first for first, tag in zip(firsts, tags, strict=True) if tag != NO_LABEL]
+    all_labels = tokenizers.target.encode(example.target)
+    places = [1 + first for first in labelled if first is not None]
+    labels = [label for first, label in zip(labelled, all_labels, strict=True) if first is not None]
     room = data.max_source_length - 2
     _count(len(ids) + 2, data, cuts)
     if len(ids) > room:
@@ -234,28 +239,37 @@ def continuation_row(example: Example, tokenizers: Tokenizers, data: DataConfig,
             "the part that is scored is never cut)"
         )
     labels = [IGNORED_LABEL] * first + ids[first:]
-    size: TextSize | None = TextSize(len(example.target.split()), len(example.target.encode()))
-    if tokenizers.target.unknown_id in labels:
-        size = None
+    size, said = None, tokenizers.target.decode(ids[first:])
+    # As of a text (`ostinato.data.rows`), letters that the tokenizer changes are in no loss. The first token may have
+    # characters of the source, too.
+    if tokenizers.target.unknown_id not in labels and "".join(said.split()).endswith("".join(example.target.split())):
+        n_bytes = min(len(said.encode()), len(example.target.encode()))
+        size = TextSize(len(example.target.split()), n_bytes)
     begun = [tokenizers.target.special_ids.bos, *ids[:-1]]
     return LabelledRow(begun, labels, columns=example.columns, index=index, size=size)
 
 
-def first_tokens(text: str, tokenizer: Tokenizer) -> Iterator[int]:
-    """Yield the number of the first token of every white-space separated word.
+def first_tokens(text: str, tokenizer: Tokenizer) -> list[int | None]:
+    """Return the number of the first token of every white-space separated word.
+
+    None: the word has none, as tokenizers may remove signs that are not seen (zero-width spaces).
 
     Raises:
         DataError: a word begins inside a token of the word before it.
     """
-    starts = {match.start(): match.group() for match in re.finditer(r"\S+", text)}
-    firsts: dict[int, int] = {}
+    words = list(re.finditer(r"\S+", text))
+    starts = [word.start() for word in words]
+    firsts: list[int | None] = [None] * len(words)
     for number, (start, end) in enumerate(tokenizer.spans(text)):
-        if start < end and start in starts:
-            firsts.setdefault(start, number)
-    for start, word in starts.items():
-        if start not in firsts:
+        if start == end:
+            continue
+        first, last = bisect_right(starts, start) - 1, bisect_left(starts, end) - 1
+        if last > first:
+            word = words[first + 1].group()
             raise DataError(f"the word {word!r} has no token of its own: choose a tokenizer that splits at white space")
-        yield firsts[start]
+        if firsts[first] is None:
+            firsts[first] = number
+    return firsts
 
 
 def source_of(example: Example) -> str:

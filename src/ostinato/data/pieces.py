@@ -66,10 +66,13 @@ class SubwordTokenizer(Tokenizer):
         if isinstance(model["vocab"], list):  # unigram: pieces with scores, in the order of their ids
             worst = min((score for _, score in model["vocab"]), default=0.0)
             model["vocab"] = [[text, worst] for text in first] + model["vocab"]
-            model["unk_id"] = None if model["unk_id"] is None else model["unk_id"] + shift
+            unknown: dict[str, Any] = {"unk_id": UNK_ID}
         else:
             numbered = {piece: i + shift for piece, i in model["vocab"].items()}
             model["vocab"] = {text: i for i, text in enumerate(first)} | numbered
+            unknown = {"unk_token": first[UNK_ID]}
+        if self._unknown is not None:  # its own piece would give unknown text another id than `encode` does
+            model |= unknown
         for added in content["added_tokens"]:
             added["id"] += shift
         content["post_processor"] = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostinato.config.positions import LearnedConfig
 from ostinato.config.special_ids import SpecialIds
 from ostinato.data.batch import TextSize
 from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow, Row
@@ -92,7 +93,15 @@ def encode_rows(
     if objective is not None or blocks is not None:
         label = partial(_as_labelled, is_masked=config.reads == "masked", sees_prefix=objective is split_prefix)
         rows = map(label, rows) if blocks is None else _pack(rows, data, blocks, label)
+    learned = [s.positions.max_length for s in config.stacks().values() if isinstance(s.positions, LearnedConfig)]
     for row in rows:
+        # Blocks fit, but a text that is continued is in none.
+        if isinstance(row, LabelledRow) and learned and row.length > min(learned):
+            raise DataError(
+                f"{name}: example {row.index + 1} has {row.length} tokens, but the model has {min(learned)} positions, "
+                "and what comes before the part that is scored is never cut: train with more "
+                "(model.*.positions.max_length), or leave it out"
+            )
         if training or objective is None or not isinstance(row, LabelledRow):
             yield row
         else:
@@ -155,7 +164,18 @@ def encode_examples(
                     size = TextSize(TextSize.of(text).n_words, n_bytes)
             is_joined = joins_pairs and source is not None
             special = tokenizers.target.special_ids
-            yield Row(source, target, example.columns, index, is_joined=is_joined, size=size, special_ids=special)
+            # A text that is cut goes on; an output, which has to end, ends where it is cut.
+            next_id = ids[len(target)] if example.source is None and len(target) < len(ids) else None
+            yield Row(
+                source,
+                target,
+                example.columns,
+                index,
+                is_joined=is_joined,
+                size=size,
+                special_ids=special,
+                next_id=next_id,
+            )
 
 
 def _encode(tokenizer: Tokenizer, text: str, data: DataConfig, where: str) -> list[int]:
@@ -216,8 +236,7 @@ def labelled_text(row: Row, *, is_masked: bool) -> LabelledRow:
     ids, special = row.target_ids, row.special_ids
     if is_masked:
         return LabelledRow([special.bos, *ids, special.eos], [], columns=row.columns, index=row.index)
-    labels = [*ids, special.eos]
-    return LabelledRow([special.bos, *ids], labels, columns=row.columns, index=row.index, size=row.size)
+    return LabelledRow([special.bos, *ids], row.labels, columns=row.columns, index=row.index, size=row.size)
 
 
 @dataclass(frozen=True, slots=True)

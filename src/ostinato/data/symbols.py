@@ -46,16 +46,22 @@ class SymbolTokenizer(Tokenizer):
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text.split() if kind == "words" else text)
-        kept = [symbol for symbol in _by_frequency(counts) if counts[symbol] >= min_count]
+        kept = _by_frequency(counts, min_count)
         if not kept:
             reason = f"none of the {len(counts)} {kind} occurs {min_count} times" if counts else "there is no text"
             raise DataError(f"cannot build a tokenizer of {kind}: {reason}")
         return cls(kind, kept if vocab_size is None else kept[: vocab_size - N_SPECIAL])
 
-    def extended(self, texts: Iterable[str]) -> SymbolTokenizer:
-        """Return this tokenizer with the new symbols of `texts` after its own, the most frequent first."""
+    def extended(self, texts: Iterable[str], min_count: int = 1, vocab_size: int | None = None) -> SymbolTokenizer:
+        """Return this tokenizer with the new symbols of `texts` after its own, the most frequent first.
+
+        Args:
+            min_count: new symbols that are rarer are left out. vocab_size: ids at most, its own included, all of which
+                are kept; None: no limit.
+        """
         counts = Counter(symbol for text in texts for symbol in self._split(text) if symbol not in self._ids)
-        return SymbolTokenizer(self._symbol_kind, [*self.symbols, *_by_frequency(counts)])
+        n_new = None if vocab_size is None else max(vocab_size - self.vocab_size, 0)
+        return SymbolTokenizer(self._symbol_kind, [*self.symbols, *_by_frequency(counts, min_count)[:n_new]])
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> list[int]:
         """Return the ids of a text; see `Tokenizer.encode`."""
@@ -129,8 +135,9 @@ class LabelTokenizer(Tokenizer):
         return {"labels": self.labels}
 
 
-def _by_frequency(counts: Counter[str]) -> list[str]:
-    return sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+def _by_frequency(counts: Counter[str], min_count: int = 1) -> list[str]:
+    kept = [symbol for symbol, count in counts.items() if count >= min_count]
+    return sorted(kept, key=lambda symbol: (-counts[symbol], symbol))
 
 
 def _labels(kind: str, text: str) -> list[str]:

@@ -56,6 +56,11 @@ class Tokenizer(ABC):
             DataError: a symbol is not in the vocabulary and `unknown` is "error"; the message names it.
         """
 
+    def lacks(self, texts: Iterable[str]) -> bool:
+        """Return whether it reads a symbol of these texts as the unknown token."""
+        unknown = self.unknown_id
+        return unknown is not None and any(unknown in self.encode(text, unknown="replace") for text in texts)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without padding, begin and end symbols; an unknown token is `UNKNOWN_TEXT`.
 

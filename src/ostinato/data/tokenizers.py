@@ -63,21 +63,26 @@ class Tokenizers:
         target = train_tokenizer(data.target_tokenizer, [example.target for example in rows])
         return cls(train_tokenizer(data.tokenizer, sources), target)
 
-    def extended(self, examples: Iterable[Example]) -> Tokenizers:
+    def extended(self, data: DataConfig, examples: Iterable[Example]) -> Tokenizers:
         """Return tokenizers with the new symbols of the examples after the symbols of these.
+
+        Args:
+            data: says how often a new symbol has to occur, and how many ids there are at most.
 
         Raises:
             ConfigError: the tokenizers are of subwords, which cannot be extended.
         """
         rows = list(examples)
         if self.is_joint:
-            joint = _extended(self.source, _all_texts(rows))
+            joint = _extended(self.source, data.tokenizer, _all_texts(rows))
             return Tokenizers(joint, joint)
-        source = _extended(self.source, [example.source for example in rows if example.source is not None])
+        sources = [example.source for example in rows if example.source is not None]
+        source = _extended(self.source, data.tokenizer, sources)
         # A new task has a new list of labels anyway.
         if isinstance(self.target, LabelTokenizer):
             return Tokenizers(source, self.target)
-        return Tokenizers(source, _extended(self.target, [example.target for example in rows]))
+        target = data.target_tokenizer or data.tokenizer
+        return Tokenizers(source, _extended(self.target, target, [example.target for example in rows]))
 
     def with_labels(self, examples: Iterable[Example], reads: Reads) -> Tokenizers:
         """Return the source's tokenizer beside the labels of the examples; beside itself where there are no labels."""
@@ -245,9 +250,9 @@ def _symbol(given: object) -> str:
     return str(given["content"]) if isinstance(given, dict) else str(given)
 
 
-def _extended(tokenizer: Tokenizer, texts: Iterable[str]) -> Tokenizer:
+def _extended(tokenizer: Tokenizer, config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if isinstance(tokenizer, SymbolTokenizer):
-        return tokenizer.extended(texts)
+        return tokenizer.extended(texts, config.min_count, config.vocab_size)
     reason = f"the run's tokenizer is one of subwords ({tokenizer.kind}), which cut every text: leave it out"
     raise ConfigError([Problem("training.extend_vocabulary", True, reason)])
 

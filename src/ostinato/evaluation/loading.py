@@ -277,9 +277,9 @@ class LoadedRun:
             ConfigError: it is encoder-only.
         """
         if isinstance(self.model, Encoder):
-            reason = (
-                "an encoder-only model writes no text: `ostinato evaluate RUN --predictions FILE` writes its labels"
-            )
+            reason = "an encoder-only model writes no text"
+            if self.model.config.reads != "masked":
+                reason += ": `ostinato evaluate RUN --predictions FILE` writes its labels"
             raise ConfigError([Problem("model.kind", "encoder", reason)])
         return self.model
 
@@ -339,7 +339,8 @@ def load(
         checkpoint: "best", "last", "best:5" or "last:5" (a mean of several), the name of one of the run's checkpoints
             (update-000500), or its directory. None: the one that its recipe scores (evaluation.checkpoint).
         device: "auto" (a CUDA GPU if there is one, else the CPU), "cpu", "cuda", "mps", ...
-        overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.max_length=40".
+        overrides: `dotted.key=value` changes to the run's recipe, for example "decoding.max_length=40"; the model is
+            as it was trained, and so are the tokenizers.
         halting_threshold: None: the one that `ostinato tune-threshold` chose for this checkpoint, where it did, else
             the trained ones; "trained": those in any case; a number: that one, in every stack in which tokens halt.
         exit, exit_scope: the criterion by which tokens stop, with a number, see `ostinato.nn.Execution`.
@@ -353,6 +354,13 @@ def load(
             [0, 1] or for a model whose tokens do not halt, a criterion without a threshold, or by which no token of the
             model can stop.
     """
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key.partition(".")[0] == "model":
+            reason = "a run's model is loaded as it was trained: leave it out, or train another (training.init_from)"
+            raise ConfigError([Problem(key, value, reason)])
+        if key.startswith(("data.tokenizer", "data.target_tokenizer")):
+            reason = "a run keeps the tokenizers that it was trained with: leave it out"
+            raise ConfigError([Problem(key, value, reason)])
     directory = Path(path)
     check_run(directory)
     recipe = load_recipe(directory, overrides)

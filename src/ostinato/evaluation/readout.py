@@ -7,6 +7,8 @@ span                      the columns start <= end of the passage, at most `max_
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from ostinato.config.model import EncoderConfig, ModelConfig
 from ostinato.config.special_ids import NO_LABEL
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example
-from ostinato.data.labelled import passage_of
+from ostinato.data.labelled import first_tokens, passage_of
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.decoding import Hypothesis
 
@@ -50,14 +52,18 @@ def text_of(config: ModelConfig, ids: list[int], example: Example, tokenizers: T
     """Return an output as text: decoded, or cut out of the example's passage.
 
     Words without a label (`NO_LABEL`) have none here either. Words that were cut off where `data.over_length` is
-    "truncate" get the most frequent label.
+    "truncate", and those without a token, get the most frequent label.
     """
     if config.reads == "span":
         _, passage = passage_of(example, tokenizers.source, data)
         return passage.answer(ids[0], ids[1])
     if config.reads == "tagging":
-        n_words = len((example.source or "").split())
         without = {place for place, tag in enumerate(example.target.split()) if tag == NO_LABEL}
-        labels = iter(tokenizers.target.decode(ids + [0] * (n_words - len(without) - len(ids))).split())
-        return " ".join(NO_LABEL if place in without else next(labels) for place in range(n_words))
+        most_frequent = tokenizers.target.decode([0])
+        labels = chain(tokenizers.target.decode(ids).split(), repeat(most_frequent))
+        firsts = first_tokens(example.source or "", tokenizers.source)
+        return " ".join(
+            NO_LABEL if place in without else most_frequent if first is None else next(labels)
+            for place, first in enumerate(firsts)
+        )
     return tokenizers.target.decode(ids)

@@ -5,6 +5,9 @@
     token_accuracy = labels that are the most probable token / labels
     sequence_accuracy_forced = sentences with every label right, and at least one label / sentences
 
+(an unknown label is right where the unknown token is the most probable one, so that a smaller vocabulary makes more
+labels easy: where labels are unknown, accuracies compare models of one vocabulary only)
+
 and, where every token of a text is a label and none unknown, with the end of a text as one more word and one more byte:
 
     word_perplexity = exp(sum of -log p(label) / number of words)          words: what white space separates
@@ -31,6 +34,8 @@ from ostinato.metrics.perplexity import perplexity
 
 _EXACT = "exact_match"
 _PASSED = 0.95
+COUNTS_UNKNOWN = "counts unknown labels that are predicted as unknown as right, and these runs' vocabularies differ"
+"""Why accuracies of texts with unknown labels are not compared between vocabularies."""
 _ROWS = 2048
 """Labels scored at a time: a softmax over the vocabulary is never held for a whole batch."""
 

@@ -10,9 +10,10 @@
     answer_f1     = mean over answers of the largest F1 of their words with those of a reference    SQuAD
 
 Spans follow conlleval: B- and S- begin one, and so do I- and E- where the word before has another type, is outside or
-has ended one (E-, S-). Tags without such a prefix are types of their own: adjacent equal ones are one span. Outside is
-O. Normalisation follows SQuAD v1.1's official script: lower case, then without ASCII punctuation, without the articles
-a, an, the, and with single blanks. References with tabs between them are several right answers.
+has ended one (E-, S-). L- and U- (BILOU) are E- and S-. Tags without such a prefix are types of their own: adjacent
+equal ones are one span. Outside is O. Normalisation follows SQuAD v1.1's official script: lower case, then without
+ASCII punctuation, without the articles a, an, the, and with single blanks. References with tabs between them are
+several right answers.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def _split_tag(tag: str) -> tuple[str, str]:
     if tag == "O":
         return "O", ""
     prefix, dash, name = tag.partition("-")
+    prefix = {"L": "E", "U": "S"}.get(prefix, prefix)  # as BILOU calls them
     return (prefix, name) if dash and prefix in ("B", "I", "E", "S") else ("I", tag)
 
 

@@ -8,7 +8,6 @@ the model's kind and finite.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ostinato.config.files import say_once
 from ostinato.config.model import ModelConfig
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import with_new_names
@@ -33,7 +33,6 @@ from ostinato.version import __version__
 FORMAT_VERSION = 1
 WEIGHTS, _DESCRIPTION = "model.safetensors", "model.json"
 _FOLDER = re.compile(r"update-\d{6,18}", re.ASCII)
-_log = logging.getLogger(__name__)
 
 
 def save_model(model: Model, directory: str | Path) -> None:
@@ -101,14 +100,14 @@ def load_model(
 def checkpoint_folders(root: Path) -> dict[int, Path]:
     """Return the folders of a run's checkpoints by their update, in order.
 
-    Whatever else lies there (a copy, a folder of the user's) is left alone, and named in the log.
+    Whatever else lies there (a copy, a folder of the user's) is left alone, and named in the log, once a process.
     """
     found = {}
     for path in sorted(root.glob("update-*")):
         if _FOLDER.fullmatch(path.name) and path.is_dir():
             found[int(path.name.removeprefix("update-"))] = path
         else:
-            _log.warning("%s is no checkpoint of the run: it is ignored", printable(str(path)))
+            say_once(f"{printable(str(path))} is no checkpoint of the run: it is ignored")
     return dict(sorted(found.items()))
 
 

@@ -8,12 +8,30 @@ from torch import nn
 
 from ostinato.config.model import ModelConfig
 from ostinato.config.output import TransformConfig
-from ostinato.errors import ConfigError, Problem
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.kernels import PackedMatrix, activate, active_packing, product
 from ostinato.models.parts import build_norm_of
 from ostinato.nn.init import init_embedding, init_projection
 from ostinato.nn.layers import Linear, at_least_float32
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
+
+
+def rows_of(table_VD: Float[Tensor, "V D"], ids: Int[Tensor, "*B"], name: str) -> Float[Tensor, "*B D"]:
+    """Return the rows of a table that have these ids.
+
+    Args:
+        name: of an id, in errors.
+
+    Raises:
+        DataError: an id that has no row, on a CPU. On a GPU the device stops with an assert of its own: to look at the
+            ids before would mean to wait for them.
+    """
+    try:
+        return F.embedding(ids, table_VD)
+    except IndexError as error:
+        n_rows = len(table_VD)
+        wrong = int(ids[(ids < 0) | (ids >= n_rows)][0])
+        raise DataError(f"{name} {wrong} is not in a vocabulary of {n_rows}: must be 0 to {n_rows - 1}") from error
 
 
 class Embeddings(nn.Module):
@@ -83,8 +101,8 @@ class Embeddings(nn.Module):
         return self.target_weight if self.output_weight is None else self.output_weight
 
     def embed(self, ids: Int[Tensor, "*B"], weight_VD: Float[Tensor, "V D"]) -> Float[Tensor, "*B D"]:
-        """Return embeddings, scaled as the configuration says."""
-        embedded = F.embedding(ids, weight_VD)
+        """Return embeddings, scaled as the configuration says; see `rows_of`."""
+        embedded = rows_of(weight_VD, ids, "token id")
         return embedded if self._factor == 1.0 else embedded * self._factor
 
     def logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:

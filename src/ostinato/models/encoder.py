@@ -11,7 +11,7 @@ from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import DataError
 from ostinato.models.base import as_batch, check_no_source, keep_or_none
-from ostinato.models.embeddings import FactEmbedder
+from ostinato.models.embeddings import FactEmbedder, rows_of
 from ostinato.models.output import ModelOutput
 from ostinato.models.transformer import Transformer
 from ostinato.nn.cache import Cache
@@ -84,7 +84,7 @@ class Encoder(Transformer):
 
         Raises:
             DataError: a span head, and a batch that does not say where the passages begin; token types for a model that
-                has none.
+                has none, or (on a CPU) that it has no row for.
         """
         batch = as_batch(batch, keep)
         check_no_source(batch)
@@ -107,7 +107,7 @@ class Encoder(Transformer):
         Raises:
             DataError: always.
         """
-        raise DataError(_NO_TEXT)
+        raise self._no_text()
 
     def step(
         self, ids_BT: Int[Tensor, "B T"], cache: Cache, keep_BT: Bool[Tensor, "B T"] | None = None
@@ -117,13 +117,20 @@ class Encoder(Transformer):
         Raises:
             DataError: always.
         """
-        raise DataError(_NO_TEXT)
+        raise self._no_text()
+
+    def _no_text(self) -> DataError:
+        reason = "an encoder-only model (model.kind=encoder) writes no text"
+        if self.config.reads != "masked":  # whose head says nothing of an example
+            reason += ": what its head says of examples is what `ostinato evaluate RUN --predictions FILE` writes"
+        return DataError(reason)
 
     def _states(self, tokens: Tokens, types_BT: Tensor | None) -> Float[Tensor, "B T E"]:
         """Return the embeddings of the positions: of tokens with their types, or of facts made of tokens."""
         embedded = self.embed(tokens.ids_BT, self.target_embedding)
         if self.type_weight is not None:
-            embedded = embedded + (self.type_weight[0] if types_BT is None else self.type_weight[types_BT])
+            of_types = self.type_weight[0] if types_BT is None else rows_of(self.type_weight, types_BT, "token type")
+            embedded = embedded + of_types
         elif types_BT is not None:
             raise DataError("this model has no token types: model.n_token_types is 0")
         if self.facts is None:
@@ -148,12 +155,6 @@ class Encoder(Transformer):
         assert self.head is not None  # not user input: heads that come here have a projection
         projected: Tensor = self.head(nn.functional.dropout(states, self.config.dropout, self.training))
         return at_least_float32(projected)
-
-
-_NO_TEXT = (
-    "an encoder-only model (model.kind=encoder) writes no text: what its head says of examples is what "
-    "`ostinato evaluate RUN --predictions FILE` writes"
-)
 
 
 def passages(batch: Batch) -> Bool[Tensor, "B T"]:

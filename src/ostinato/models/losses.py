@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,13 @@ class LossSums:
 
     loss: Tensor
     nll: Tensor
+
+
+class SecondPass(NamedTuple):
+    """Losses of a pass with fewer rounds: of its labels, summed, and the distance of its states, see `states_apart`."""
+
+    loss: Tensor
+    states: Tensor
 
 
 def label_smoothed_loss(logits_BTV: Tensor, labels_BT: Tensor, counts_BT: Tensor, smoothing: float) -> LossSums:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import ClassVar, Literal
 
-from ostinato.config.base import Count, Size
+from ostinato.config.base import Count, NumberOrZero, Size
 from ostinato.config.data import FieldName
 from ostinato.data.example import Example
 from ostinato.errors import DataError
@@ -42,9 +42,9 @@ class AgreementConfig(TaskConfig):
     """Examples in train."""
     n_eval: Size = 200
     """generated: examples of each number of attractors in dev and in test."""
-    train_nouns: Count = 2
+    train_nouns: NumberOrZero = 2
     """generated: most nouns between subject and verb in train."""
-    max_attractors: Count = 5
+    max_attractors: NumberOrZero = 5
     """generated: most in dev and test."""
     wrong_field: FieldName = "wrong"
     """files: column of the wrong form."""

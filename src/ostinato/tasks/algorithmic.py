@@ -18,12 +18,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Count, Size
+from ostinato.config.base import MOST, Count, Number, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig, bucket_of
 
-Length = Annotated[int, Field(ge=3)]
+Length = Annotated[int, Field(ge=3, le=MOST)]
 
 _DIGITS = "0123456789"
 _SEPARATOR = "+"
@@ -37,7 +37,7 @@ class AlgorithmicConfig(TaskConfig):
     """What is done to the digits."""
     max_length: Length = 40
     """Longest source of train, dev and test."""
-    long_min_length: Size | None = None
+    long_min_length: Number | None = None
     """Shortest source of the split `long`; None: max_length + 1. 1 gives tensor2tensor's evaluation set."""
     long_max_length: Length = 400
     """Longest source of the split `long`."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.config.data import DataConfig
 from ostinato.config.special_ids import NO_LABEL
-from ostinato.data.collate import IGNORED_LABEL, AnyRow, LabelledRow
+from ostinato.data.collate import IGNORED_LABEL, AnyRow
 from ostinato.data.columns import numeric_order, with_columns
 from ostinato.data.example import Example, take_evenly
 from ostinato.data.rows import encode_rows
@@ -174,9 +174,7 @@ def _some(examples: Iterable[Example], split: str) -> Iterator[Example]:
 
 
 def _counted_labels(row: AnyRow) -> list[int]:
-    if isinstance(row, LabelledRow):
-        return [label for label in row.labels if label != IGNORED_LABEL]
-    return [*row.target_ids, row.special_ids.eos]
+    return [label for label in row.labels if label != IGNORED_LABEL]
 
 
 def _targets(training: Iterable[Example], rows: Sequence[Example]) -> dict[str, list[str]]:

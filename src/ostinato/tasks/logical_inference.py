@@ -81,7 +81,7 @@ class LogicalInferenceConfig(TaskConfig):
     """Bins up to this one are train and dev: fewer for the first stages of a curriculum (training.init_from)."""
     max_test_operators: Annotated[int, Field(ge=1, le=_LAST_BIN)] = _LAST_BIN
     """Bins up to this one are test: fewer where a small model is compared with another on short formulas."""
-    n_pairs: Annotated[int, Field(ge=1000)] = 500_000
+    n_pairs: Annotated[int, Field(ge=1000, le=2**31 - 1)] = 500_000
     """generated: pairs drawn, before repetitions are removed."""
     seed: Count = 0
     """generated: of the data; independent of the seed of training."""

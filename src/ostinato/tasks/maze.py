@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ from ostinato.errors import Problem
 from ostinato.tasks.base import Share, Task, TaskConfig, bucket_of, split_of
 from ostinato.tasks.maze_grids import Maze, Place, draw_maze, first_form, without_dead_ends
 
+Rooms = Annotated[int, Field(ge=1, le=1000)]
+
 _END_OF_ROW, _ON_PATH, _OFF_PATH = "/", "o", "."
 
 
@@ -22,9 +24,9 @@ class MazeConfig(TaskConfig):
     """Settings of generated mazes; a size n is n rooms in n rows, 2 n - 1 cells a side."""
 
     kind: Literal["maze"] = "maze"
-    size: Size = 5
+    size: Rooms = 5
     """Rooms a side in train, dev and test."""
-    larger_sizes: list[Size] = Field(default_factory=lambda: [6, 8, 10])
+    larger_sizes: list[Rooms] = Field(default_factory=lambda: [6, 8, 10])
     """Rooms a side in the split `larger`, each with n_eval mazes."""
     least_path: Size = 9
     """Fewest cells on the path, start and goal included, in every split."""

@@ -28,11 +28,13 @@ def given_splits(data: DataConfig) -> tuple[str, ...]:
     return tuple(split for split in ("train", "dev", *named) if _given(data, split))
 
 
-def read_split(data: DataConfig, split: str, model_kind: str = "seq2seq") -> Iterator[Example]:
-    """Yield the examples of a split, of files (`read_examples`) or of a data set (`ostinato.data.hub`)."""
+def read_split(
+    data: DataConfig, split: str, model_kind: str = "seq2seq", *, keeps_words: bool = False
+) -> Iterator[Example]:
+    """Yield the examples of a split, of files (`read_examples`) or of a data set (`read_data_set`)."""
     given = data_set_of(data, split)
     if given is not None:
-        return read_data_set(given, data, model_kind)
+        return read_data_set(given, data, model_kind, keeps_words=keeps_words)
     return read_examples(paths_of(data, split), data, model_kind)
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ostinato.config.base import Count, Size
+from ostinato.config.base import Count, Number, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig
@@ -28,9 +28,9 @@ class ParityConfig(TaskConfig):
     """Settings of running parity; lengths are in bits."""
 
     kind: Literal["parity"] = "parity"
-    max_length: Size = 8
+    max_length: Number = 8
     """Longest source of train, dev and test."""
-    long_lengths: list[Size] = Field(default_factory=lambda: [12, 16, 24, 32])
+    long_lengths: list[Number] = Field(default_factory=lambda: [12, 16, 24, 32])
     """Lengths of the split `long`, each with n_eval examples."""
     n_train: Size = 100_000
     """Examples in train."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Literal
 
-from ostinato.config.base import Count, Size
+from ostinato.config.base import Count, Number, NumberOrZero, Size
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig
@@ -27,11 +27,11 @@ class RelayConfig(TaskConfig):
     """Settings of the relay task."""
 
     kind: Literal["relay"] = "relay"
-    max_hops: Size = 8
+    max_hops: Number = 8
     """Most hops of train, dev and test."""
-    far_max_hops: Size = 16
+    far_max_hops: Number = 16
     """Most hops of the split `far`, whose fewest are max_hops + 1."""
-    n_rest: Count = 5
+    n_rest: NumberOrZero = 5
     """Symbols after the digit."""
     matched: bool = False
     """With fewer hops more symbols stand after the digit, and n_rest // 2 of those are digits: all sources of a split

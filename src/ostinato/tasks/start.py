@@ -53,7 +53,10 @@ def keep_tokenizers(recipe: Recipe, run: str | Path) -> tuple[Recipe, list[Probl
 
 
 def with_tokenizers_of(recipe: Recipe, theirs: DataConfig) -> tuple[Recipe, list[Problem]]:
-    """Return a recipe with the settings of the tokenizers that a run with these settings has; see `keep_tokenizers`."""
+    """Return a recipe with the settings of the tokenizers that a run with these settings has; see `keep_tokenizers`.
+
+    Where `training.extend_vocabulary` adds symbols to those of the same kind, the recipe's own say which.
+    """
     tokenizer, target = theirs.tokenizer, theirs.target_tokenizer
     if not recipe.model.generates:  # its targets are no text
         target = None
@@ -61,7 +64,10 @@ def with_tokenizers_of(recipe: Recipe, theirs: DataConfig) -> tuple[Recipe, list
         tokenizer, target = target or tokenizer, None
     problems, kept = [], {"tokenizer": tokenizer, "target_tokenizer": target}
     for name, own in kept.items():
-        if (given := getattr(recipe.data, name)) != own:
+        given = getattr(recipe.data, name)
+        if recipe.training.extend_vocabulary and given and own and given.kind == own.kind:
+            kept[name] = given
+        elif given != own:
             shown = None if given is None else given.model_dump(exclude_none=True)
             problems.append(Problem(f"data.{name}", shown, "the new run keeps the tokenizers of the old one"))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)}), problems
@@ -71,7 +77,8 @@ def start_tokenizers(recipe: Recipe, examples: Sequence[Example]) -> Tokenizers:
     """Return the tokenizers of a recipe that starts from a run: that run's, beside the labels that the data have.
 
     Args:
-        examples: of the training split, whose new symbols `training.extend_vocabulary` adds to the vocabularies.
+        examples: of the training split, whose new symbols `training.extend_vocabulary` adds to the vocabularies, as
+            `data` says how many.
 
     Raises:
         ConfigError: there is no run, its tokenizers cannot be extended, its head is of another kind or for other
@@ -82,11 +89,14 @@ def start_tokenizers(recipe: Recipe, examples: Sequence[Example]) -> Tokenizers:
     if recipe.model.generates and isinstance(tokenizers.target, LabelTokenizer):
         reason = f"its targets are the labels {_few(tokenizers.target.labels)}, which are no vocabulary of texts"
         raise ConfigError([Problem(_KEY, origin, f"{reason}: start from a run without a head for labels")])
+    if recipe.model.joins_pairs:  # it reads the source, too, by the vocabulary of what is written
+        tokenizers = Tokenizers(tokenizers.target, tokenizers.target)
     if recipe.training.extend_vocabulary:
+        recipe, _ = keep_tokenizers(recipe, origin)
         # Where targets are labels, a tokenizer of texts does not hold them.
         is_labelled = reads in _HEADS
         new = [Example(example.source or "", "") for example in examples] if is_labelled else examples
-        tokenizers = tokenizers.extended(new)
+        tokenizers = tokenizers.extended(recipe.data, new)
     if recipe.model.generates:
         return tokenizers
     found = tokenizers.with_labels(examples, reads)

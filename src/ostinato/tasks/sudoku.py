@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Literal
 
-from ostinato.config.base import Count, Size
+from ostinato.config.base import Count, Size, SizeOrZero
 from ostinato.data.example import Example
 from ostinato.errors import Problem
 from ostinato.tasks.base import Task, TaskConfig, split_of
@@ -30,7 +30,7 @@ class SudokuConfig(TaskConfig):
     givens: list[Size] | None = None
     """Cells that are given, of which every puzzle draws one number: fewer are harder. None: 6, 8 or 10 of 4x4, 10, 12
     or 16 of 6x6, 26, 30 or 36 of 9x9."""
-    augmentations: Count = 0
+    augmentations: SizeOrZero = 0
     """Further forms of every puzzle in train, by symmetries that are drawn."""
     n_train: Size = 1000
     """Puzzles in train, without their further forms."""

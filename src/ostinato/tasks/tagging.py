@@ -64,7 +64,7 @@ class TaggingTask(LanguagesTask):
 
     def _examples(self, split: str) -> Iterator[Example]:
         if self.config.format == "sentences":
-            examples = read_split(self.data, split)
+            examples = read_split(self.data, split, keeps_words=True)
         else:
             check_no_data_set(self.data, split, "task.format=sentences reads data sets")
             paths = find_files(paths_of(self.data, split))
@@ -115,6 +115,9 @@ class TaggingTask(LanguagesTask):
             if word_column != tag_column and word_column % len(cells) == tag_column % len(cells):
                 named = f"task.word_column={word_column} and task.tag_column={tag_column}"
                 raise bad_line(path, number, f"{named} name one of {len(cells)} columns: a word needs a tag beside it")
+            if "\t" in line and word_column != tag_column and len(line.split("\t")[tag_column].split()) > 1:
+                reason = f"its tag {tag!r} has several words: task.format=sentences reads a sentence a row"
+                raise bad_line(path, number, reason)
             words.append(word)
             tags.append(tag)
         if words:

@@ -162,12 +162,20 @@ class PackedTexts(StoredRows):
 
     def __getitem__(self, index: int) -> AnyRow:
         number = index if self._kept is None else int(self._kept[index])
-        ids = {name: side.ids(number) for name, side in self._sides.items()}
+        ids = {name: side.labels(number) for name, side in self._sides.items()}
+        last = {name: of_side.pop() for name, of_side in ids.items()}["target"]
+        next_id = None if "source" in ids or last == self._special.eos else last
         columns: dict[str, object] = {}
         if self._column is not None:
             columns[self._column] = self._groups[self._sides["target"].place(number)]
         row = Row(
-            ids.get("source"), ids["target"], columns, number, is_joined=self._is_joined, special_ids=self._special
+            ids.get("source"),
+            ids["target"],
+            columns,
+            number,
+            is_joined=self._is_joined,
+            special_ids=self._special,
+            next_id=next_id,
         )
         return labelled_text(row, is_masked=self._is_masked) if self._is_labelled else row
 
@@ -175,7 +183,7 @@ class PackedTexts(StoredRows):
 class _Side:
     """One side of all examples, data set after data set: `lengths` of the texts, end symbols included, and their ids.
 
-    `lengths` may be lowered: the ids are then those of the beginning.
+    `lengths` may be lowered: what is given is then the beginning.
     """
 
     def __init__(self, pack: Pack, side: str) -> None:
@@ -190,7 +198,7 @@ class _Side:
         """Return the place of an example's data set."""
         return bisect_right(self.first, number) - 1
 
-    def ids(self, number: int) -> list[int]:
-        """Return the ids of an example, without the end symbol."""
+    def labels(self, number: int) -> list[int]:
+        """Return the ids of an example with what follows them: the end symbol, or the next token where they are cut."""
         start = int(self._starts[number])
-        return self._streams[self.place(number)].take(start, start + int(self.lengths[number]) - 1)
+        return self._streams[self.place(number)].take(start, start + int(self.lengths[number]))
