@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 
 import ostinato
 import ostinato.nn
+from ostinato.config.schema import slots_of
 from ostinato.data.batch import Batch, Tokens
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.nn.halting import NoHalting
@@ -25,6 +29,30 @@ def test_every_public_name_is_there_and_listed(package: object) -> None:
     assert set(package.__all__) <= set(dir(package))  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="has no attribute 'other'"):
         package.other  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_every_configuration_that_a_recipe_reaches_is_a_public_name() -> None:
+    reached, left = set[type[BaseModel]](), list[type[BaseModel]]([ostinato.Recipe])
+    while left:
+        if (node := left.pop()) not in reached:
+            reached.add(node)
+            left += [inner for slot in slots_of(node).values() for inner in slot.nodes.values()]
+    assert len(reached) > 80
+    assert [node.__name__ for node in reached if getattr(ostinato, node.__name__, None) is not node] == []
+    assert {node.__name__ for node in reached} <= set(ostinato.__all__)
+
+
+def test_every_module_with_parameters_is_a_public_name_of_nn() -> None:
+    modules = {
+        name
+        for found in pkgutil.iter_modules(ostinato.nn.__path__, "ostinato.nn.")
+        for name, one in vars(import_module(found.name)).items()
+        if isinstance(one, type) and issubclass(one, torch.nn.Module) and one.__module__ == found.name
+    }
+    bases = {"Injection", "RelativePositions", "Routed", "Router"}
+    without = {"Alibi", "BesideInjection", "InputState", "NoiseState", "ZeroState"}
+    holders = {"SeveralStates", "_Sum"}  # they only hold modules that are public
+    assert modules - set(ostinato.nn.__all__) == bases | without | holders
 
 
 def ids(n: int = 3, length: int = 5) -> torch.Tensor:

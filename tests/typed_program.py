@@ -34,8 +34,26 @@ def shared_over_depth() -> o.StackConfig:
     return o.StackConfig(n_steps=2, self_attention=attention, ffn=ffn)
 
 
-def language_model() -> torch.Tensor:
-    model = o.build_model(o.LanguageModelConfig(d_model=32, vocab_size=20, decoder=shared_over_depth())).eval()
+def looped() -> o.StackConfig:
+    """Return a prelude and a loop, with a part of nearly every sort given as a class."""
+    loop = o.SegmentConfig(
+        repeats=3, inject=o.LinearInjectionConfig(), state=o.NoiseStateConfig(), modulation=o.ByRoundModulationConfig()
+    )
+    return o.StackConfig(
+        n_steps=2,
+        segments=[o.SegmentConfig(), loop],
+        self_attention=o.AttentionConfig(n_heads=4),
+        ffn=o.ExpertFeedForwardConfig(d_ff=8, router=o.MlpRouterConfig(), gate=o.GateConfig()),
+        norm=o.NormConfig(placement="pre"),
+        positions=o.NoSignalConfig(),
+        relative=o.RotaryConfig(scaling=o.LinearScalingConfig()),
+        value_embeddings=o.ValueEmbeddingsConfig(),
+        halting=o.ExitConfig(),
+    )
+
+
+def language_model(decoder: o.StackConfig) -> torch.Tensor:
+    model = o.build_model(o.LanguageModelConfig(d_model=32, vocab_size=20, decoder=decoder)).eval()
     ids = torch.randint(4, 20, (2, 7))
     deeper = model(ids, n_steps=8)
     assert_type(deeper, o.ModelOutput)
@@ -73,7 +91,8 @@ def own_loop(folder: Path) -> list[list[int]]:
 
 def main(folder: Path) -> None:
     used(trained(folder))
-    assert language_model().abs().max() > 0
+    for decoder in (shared_over_depth(), looped()):
+        assert language_model(decoder).abs().max() > 0
     assert len(own_loop(folder)) == 3
 
 

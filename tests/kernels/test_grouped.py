@@ -216,11 +216,15 @@ def test_an_unknown_or_broken_backend_is_a_named_error(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(PRODUCTS, "padded", broken)
     monkeypatch.setattr(choose_module, "_failure", choose_module._failure.__wrapped__)
-    monkeypatch.setattr(choose_module, "_first_that_works", choose_module._first_that_works.__wrapped__)
+    monkeypatch.setattr(choose_module, "first_that_works", choose_module.first_that_works.__wrapped__)
     with pytest.raises(ConfigError, match=r"does not work on cpu with torch.float32: no such kernel$"):
         choose_backend("padded", cpu, torch.float32, try_linear, 4, 4)
     monkeypatch.setitem(choose_module._PREFERRED, "cpu", ("padded", "loop"))
-    assert choose_backend("auto", cpu, torch.float32, try_linear, 4, 4) == "loop"
+    with choose_module.noting_backends() as lines:
+        for _ in range(2):
+            assert choose_backend("auto", cpu, torch.float32, try_linear, 4, 4) == "loop"
+        choose_backend("loop", cpu, torch.float32, try_linear, 4, 4)  # asked for: there is nothing to say
+    assert list(lines) == ["experts on cpu in float32, linear 4x4: backend loop; not padded (no such kernel)"]
 
     def without_a_word(*args: object) -> torch.Tensor:
         raise NotImplementedError

@@ -181,6 +181,22 @@ def test_an_optimiser_restored_from_its_tensors_goes_on_with_the_same_bits() -> 
         assert torch.equal(left, right)
 
 
+def test_a_parameter_that_no_update_has_reached_needs_no_state() -> None:
+    model = _model()
+    optimizers = [build_optimizer(model, OptimizerConfig()) for _ in range(2)]
+    (name, first), *others = model.named_parameters()
+    for _, p in others:
+        p.grad = torch.ones_like(p)
+    optimizers[0].step()
+    stored = optimizer_tensors(model, optimizers[0])
+    assert f"exp_avg/{name}" not in stored
+    load_optimizer_tensors(model, optimizers[1], stored)
+    assert optimizers[1].state.keys() == {p for _, p in others}
+    first.grad = torch.ones_like(first)
+    optimizers[1].step()
+    assert optimizers[1].state[first]["step"] == 1
+
+
 def test_an_optimiser_state_of_another_model_is_refused_by_name() -> None:
     model = _model()
     optimizer = build_optimizer(model, OptimizerConfig())

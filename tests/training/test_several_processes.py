@@ -86,7 +86,7 @@ def test_updates_are_those_of_one_process_with_the_same_batches(
         torch.testing.assert_close(found[key], tensor, atol=1e-6, rtol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
     for one, gradient in zip(report["said"], said, strict=True):
         assert one["n_labels"] == gradient.n_labels
-        for what in ("losses", "nlls", "norm", "routing", "depth"):
+        for what in ("losses", "nlls", "norm", "consistency", "routing", "depth"):
             _assert_close(one[what], getattr(gradient, what), what)
     first, second = report["processes"]
     assert first["losses"] == second["losses"] == [one["losses"] for one in report["said"]]

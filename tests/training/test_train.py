@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import socket
 import weakref
 from pathlib import Path
@@ -30,6 +31,10 @@ GOLDEN = Path(__file__).parent / "golden_losses.json"
 class _Listener(Reporter):
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.notes: list[tuple[int, str]] = []
+
+    def on_note(self, update: int, message: str) -> None:
+        self.notes.append((update, message))
 
     def on_start(self, recipe: Any, info: dict[str, Any]) -> None:
         self.events.append(f"start {info['update']}")
@@ -107,6 +112,17 @@ def test_a_run_writes_results_records_and_checkpoints_in_order(tmp_path: Path) -
     assert sum(group["n"] for group in scores["by"]["n"].values()) == 10
 
 
+def test_the_first_update_notes_which_backend_runs_the_experts(tmp_path: Path) -> None:
+    listener, recipe = _Listener(), tiny_recipe(tmp_path, experts=True, n_updates=2)
+    train(recipe, tmp_path / "run", reporter=listener)
+    assert listener.notes
+    assert all(update == 1 for update, _ in listener.notes)
+    assert all(re.match(r"experts on cpu in float32, \w+ [\w.x]+: backend \w+", note) for _, note in listener.notes)
+    listener, named = _Listener(), recipe.training.model_copy(update={"expert_backend": "loop"})
+    train(recipe.model_copy(update={"training": named}), tmp_path / "named", reporter=listener)
+    assert listener.notes == []
+
+
 def test_training_records_hold_token_weighted_means_and_nothing_that_differs_between_runs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(tiny_recipe(tmp_path), run)
@@ -121,6 +137,7 @@ def test_training_records_hold_token_weighted_means_and_nothing_that_differs_bet
         ("training", u) for u in (4, 8, 12)
     ]
     assert all(t["seconds"] > 0 for t in timings)
+    assert all(t["peak_memory"] > 0 for t in timings)
 
 
 def test_the_results_are_those_of_the_best_checkpoint(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_what_else_lies_among_the_checkpoints_is_left_alone_with_a_line(
     assert run.checkpoints.last_update() == 20
     assert run.checkpoints.load(CPU).progress.update == 20
     assert (mine / "model.json").is_file()
-    assert f"{mine} is no checkpoint of the run: it is ignored" in caplog.text
+    assert caplog.text.count(f"{mine} is no checkpoint of the run: it is ignored") == 1
     assert sorted(path.name for path in mine.parent.glob("update-*")) == [
         *("update-", "update-000010-mine", "update-000020", "update-000099")
     ]
@@ -312,6 +312,11 @@ def test_states_of_earlier_versions_have_no_hashes_but_must_be_complete(tmp_path
     folder = run.save(1)
     state = json.loads((folder / "state.json").read_text())
     del state["sha256"], state["content_sha256"]
+    for wrong, reason in (({}, "KeyError..update"), ({"update": 0}, "is of update 0, and its folder of another")):
+        others = {key: value for key, value in state["progress"].items() if key != "update"}
+        (folder / "state.json").write_text(json.dumps(state | {"progress": others | wrong}))
+        with pytest.raises(CheckpointError, match=reason):
+            run.checkpoints.load(CPU)
     (folder / "state.json").write_text(json.dumps(state))
     saved = run.checkpoints.load(CPU)
     saved.restore_optimizer(build_optimizer(saved.model, OptimizerConfig()))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ostinato.kernels.activation import GATES, Activation, activate
 from ostinato.kernels.attention import attend, attend_some, hidden_score, split, unbind
-from ostinato.kernels.choose import Backend, BackendChoice, choose_backend
+from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, noting_backends
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
     autocast_dtype,
@@ -33,7 +33,7 @@ from ostinato.kernels.feedforward import ExpertWeights, expert_feed_forward
 from ostinato.kernels.large_products import product
 from ostinato.kernels.linear import routed_linear
 from ostinato.kernels.log_probs import highest, log_probs
-from ostinato.kernels.memory import keep_freed_memory
+from ostinato.kernels.memory import keep_freed_memory, peak_memory
 from ostinato.kernels.native import (
     MOST_ROWS,
     ActGate,
@@ -101,8 +101,10 @@ __all__ = [
     "log_probs",
     "mean_where",
     "moved",
+    "noting_backends",
     "on_device",
     "packing",
+    "peak_memory",
     "places_where",
     "product",
     "read_cache",

@@ -8,8 +8,9 @@ run, and a resumed training with it.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -33,7 +34,18 @@ _PREFERRED: dict[str, tuple[Backend, ...]] = {
     "cuda": ("grouped", "padded", "segments", "loop"),
 }
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-_log = logging.getLogger(__name__)
+_noted: ContextVar[dict[str, None] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting_backends() -> Iterator[dict[str, None]]:
+    """Collect a line for every choice of a backend that is made inside, each once and in order."""
+    lines: dict[str, None] = {}
+    token = _noted.set(lines)
+    try:
+        yield lines
+    finally:
+        _noted.reset(token)
 
 
 def choose_backend(
@@ -47,7 +59,11 @@ def choose_backend(
     if torch.compiler.is_compiling():  # no trial can be run; the others read numbers, for which a graph would end
         return "grouped" if name == "auto" else name
     if name == "auto":
-        return _first_that_works(device, dtype, trial, *sizes)
+        chosen, said = first_that_works(device, dtype, trial, *sizes)
+        if (lines := _noted.get()) is not None:
+            of = f"{trial.__name__.removeprefix('try_')} {'x'.join(map(str, sizes))}"
+            lines[f"experts on {device} in {str(dtype).removeprefix('torch.')}, {of}: {said}"] = None
+        return chosen
     if name == "dense":  # whoever names it has dispatched so
         return name
     if name not in get_args(Backend):
@@ -59,13 +75,17 @@ def choose_backend(
 
 
 @lru_cache(maxsize=256)
-def _first_that_works(device: torch.device, dtype: torch.dtype, trial: Trial, *sizes: int | str) -> Backend:
+def first_that_works(device: torch.device, dtype: torch.dtype, trial: Trial, *sizes: int | str) -> tuple[Backend, str]:
+    """Return the first backend of the device's order that passes a trial of these sizes, and in words which one it is
+    and why not those before it."""
+    found: Backend = "loop"
+    why_not = ""
     for name in _PREFERRED.get(device.type, _PREFERRED["cuda"]):
+        found = name
         if (failure := _failure(name, device, dtype, trial, *sizes)) is None:
-            _log.info("%s%s on %s, %s: backend %s", trial.__name__, sizes, device, dtype, name)
-            return name
-        _log.info("%s%s on %s, %s: not %s (%s)", trial.__name__, sizes, device, dtype, name, failure)
-    return "loop"
+            break
+        why_not += f"; not {name} ({failure})"
+    return found, f"backend {found}{why_not}"
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -43,6 +44,19 @@ def keep_freed_memory() -> bool:
         )
     except (OSError, AttributeError, TypeError):
         return False
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the most bytes that this process has held so far: of tensors on a CUDA device, elsewhere of all its memory
+    on the host; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most  # KiB but on macOS
 
 
 class _Block:

@@ -358,7 +358,13 @@ def _read_progress(folder: Path) -> Progress:
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {version!r}, this ostinato {__version__} reads {FORMAT_VERSION}")
     with reading(path):
-        return Progress.from_dict(content["progress"])
+        progress = Progress.from_dict(content["progress"])
+        if progress.update != int(folder.name.removeprefix("update-")):
+            raise CheckpointError(
+                f"{path}: is of update {progress.update}, and its folder of another one. Delete {folder} and name an "
+                "earlier checkpoint in last.json to go on from there"
+            )
+    return progress
 
 
 def _random_prefix(rank: int) -> str:

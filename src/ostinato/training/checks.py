@@ -21,7 +21,7 @@ from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.training.freeze import freeze, matches
 from ostinato.training.optim import check_scales
 from ostinato.training.parallel import why_not_ddp
-from ostinato.training.rounds import round_problems, steps_before_the_loop
+from ostinato.training.rounds import round_problems, steps_before_the_loop, useless_rounds
 
 _WIDTHS_OF_GROUPED_PRODUCTS = 8
 """Numbers of bfloat16 of which rows must be multiples: 16 bytes."""
@@ -144,14 +144,20 @@ def pattern_problems(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def useless_patterns(recipe: Recipe) -> list[Problem]:
-    """Return the patterns of `training.freeze_except` of which nothing is frozen, and those of
-    `training.optimizer.lr_scales` that match nothing trained but what an earlier one matches.
+def useless_settings(recipe: Recipe) -> list[Problem]:
+    """Return the patterns of parameters, and the settings of rounds, that change nothing in this model.
 
     Of a new run: one that was begun with them goes on as it was begun.
     """
-    training, problems = recipe.training, list[Problem]()
-    names = [name for name, _ in without_memory(recipe.model).named_parameters()]
+    training, model = recipe.training, without_memory(recipe.model)
+    return [*_useless_patterns(model, training), *useless_rounds(model, training.rounds, training.consistency)]
+
+
+def _useless_patterns(model: Model, training: TrainingConfig) -> list[Problem]:
+    """Return the patterns of `training.freeze_except` of which nothing is frozen, and those of
+    `training.optimizer.lr_scales` that match nothing trained but what an earlier one matches."""
+    problems = list[Problem]()
+    names = [name for name, _ in model.named_parameters()]
     frozen = [name for name in names if matches(name, training.freeze)]
     for pattern in training.freeze_except:
         if not any(matches(name, [pattern]) for name in frozen):

@@ -166,14 +166,15 @@ class Tracker(Reporter):
 
 
 def training_numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a training record by name: load of experts and depths, too."""
+    """Return the numbers of a training record by name: load of experts, depths, and losses of a second pass, too."""
     found = {f"train/{name}": value for name, value in _numbers(record) if name not in _NOT_SHOWN}
     for router, own in record.get("routing", {}).items():
         found |= {f"experts/{router}/load/{i}": float(share) for i, share in enumerate(own["load"])}
         found[f"experts/{router}/n_dead"] = float(own["n_dead"])
     for stack, own in record.get("depth", {}).items():
         found |= {f"depth/{stack}/{name}": float(own[name]) for name in ("mean", "expected")}
-    return found
+    of_second = record.get("consistency", {}).get("losses", {})
+    return found | {f"consistency/{name}": float(value) for name, value in of_second.items()}
 
 
 def evaluation_numbers(record: Mapping[str, Any]) -> dict[str, float]:

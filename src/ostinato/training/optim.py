@@ -145,6 +145,9 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what `optimizer_tensors` returned.
 
+    A parameter that no update has reached yet, such as a gate before tokens may halt, has no state: one without any is
+    no error.
+
     Raises:
         CheckpointError: a parameter the model does not have, or a state of another shape, with numbers that are not
             finite, or without a quantity that those of other parameters have.

@@ -28,14 +28,14 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ostinato.config.training import DdpConfig, ParallelConfig, TrainingConfig
 from ostinato.data.disk import new_folder
 from ostinato.models import Model, save_model
-from ostinato.models.losses import LossSums
+from ostinato.models.losses import LossSums, SecondPass
 from ostinato.models.output import ModelOutput
 from ostinato.nn.halting import NoHalting
 from ostinato.training.gradients import all_reduce_gradients
 from ostinato.training.optim import optimizer_tensors
 from ostinato.training.processes import Processes, all_reduce, communicating
 
-Computed = tuple[ModelOutput, LossSums, Tensor | None]
+Computed = tuple[ModelOutput, LossSums, SecondPass | None]
 """What a batch's passes through a model give, see `ostinato.training.update`."""
 
 
@@ -113,8 +113,8 @@ def run_through(call: nn.Module, compute: Callable[[], Computed]) -> Computed:
         return found[0][1].loss
 
     hooked = call(loss)
-    output, sums, apart = found[0]
-    return output, replace(sums, loss=hooked), apart
+    output, sums, second = found[0]
+    return output, replace(sums, loss=hooked), second
 
 
 class Ddp(Parallel):

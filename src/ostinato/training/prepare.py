@@ -33,7 +33,7 @@ from ostinato.tasks.checks import (
 from ostinato.tasks.registry import build_task
 from ostinato.tasks.start import keep_tokenizers
 from ostinato.training.changes import Changes
-from ostinato.training.checks import learning_notes, useless_patterns
+from ostinato.training.checks import learning_notes, useless_settings
 from ostinato.training.initial import check_start
 from ostinato.training.rundir import RunDirectory, describe_data, describe_split, with_absolute_paths
 from ostinato.training.training_data import training_data
@@ -105,9 +105,9 @@ def prepare(
     recipe = with_splits(recipe, task)
     has_sources = task.config.has_sources
     problems = [*model_problems(recipe, has_sources), *split_problems(recipe, task)]
-    if not is_resumed:  # a run that was begun before has rows that fit, and keeps its patterns
+    if not is_resumed:  # a run that was begun before has rows that fit, and keeps its settings
         problems += length_problems(recipe, has_sources)
-        problems += useless_patterns(recipe)
+        problems += useless_settings(recipe)
         off = recipe.training.halting.off_updates
         problems += recipe.too_few_to_average(recipe.evaluation.checkpoint, "evaluation.checkpoint", first=off)
     if problems := [*problems, *metric_problems(recipe, has_sources)]:

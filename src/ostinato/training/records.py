@@ -2,8 +2,8 @@
 
 metrics.jsonl holds what is a function of the recipe and the data alone: losses, learning rates, scores. When a run is
 resumed, it is cut back to its length at the last checkpoint, and then grows to the same bytes that an uninterrupted run
-writes. So nothing that differs between two equal runs may be in it: times and speeds go to timings.jsonl, which is
-never cut back.
+writes. So nothing that differs between two equal runs may be in it: times, speeds and memory go to timings.jsonl, which
+is never cut back.
 """
 
 from __future__ import annotations

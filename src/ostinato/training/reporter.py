@@ -33,10 +33,11 @@ class Reporter:
 
     def on_update(self, record: dict[str, Any]) -> None:
         """Every log_every updates, and after the last: update, loss, nll, lr, grad_norm, n_labels, seconds,
-        labels_per_second.
+        labels_per_second, peak_memory in bytes (where the system says).
 
         `loss` is smoothed, and like `nll` without balance losses and costs of depth; these are in `routing`, where
-        there are routers, and in `depth`, where tokens halt.
+        there are routers, and in `depth`, where tokens halt. With `training.consistency` `loss` includes that of the
+        second pass, weighted; `consistency` has it, and the distance of states, raw and weighted.
         """
 
     def on_note(self, update: int, message: str) -> None:

@@ -19,6 +19,7 @@ from ostinato.data.batch import Batch
 from ostinato.data.example import Example, take_evenly
 from ostinato.errors import DataError, TrainingError
 from ostinato.evaluation import evaluate
+from ostinato.kernels import noting_backends, peak_memory
 from ostinato.models import Model, build_model
 from ostinato.tasks.checks import FORCED_METRICS
 from ostinato.training.checkpoint import Checkpoints, check_hashes, read_state
@@ -199,12 +200,16 @@ class Session:
                 self._save_progress()
             if self.config.n_updates == 0 and not self.progress.ranking:
                 self._follow_up()
+            first = self.progress.update + 1
             while self.progress.update < self.config.n_updates and self.progress.stopped is None:
                 began = time.perf_counter()
-                gradient = self._update()
+                with noting_backends() as backends:
+                    gradient = self._update()
                 self._busy += time.perf_counter() - began
+                for line in backends if self.progress.update == first else ():
+                    self.reporter.on_note(first, line)
                 if self._is_logged(self.progress.update):
-                    self._log(gradient.routing, gradient.depth)
+                    self._log(gradient)
                 if self._interrupts.is_pending():
                     self._end_interrupted()
                 self._follow_up()
@@ -271,10 +276,10 @@ class Session:
         if is_last or is_ranked or self.progress.stopped or update % config.save_every == 0:
             self._save()
 
-    def _log(self, routing: dict[str, Any] | None = None, depth: dict[str, Any] | None = None) -> None:
-        """Record mean losses since the last record, and what the last update and its last batch did."""
+    def _log(self, gradient: Gradient | None = None) -> None:
+        """Record mean losses since the last record, and, where it is given, what the last update's gradient tells."""
         window, self.progress.window = self.progress.window, LossWindow()
-        record = {
+        record: dict[str, Any] = {
             "kind": "training",
             "update": self.progress.update,
             "loss": window.loss / window.n_labels,
@@ -283,17 +288,16 @@ class Session:
             "grad_norm": window.grad_norm,
             "n_labels": window.n_labels,
         }
-        if routing is not None:
-            record["routing"] = routing
-        if depth is not None:
-            record["depth"] = depth
-        timing = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
+        for name in ("consistency", "routing", "depth"):
+            if (found := getattr(gradient, name, None)) is not None:
+                record[name] = found
+        speed = {"seconds": self._busy, "labels_per_second": self._busy_labels / max(self._busy, 1e-9)}
         self._busy, self._busy_labels = 0.0, 0
-        self._record(record, timing, self.reporter.on_update)
+        self._record(record, speed, self.reporter.on_update)
         update = self.progress.update
-        for message in self._collapse_watch.warnings(update, routing or {}):
+        for message in self._collapse_watch.warnings(update, record.get("routing", {})):
             self.reporter.on_warning(update, message)
-        for message in self._depth_watch.warnings(update, depth or {}):
+        for message in self._depth_watch.warnings(update, record.get("depth", {})):
             self.reporter.on_warning(update, message)
 
     def _evaluate(self) -> None:
@@ -327,6 +331,8 @@ class Session:
         self._record(record, {"seconds": result["seconds"]}, self.reporter.on_evaluation)
 
     def _record(self, record: dict[str, Any], timing: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+        if (most := peak_memory(self.device)) is not None:
+            timing = timing | {"peak_memory": most}
         if self.processes.is_main:
             self.records.add(record, timing)
         report(record | timing)

@@ -115,6 +115,7 @@ class Progress:
             best = content.pop("best")
             content["ranking"] = [] if best is None else [best]
         ranking = [Best(**one) for one in content["ranking"]]
-        found = cls(**{**content, "ranking": ranking, "window": LossWindow(**content["window"])})
+        parts = {"ranking": ranking, "window": LossWindow(**content["window"])}
+        found = cls(**{**content, **parts, "update": content["update"]})  # without it, trained weights would begin at 0
         TypeAdapter(cls).validate_python(asdict(found))
         return found

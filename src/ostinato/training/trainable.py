@@ -14,7 +14,7 @@ from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError
 from ostinato.tasks.registry import build_task
 from ostinato.tasks.start import load_tokenizers
-from ostinato.training.checks import pattern_problems, useless_patterns
+from ostinato.training.checks import pattern_problems, useless_settings
 from ostinato.training.prepare import with_splits
 
 
@@ -25,10 +25,10 @@ def check_trainable(recipe: Recipe, access: DataAccess | None = None, *, with_st
         recipe: whose splits its task has. with_start: False: the run it starts from need not be there yet.
 
     Raises:
-        ConfigError: patterns that match no parameter, or have no effect; no run to start from.
+        ConfigError: patterns that match no parameter; settings without effect; no run to start from.
         DataError: columns that the first examples do not have.
     """
-    if problems := pattern_problems(recipe) or useless_patterns(recipe):
+    if problems := pattern_problems(recipe) or useless_settings(recipe):
         raise ConfigError(problems)
     if with_start and recipe.training.init_from is not None:
         load_tokenizers(recipe.training.init_from)

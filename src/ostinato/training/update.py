@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ostinato.budget.out_of_memory import noting_plan
-from ostinato.config.training import TrainingConfig
+from ostinato.config.training import ConsistencyConfig, TrainingConfig
 from ostinato.data.batch import Batch
 from ostinato.evaluation.depth import real_tokens
 from ostinato.models import Model
 from ostinato.models.base import TokenModel
 from ostinato.models.losses import (
     LossSums,
+    SecondPass,
     TokenShares,
     add_auxiliary,
     balance_loss,
@@ -60,6 +61,7 @@ class Gradient:
             update is not recorded.
         depth: how deep tokens went in it (`ostinato.training.depth`); None where none could halt, or the update is not
             recorded.
+        consistency: the losses of the pass with fewer rounds, over all batches, raw and weighted; None without one.
     """
 
     norm_scalar: Tensor
@@ -69,11 +71,13 @@ class Gradient:
     n_labels: int
     routing: dict[str, Any] | None = None
     depth: dict[str, Any] | None = None
+    consistency: dict[str, dict[str, float]] | None = None
 
     @property
     def is_finite(self) -> bool:
         """True where neither a loss nor the norm is infinite or NaN."""
-        return all(map(math.isfinite, [self.norm, *self.losses, *self.nlls]))
+        of_second = self.consistency["losses"].values() if self.consistency else ()
+        return all(map(math.isfinite, [self.norm, *self.losses, *self.nlls, *of_second]))
 
 
 def execution_of(config: TrainingConfig) -> Execution:
@@ -130,6 +134,7 @@ class Updater:
         n_labels, n = sum(batch.n_labels for batch in batches), len(batches)
         update = self.config.n_updates if update is None else update
         sums: list[LossSums] = []
+        second_V = torch.zeros(2, device=self.model.device)
         observations: _Observations = (None, None)
         drawn = draw_rounds(self.config.rounds, self.seed, update, sum(batch.n_sentences for batch in batches))
         halts, first, cut = update > self.config.halting.off_updates, 0, self.config.rounds
@@ -151,23 +156,24 @@ class Updater:
                 ),
                 self._noting_plan(batch),
             ):
-                found, observations = self._backward(batch, n_labels, update, observed and number == n)
+                found, second, observations = self._backward(batch, n_labels, update, observed and number == n)
             sums.append(found)
+            second_V = second_V if second is None else second_V + torch.stack(second).detach().float()
         depth, routing = observations
         numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
-        if depth is not None:
-            numbers_V = torch.cat([numbers_V, depth.values_V])
+        numbers_V = torch.cat([numbers_V, second_V, *([] if depth is None else [depth.values_V])])
         numbers_V = self.parallel.add_up(numbers_V)
         norm_scalar = self.parallel.norm()
         tensors = [norm_scalar[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
         # All numbers come to the host in one copy, for which a process waits (docs/gpu.md says for what else it does).
         values = iter(torch.cat(tensors).tolist())
         norm, losses, nlls = next(values), list(islice(values, n)), list(islice(values, n))
+        consistency = _record_of_second(list(islice(values, 2)), self.config.consistency)
         depths, routed = (
             None if observation is None else observation.record(list(islice(values, len(observation.values_V))))
             for observation in observations
         )
-        return Gradient(norm_scalar, norm, losses, nlls, n_labels, routed, depths)
+        return Gradient(norm_scalar, norm, losses, nlls, n_labels, routed, depths, consistency)
 
     def _rounds_by_sentence(self, of_batch: Sequence[int]) -> RoundsBySentence | None:
         """Return the rounds of this process's sentences of a batch; a hidden row has one."""
@@ -205,12 +211,14 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return rate
 
-    def _backward(self, whole: Batch, n_labels: int, update: int, observed: bool) -> tuple[LossSums, _Observations]:
+    def _backward(
+        self, whole: Batch, n_labels: int, update: int, observed: bool
+    ) -> tuple[LossSums, SecondPass | None, _Observations]:
         """Add this process's part of one batch's part of the gradient of the mean loss over the update's labels.
 
         Returns:
-            The sums of the losses of this process's rows, and, where `observed`, what routers and halting rules did
-            with all rows.
+            The sums of the losses of this process's rows; their part of the means over the update of what a pass with
+            fewer rounds adds; and, where `observed`, what routers and halting rules did with all rows.
         """
         config, model, processes = self.config, self.model, self.processes
         shard = processes.shard(whole)
@@ -219,7 +227,7 @@ class Updater:
             shard = whole.hidden_row()
         batch = shard.to(model.device)
         batch = batch.as_padded() if config.compile else batch
-        output, sums, apart = self.parallel.run(lambda: self._forward(batch, update))
+        output, sums, second = self.parallel.run(lambda: self._forward(batch, update))
         loss = sums.loss / n_labels
         routings, temperatures = output.by_router(), model.balance_temperatures()
         if processes.is_distributed:
@@ -230,24 +238,25 @@ class Updater:
             lambda all_reduce: balance_loss(routings, config.balance, temperatures, all_reduce)
         )
         loss = add_auxiliary(loss, balance, depth_cost(output, shares) if weight else None, weight, label_share)
-        if apart is not None and batch.n_sentences:
-            share = 1.0 if shares is None else shares[list(model.stacks)[-1]]
-            loss = loss + apart * (config.consistency.states * label_share * share)
+        if second is not None and batch.n_sentences:
+            share = label_share * (1.0 if shares is None else shares[list(model.stacks)[-1]])
+            loss = loss + second.states * (config.consistency.states * share)
+            second = SecondPass(second.loss / n_labels, second.states * share)
         if loss.requires_grad:  # not where this process has no rows
             self.parallel.backward(loss)
         if not observed:
-            return sums, (None, None)
+            return sums, second, (None, None)
         rounds, now = rounds_of(model), model.router_temperatures()
         routing = processes.with_all_reduced(
             lambda all_reduce: observe_routing(routings, config.balance, temperatures, rounds, now, all_reduce)
         )
-        return sums, (observe_depth(model, output, batch, weight, shares), routing)
+        return sums, second, (observe_depth(model, output, batch, weight, shares), routing)
 
-    def _forward(self, batch: Batch, update: int) -> tuple[ModelOutput, LossSums, Tensor | None]:
+    def _forward(self, batch: Batch, update: int) -> tuple[ModelOutput, LossSums, SecondPass | None]:
         """Return the model's output for a batch, and the losses; for a batch without rows an empty output and zeros.
 
         Returns:
-            Also how far the states of a second pass are from those of the first; None without one.
+            Also the losses of a second pass; None without one.
         """
         if not batch.n_sentences:
             zero = torch.zeros((), device=self.model.device)
@@ -258,15 +267,15 @@ class Updater:
             output = self._run(batch, request=requested(config.round_loss))
             draw = draw_round_of_loss(config.round_loss, self.seed, update)
             sums = loss_of_rounds(self.model.read, output, batch, config.round_loss, config.label_smoothing, draw)
-            sums, apart = self._with_shorter(batch, update, output, sums)
+            sums, second = self._with_shorter(batch, update, output, sums)
         # The logits are not read again: dropping them frees their memory before the backward pass, whose first
         # gradients are as large.
-        return replace(output, logits_BTV=output.logits_BTV.new_empty(0, 0, 0)), sums, apart
+        return replace(output, logits_BTV=output.logits_BTV.new_empty(0, 0, 0)), sums, second
 
     def _with_shorter(
         self, batch: Batch, update: int, output: ModelOutput, sums: LossSums
-    ) -> tuple[LossSums, Tensor | None]:
-        """Return the losses with those of a pass through fewer rounds, and how far apart the states of both are."""
+    ) -> tuple[LossSums, SecondPass | None]:
+        """Return the losses with those of a pass through fewer rounds, and the losses of that pass."""
         config, model = self.config, self.model
         paths = draw_shorter(model, model.n_rounds(), self.seed, update) if config.consistency.is_there else {}
         if not paths:
@@ -274,8 +283,17 @@ class Updater:
         with model.execution(**shorter_execution(model, paths)):
             shorter = self._run(batch)
         own = label_smoothed_loss(shorter.logits_BTV, batch.labels_BT, batch.loss_mask_BT, config.label_smoothing)
-        apart = states_apart(output, shorter, batch.target.keep_BT)
-        return LossSums(sums.loss + config.consistency.loss * own.loss, sums.nll), apart
+        second = SecondPass(own.loss, states_apart(output, shorter, batch.target.keep_BT))
+        return LossSums(sums.loss + config.consistency.loss * own.loss, sums.nll), second
+
+
+def _record_of_second(means: Sequence[float], config: ConsistencyConfig) -> dict[str, dict[str, float]] | None:
+    """Return the record of these means over an update; None of zeros, which no pass with fewer rounds leaves."""
+    if not any(means):
+        return None
+    losses = dict(zip(SecondPass._fields, means, strict=True))
+    weighted = {name: weight * losses[name] for name in losses if (weight := getattr(config, name))}
+    return {"losses": losses, "weighted": weighted}
 
 
 def _add_empty_routings(routings: ByRouter, model: TokenModel) -> ByRouter:
