@@ -238,6 +238,23 @@ def test_models_of_other_tokenizers_are_placed_by_what_does_not_count_labels(tmp
     assert found.columns[1] == "sequence accuracy, dev", "labels that are cut do not say all of a text"
 
 
+def test_models_of_other_vocabularies_are_not_placed_by_unknown_labels_that_they_predict(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"an old cat sees {i} new birds\n" for i in range(8)), encoding="utf-8")
+    sizes = ["model.d_model=8", "model.decoder.n_steps=1", "model.decoder.self_attention.n_heads=2"]
+    sizes += ["training.n_threads=1", "training.device=cpu", "training.n_updates=1", "training.schedule.warmup=1"]
+    data = [f"data.train={texts}", f"data.dev={texts}", "data.unknown=replace"]
+    for n in (1, 2):
+        tokenizer = f"data.tokenizer={{kind: words, min_count: {n}}}"
+        train(load_recipe("lm/transformer", [*sizes, *data, tokenizer]), tmp_path / str(n))
+    loaded = [load(tmp_path / name, device="cpu") for name in ("1", "2")]
+    surveyed = logic.survey(logic.subjects(loaded, "dev", 8), only=["pareto"])
+    assert surveyed.left_out["pareto"].startswith("sequence accuracy counts unknown labels that")
+    alike = logic.survey(logic.subjects([loaded[1], loaded[1]], "dev", 8), only=["pareto"])
+    ((_, (found,)),) = alike.found
+    assert found.columns[1] == "token accuracy, dev"
+
+
 @pytest.mark.parametrize("name", [study.name for study in logic.STUDIES])
 def test_an_analysis_of_a_split_without_examples_says_so(given: list[Subject], name: str) -> None:
     empty = [replace(subject, examples=[], collected={}) for subject in given]

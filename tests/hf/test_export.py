@@ -340,6 +340,51 @@ def test_the_fast_tokenizer_has_our_ids(tokenizer: str, tmp_path: Path) -> None:
     assert len(fast) == run.tokenizers.target.vocab_size
 
 
+_PIECES = ["[CLS]", "[UNK]", "the", "old", "man", "##s"]
+_NUMBERED = {text: i for i, text in enumerate(_PIECES)}
+_SCORED = [(text, -float(i)) for i, text in enumerate(["[CLS]", "[UNK]", "the", " ", "old"])]
+_MERGED = {text: i for i, text in enumerate(["[UNK]", "t", "h", "e", " ", "th", "the"])}
+FILES = {
+    "words": tokenizers.models.WordLevel(_NUMBERED, unk_token="[UNK]"),
+    "word pieces": tokenizers.models.WordPiece(_NUMBERED, unk_token="[UNK]"),
+    "byte pairs": tokenizers.models.BPE(_MERGED, [("t", "h"), ("th", "e")], unk_token="[UNK]"),
+    "unigram": tokenizers.models.Unigram(_SCORED, unk_id=1),
+    "ids with gaps": tokenizers.models.WordLevel({text: 2 * i for i, text in enumerate(_PIECES)}, unk_token="[UNK]"),
+    "a piece <mask>": tokenizers.models.WordLevel({**_NUMBERED, "<mask>": len(_PIECES)}, unk_token="[UNK]"),
+}
+"""Models of files of other libraries, whose unknown piece is not the first one."""
+
+
+def tokenizer_of_a_file(name: str, folder: Path) -> str:
+    """Write such a file, and return the setting that reads it."""
+    content = tokenizers.Tokenizer(FILES[name])
+    if name not in ("unigram", "byte pairs"):
+        content.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    content.save(str(folder / "tokenizer.json"))
+    return f"data.tokenizer={{kind: file, path: {folder / 'tokenizer.json'}}}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_fast_tokenizer_of_a_file_reads_unknown_text_as_the_run_does(name: str, tmp_path: Path) -> None:
+    run = runs.make_run("language-model", tmp_path / "run", tokenizer_of_a_file(name, tmp_path), "data.unknown=replace")
+    export_run(run, tmp_path / "out")
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("the zebra", "the old mans", "ä"):
+        ids = run.tokenizers.target.encode(text, unknown="replace")
+        assert fast(text)["input_ids"] == [1, *ids]
+    assert ids == [3] == [fast.unk_token_id]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mask_has_the_id_of_its_row_or_is_refused(name: str, tmp_path: Path) -> None:
+    run = runs.make_run("masked", tmp_path / "run", tokenizer_of_a_file(name, tmp_path), "data.unknown=replace")
+    if name in ("ids with gaps", "a piece <mask>"):
+        with pytest.raises(CheckpointError, match=r"^<mask> cannot have the id of its row .*: its ids have gaps, or"):
+            fast_tokenizer(run)
+    else:
+        assert fast_tokenizer(run).mask_token_id == run.model.mask_id
+
+
 @pytest.mark.parametrize("own", [None, "<s> $A", "$A </s>", "<s> $A </s>"])
 def test_an_exported_tokenizer_that_was_kept_surrounds_a_text_as_the_model_reads_it(
     own: str | None, tmp_path: Path
@@ -378,6 +423,15 @@ def test_limits_in_proportion_become_those_of_the_longest_input(tmp_path: Path) 
     learned = (*more, "model.decoder.positions={kind: learned, max_length: 40}")
     run = runs.make_run("language-model", tmp_path / "learned", *learned)
     assert wrapped(run).generation_config.max_new_tokens == 40
+
+
+def test_limits_in_proportion_to_a_source_do_not_grow_with_its_target(tmp_path: Path) -> None:
+    reads = ("task.kind=files", "task.model_kind=seq2seq", "data.max_source_length=12", "data.max_target_length=30")
+    run = runs.make_run("looped", tmp_path / "run", *reads, "decoding.max_length=1", "decoding.max_length_ratio=2.0")
+    assert run.model.config.joins_pairs
+    model = wrapped(run)
+    assert model.generation_config.max_new_tokens == 1 + 2 * 12
+    assert model.config.max_position_embeddings == 12 + 30
 
 
 LONGEST: dict[str, tuple[str, list[str], int, int]] = {

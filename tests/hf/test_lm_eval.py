@@ -157,6 +157,19 @@ def test_texts_have_an_accuracy_and_are_not_cut(tmp_path: Path) -> None:
     assert run.evaluate("test")["n"] == 3
 
 
+@pytest.mark.parametrize("symbol", ["<pad>", "<bos>", "<eos>", "<unk>"])
+@pytest.mark.parametrize("data", ["text", "source", "target"])
+def test_texts_with_names_of_special_symbols_are_refused(data: str, symbol: str, tmp_path: Path) -> None:
+    name, first = ("language-model", {}) if data == "text" else ("pairs", {"source": "a", "target": "b"})
+    runs.make_run(name, tmp_path / "run", "data.tokenizer={kind: bpe, vocab_size: 300}")
+    file = lines(tmp_path / "data.jsonl", [first | {data: "the man"}, first | {data: f"the {symbol} man"}])
+    run = ostinato.load(tmp_path / "run", overrides=[*everywhere(file), "data.block_length=null"])
+    assert RunInHarness(run).tok_encode("the man", add_special_tokens=False) == run.tokenizers.source.encode("the man")
+    expected = f"^test: example 2: it has '{symbol}', which lm-eval reads as a special symbol, .* text: remove it$"
+    with pytest.raises(DataError, match=expected):
+        write_tasks(run, tmp_path / "tasks", ["test"])
+
+
 def test_the_command_prints_what_evaluate_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.make_run("halting", tmp_path / "run")
     files = lambada(tmp_path)

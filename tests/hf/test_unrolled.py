@@ -201,6 +201,20 @@ def test_a_plain_model_drops_out_as_the_run_does(name: str, tmp_path: Path) -> N
     assert drops <= {of_model, of_attention, of_ffn}
 
 
+def test_offsets_of_positions_in_training_are_no_difference(tmp_path: Path) -> None:
+    sizes = ["model.source_vocab_size=40", "model.target_vocab_size=40"]
+    drawn = [f"model.{stack}.positions.random_offset=40" for stack in ("encoder", "decoder")]
+    recipe = ostinato.load_recipe("dense/marian-toy", [*sizes, *drawn, "model.random_offsets=shared"])
+    torch.manual_seed(1)
+    model = build_model(recipe.model).eval()
+    plain = build_model(ostinato.load_recipe("dense/marian-toy", sizes).model).eval()
+    plain.load_state_dict(model.state_dict())
+    found, expected = as_plain(model, "marian"), as_plain(plain, "marian")
+    assert found.config == expected.config
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(torch.equal(found.tensors[name], expected.tensors[name]) for name in expected.tensors)
+
+
 def test_what_has_no_plain_counterpart_is_named(tmp_path: Path) -> None:
     run = runs.make_run("halting", tmp_path / "halting")
     with pytest.raises(ConfigError, match=r"model\.decoder\.halting\.kind is 'act': a plain model has no halting"):

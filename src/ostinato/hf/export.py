@@ -135,7 +135,8 @@ def search_settings(run: LoadedRun, special: SpecialIds) -> GenerationConfig:
     the most becomes that of the longest one, or as many as there are positions, and the least is left out.
     """
     decoding, most = run.decoding(), run.model.longest_target
-    n_new = max(1, decoding.max_length + floor(decoding.max_length_ratio * _longest_input(run) + 1e-9))
+    n_source = longest_sequence(run) if run.reads_prompts else run.recipe.data.max_source_length
+    n_new = max(1, decoding.max_length + floor(decoding.max_length_ratio * n_source + 1e-9))
     settings = {
         "max_new_tokens": n_new if most is None else min(n_new, most),
         "min_new_tokens": max(0, decoding.min_length - 1) or None,  # without the end symbol, which ours counts
@@ -193,5 +194,6 @@ def longest_sequence(run: LoadedRun) -> int:
 
 
 def _longest_input(run: LoadedRun) -> int:
-    """Return the most tokens of a text that is given to a run's model; of a pair those of its source."""
+    """Return the most tokens that a run's tokenizer writes at once: a source's, or, where the model reads both as one
+    sequence, also those of its target behind it."""
     return run.recipe.data.max_source_length if run.model.config.has_two_sides else longest_sequence(run)

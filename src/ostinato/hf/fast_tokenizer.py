@@ -138,6 +138,9 @@ def _with_symbols(tokenizer: Tokenizer, *, has_mask: bool) -> tokenizers.Tokeniz
         left = isinstance(tokenizer, SubwordTokenizer)
         right = isinstance(tokenizer, SubwordTokenizer) and tokenizer.leading_space
         content.add_special_tokens([tokenizers.AddedToken(_NAMES["mask"], special=True, lstrip=left, rstrip=right)])
+        if content.token_to_id(_NAMES["mask"]) != tokenizer.vocab_size:  # the library chooses it by what is there
+            reason = "its ids have gaps, or it has that piece: train with a tokenizer that has neither"
+            raise CheckpointError(f"<mask> cannot have the id of its row in the exported tokenizer: {reason}")
     return content
 
 

@@ -2,7 +2,8 @@
 
 A run's model is given to the harness as one of the Hugging Face library that is loaded already. A text is encoded as
 `ostinato evaluate` does it, the begin symbol before it, whatever the post-processing of the tokenizer says, so that
-log-likelihoods are those of `evaluate`. It needs the extra `lm-eval`.
+log-likelihoods are those of `evaluate`. Only names of special symbols in it are read as these, which documents of pairs
+end with. It needs the extra `lm-eval`.
 """
 
 from __future__ import annotations

@@ -110,12 +110,17 @@ def _documents(
     """Yield what a JSON lines file has of every example."""
     symbols = fast_tokenizer(run)
     begin, end = str(symbols.bos_token), str(symbols.eos_token)
+    read_as_symbols = [one.content for one in symbols.added_tokens_decoder.values() if one.special]
     for number, example in enumerate(examples, 1):
         where = f"{split}: example {number}"
         targets = [example.target]
         if contrast is not None:
             targets = [*wrong_targets(example, contrast, where), example.target]
         source, between, after = example.source or "", "", end
+        for symbol in read_as_symbols:
+            if any(symbol in text for text in (source, *targets)):
+                reason = f"it has {symbol!r}, which lm-eval reads as a special symbol, and the run as text: remove it"
+                raise DataError(f"{where}: {reason}")
         if example.continues:
             between, after = "" if source[-1:].isspace() else " ", ""
         else:

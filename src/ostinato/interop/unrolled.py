@@ -29,7 +29,7 @@ from ostinato.plan import Plan
 from ostinato.tasks.recipes import load_recipe
 
 _OF_SEGMENTS = ("start", "inject", "vectors", "time", "round_norm", "end_map", "end_norm")
-_IGNORED = ("dropout", "init", "special_ids", "description")
+_IGNORED = ("dropout", "init", "special_ids", "description", "random_offset", "random_offsets")
 Weights = dict[str, Tensor]
 
 

@@ -89,6 +89,17 @@ def test_as_many_labels_of_another_vocabulary_are_others(texts: Path) -> None:
         assert row["metrics"][metric]["verdict"]
 
 
+def test_an_accuracy_that_counts_unknown_labels_is_not_compared_between_vocabularies(texts: Path) -> None:
+    chosen = Choices(splits=["dev"], metrics=["sequence_accuracy_forced"], **CHOICES)
+    expected = "metrics is 'sequence_accuracy_forced': counts unknown labels .*, and these runs' vocabularies differ: "
+    with pytest.raises(ConfigError, match=expected):
+        compare([texts / "little", texts / "frequent"], chosen)
+    assert load(texts / "frequent", device="cpu").tokenizers.target.vocab_size < 12
+    for path in (texts / "frequent", texts / "little"):  # one vocabulary
+        assert compare([path, path], chosen)
+    assert compare([texts / "little", texts / "characters"], chosen), "which know all words"
+
+
 def test_what_cannot_be_compared_is_said(texts: Path, tmp_path: Path) -> None:
     file = tmp_path / "outputs.jsonl"
     file.write_text('{"index": 0, "prediction": "a", "reference": "b"}\n', encoding="utf-8")

@@ -16,6 +16,7 @@ from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
 from ostinato.errors import CheckpointError
 from ostinato.evaluation.loading import find_checkpoint
+from ostinato.evaluation.scores import COUNTS_UNKNOWN
 from ostinato.evaluation.threshold import TRAINED
 from ostinato.metrics import decoded_scores
 from ostinato.tasks.recipes import load_recipe
@@ -38,6 +39,18 @@ class _TextBytes(Collector):
         """Take in one batch."""
         for size in captured.batch.sizes:
             self.n = None if size is None or self.n is None else self.n + size.n_bytes
+
+
+def _why_not(subjects: Sequence[Subject]) -> str | None:
+    """Return why runs cannot be placed by one quality, None where they can."""
+    if (reason := not_comparable(subjects)) is not None or _stored_quality(subjects) is not None:
+        return reason
+    vocabularies, targets = _vocabularies(subjects), [example.target for example in subjects[0].examples]
+    have_others = any(other != vocabularies[0] for other in vocabularies)
+    if have_others and any(subject.run.tokenizers.target.lacks(targets) for subject in subjects):
+        # What remains is sequence accuracy: a text with unknown tokens has no bits per byte.
+        return f"sequence accuracy {COUNTS_UNKNOWN}: choose runs of one vocabulary, or with a decoded metric"
+    return None
 
 
 def _pareto(subjects: Sequence[Subject], on_progress: OnProgress) -> Finding:
@@ -77,24 +90,20 @@ PARETO = Study(
     ),
     needs=(Outcomes, _TextBytes),
     needs_steps=False,
-    why_not_together=not_comparable,
+    why_not_together=_why_not,
     of_runs=_pareto,
 )
 
 
 def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
-    """Return a decoded metric that all runs have in results.json, of as many examples of the split; else what is
-    teacher-forced: token accuracy, or, where the runs' tokenizers make other labels, what does not count them."""
+    """Return a decoded metric that all runs have (`_stored_quality`); else what is teacher-forced: token accuracy, or,
+    where the runs' tokenizers make other labels, what does not count them."""
+    if (stored := _stored_quality(subjects)) is not None:
+        return stored
     split = subjects[0].split
-    stored = [_stored_scores(subject) for subject in subjects]
-    for name in decoded_scores(stored[0]) if len({scores.get("n") for scores in stored}) == 1 else ():
-        values = [scores.get(name) for scores in stored]
-        if all(isinstance(value, int | float) for value in values):
-            return f"{name}, {split}", [float(value) for value in values if value is not None]
     outcomes: list[Outcomes] = [subject.collected[Outcomes] for subject in subjects]
-    tokenizers = [subject.run.tokenizers.target for subject in subjects]
-    vocabularies = [sorted(one.decode([i]) for i in range(one.vocab_size)) for one in tokenizers]
-    labels = [(found.labels_N.tolist(), texts) for found, texts in zip(outcomes, vocabularies, strict=True)]
+    counts = [found.labels_N.tolist() for found in outcomes]
+    labels = list(zip(counts, _vocabularies(subjects), strict=True))
     if all(other == labels[0] for other in labels):
         return f"token accuracy, {split}", [found.token_accuracy for found in outcomes]
     n_bytes = [subject.collected[_TextBytes].n for subject in subjects]
@@ -102,6 +111,22 @@ def _quality(subjects: Sequence[Subject]) -> tuple[str, list[float]]:
         bits = [found.nll_N.sum() / math.log(2) / n for found, n in zip(outcomes, n_bytes, strict=True)]
         return f"minus bits per byte, {split}", [-float(one) for one in bits]
     return f"sequence accuracy, {split}", [found.sequence_accuracy for found in outcomes]
+
+
+def _vocabularies(subjects: Sequence[Subject]) -> list[list[str]]:
+    """Return the texts of the tokens that every run predicts, whatever their order there."""
+    tokenizers = [subject.run.tokenizers.target for subject in subjects]
+    return [sorted(one.decode([i]) for i in range(one.vocab_size)) for one in tokenizers]
+
+
+def _stored_quality(subjects: Sequence[Subject]) -> tuple[str, list[float]] | None:
+    """Return a decoded metric that all runs have in results.json, of as many examples of the split; else None."""
+    stored = [_stored_scores(subject) for subject in subjects]
+    for name in decoded_scores(stored[0]) if len({scores.get("n") for scores in stored}) == 1 else ():
+        values = [scores.get(name) for scores in stored]
+        if all(isinstance(value, int | float) for value in values):
+            return f"{name}, {subjects[0].split}", [float(value) for value in values if value is not None]
+    return None
 
 
 def _stored_scores(subject: Subject) -> dict[str, Any]:

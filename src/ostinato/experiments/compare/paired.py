@@ -79,14 +79,15 @@ def compare(
         sources = most if any(most) else None
         scores: dict[str, list[dict[str, Any]]] = {}
         drawn: dict[str, Any] = {"n_samples": choices.n_samples, "seed": choices.seed}
+        has_unknown = kinds["counts"] and any(system.tokenizer().lacks(wanted) for system in systems)
         for name in metrics:
             metric = None if is_forced(name) else make_metric(name)
             if metric is not None:
                 compared = paired_bootstrap(metric, predictions, wanted, sources, **drawn)
-            elif choices.metrics is None and why_not(name, written, vocabularies) is not None:
+            elif choices.metrics is None and why_not(name, written, vocabularies, has_unknown=has_unknown) is not None:
                 continue  # the task's own scores, of which these runs do not have all
             else:
-                compared = forced_bootstrap(name, written, vocabularies, **drawn)
+                compared = forced_bootstrap(name, written, vocabularies, has_unknown=has_unknown, **drawn)
             scores[name] = [
                 {
                     **found.score.as_dict(),
@@ -97,7 +98,7 @@ def compare(
                 for found in compared
             ]
         if not scores:
-            reason = f"the first {why_not(metrics[0], written, vocabularies)}"
+            reason = f"the first {why_not(metrics[0], written, vocabularies, has_unknown=has_unknown)}"
             raise ConfigError([Problem("metrics", list(metrics), reason)])
         for i, system in enumerate(systems):
             rows.append(

@@ -14,6 +14,7 @@ from ostinato.config.recipe import Recipe
 from ostinato.data.disk import read_json_object
 from ostinato.data.example import take_evenly
 from ostinato.data.registry import DataAccess
+from ostinato.data.tokenizer import Tokenizer
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import load
@@ -107,9 +108,13 @@ class System:
                 found = run_outputs(run, split, **read, fresh=choices.fresh, **(choices.decoding or {}))
             yield found if counted is None else replace(found, counts=counted.counts)
 
+    def tokenizer(self) -> Tokenizer:
+        """Return that of the tokens, or labels, that a run's model predicts."""
+        return Tokenizers.load(self.path / "tokenizers").target
+
     def vocabulary(self) -> list[str]:
         """Return the texts of the tokens, or labels, that a run's model predicts, whatever their order there."""
-        tokenizer = Tokenizers.load(self.path / "tokenizers").target
+        tokenizer = self.tokenizer()
         return sorted(tokenizer.decode([i]) for i in range(tokenizer.vocab_size))
 
     def costs(self, checkpoint: str | None) -> dict[str, Any]:
