@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,34 @@ def test_of_heads_that_choose_among_experts_of_their_own_the_first_of_each_count
         of_heads = routing.experts_NK[routing.weight_N > 0][:, [0, 2]]
         assert of_heads.shape == (9, 2)
         assert experts.tolist() == of_heads.flatten().tolist() * 2
+
+
+def test_states_of_a_router_of_values_are_those_it_was_asked_about() -> None:
+    attention = {"kind": "head_experts", "n_heads": 2, "n_experts": 3, "top_k": 2, "share": "all"}
+    stack = {"n_steps": 4, "self_attention": attention, "ffn": {"d_ff": 24, "share": "all"}}
+    rule = {"kind": "stick_breaking", "threshold": 0.9, "initial_bias": -1.0}
+    settings = {"d_model": 16, "vocab_size": 11, "dropout": 0.0, "decoder": stack | {"halting": rule}}
+    model: Any = random_model(LanguageModelConfig.model_validate(settings)).float().eval()
+    batch = right_padded([Sentence(None, [BOS, 3, 4, 5, 6, 7], 1), Sentence(None, [BOS, 8, 9], 1)])
+    (module,), asked = model.banks.self_attention.values(), list[torch.Tensor]()
+    module.value_router.register_forward_pre_hook(lambda router, given: asked.append(given[0]))
+    sample = RoutedSample(10**6)
+    with torch.no_grad():
+        output = model(batch, request=sample.request)
+    sample.add(CapturedBatch(model, batch, output))
+    ((states_ND, _, steps_N),) = (one for (router, _), one in sample.samples.items() if router.endswith(".values"))
+    of_values = [routing for routing in output.stacks["decoder"].routings if routing.router.endswith(".values")]
+    differences = []
+    for routing, asked_ND in zip(of_values, asked, strict=True):
+        counted_N = routing.weight_N > 0
+        expected_ND = asked_ND[: len(counted_N)][counted_N]
+        found_ND = states_ND[steps_N == routing.step]
+        assert len(found_ND) == len(expected_ND)
+        assert all((found_ND == row).all(1).any() for row in expected_ND.numpy())
+        present_BTD = output.stacks["decoder"].captures["decoder", routing.step, "self_attention", "input"]
+        present_ND = present_BTD.flatten(0, 1)[routing.rows_N[counted_N]]
+        differences.append(float((present_ND - expected_ND).abs().max()))
+    assert max(differences) > 1e-3, "others see what is expected of a token, not its present state"
 
 
 def test_the_exact_cka_of_a_run_is_that_of_its_sentences(subject: Subject, surveyed: logic.Survey) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from architectures import Model, any_architecture, random_model, right_padded, sentences
 from ostinato.config.model import Seq2SeqConfig
 from ostinato.data.batch import Batch, Tokens
+from ostinato.nn.head_experts import HeadExpertAttention
 from ostinato.nn.separable import SeparableConv
 from ostinato.nn.types import StackOutput
 from ostinato.plan import Step
@@ -50,6 +51,12 @@ def test_what_is_requested_is_returned_for_every_use_and_changes_nothing(config:
             for use in step.uses
             for what in WHAT
             if what != "weights" or use.kind != "ffn"
+        }
+        wanted |= {
+            (name, step.index, use.kind, "values_input")
+            for step in steps_run(model, name, stack)
+            for use in step.uses
+            if step.makes_keys and isinstance(getattr(model.banks, use.kind)[use.weights], HeadExpertAttention)
         }
         assert set(stack.captures) == wanted
         for (_, index, _, what), tensor in stack.captures.items():

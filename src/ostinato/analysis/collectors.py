@@ -310,7 +310,8 @@ def _routed_states(captured: CapturedBatch) -> Iterator[tuple[RouterStep, int, T
     Where every head chooses among experts of its own it is that of the first head: a state is in one class.
     """
     for at, routing, counted_N in _routings(captured):
-        states_BTD = captured.output.stacks[at.stack].captures[at.stack, at.step, at.router.split(".")[0], "input"]
+        kind, _, *which = at.router.split(".")
+        states_BTD = captured.output.stacks[at.stack].captures[at.stack, at.step, kind, "_".join([*which, "input"])]
         states_ND = states_BTD.flatten(0, 1)[routing.rows_N[counted_N]]
         yield at, routing.probs_NE.shape[1], states_ND, routing.experts_NK[counted_N, 0].cpu().numpy()
 

@@ -2,10 +2,11 @@
 
 A router that is used at several steps has one loss over all of them: the rows of all its `Routing`s together, row x
 with the weight w_x (0 for padding and halted tokens, else the mass that remains, or 1), normalised to sum to 1. Every
-loss is a mean, so that batch size and padding do not scale it. With E experts:
+loss is a mean, so that batch size and padding do not scale it. With E experts, k of them a row; collapsed: one expert
+has all of the probability and of the gates:
 
     loss                  formula                                        balanced            collapsed
-    switch                E sum_e P_e F_e                                1                   E
+    switch                E sum_e P_e F_e                                1                   E / k
     hypersphere           E sum_e F1_e mean_x softmax_e(s_x / tau_0)     1                   near E
     mutual_information    sum_x w_x H(p_x) - H(P)                        -log E (sharp)      0
     z                     sum_x w_x logsumexp(s_x)^2                     (log E)^2 (s = 0)

@@ -196,6 +196,9 @@ class SelfAttention(SubLayer):
             routing = decision.routing(name, self.stack, self.step, here.rows, here.weight_N)
             assert routing is not None  # there is always a choice
             run.routings.append(routing)
+            if "input" in run.request:  # under a halting rule these are other states than those of queries
+                key = self.stack, self.step, self.use.kind, "values_input"
+                run.captures[key] = here.rows.grid(scored_ND[:n])
         return (decision,)
 
     def of_columns(self, kv_NJ: Tensor, new: Sequence[HaltedRows], run: Pass, here: Round) -> Float[Tensor, "M J"]:

@@ -14,8 +14,9 @@ import torch
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 CaptureKey = tuple[str, int, str, str]
-"""Stack, 0-based step, kind of sub-layer, and what: "input", "output" (before the residual), "residual" (after it and
-its norm), "weights" (of attention) or "seconds" (the sub-layer took, a number)."""
+"""Stack, 0-based step, kind of sub-layer, and what: "input", with it "values_input" (what a router of values is asked
+about), "output" (before the residual), "residual" (after it and its norm), "weights" (of attention) or "seconds" (the
+sub-layer took, a number)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class StackOutput:
         states_BTD: output states (after the final norm of a pre-norm stack).
         halting: None where no token can halt. depth_cost: mean over real tokens, see the rule's `aux_loss`.
         routings: in the order they happened; none of sub-layers that compiled kernels ran in a cached step.
-        captures: what `request` named, by (stack, step, kind, what).
+        captures: what `request` named, see `CaptureKey`.
         rounds: with "rounds" in the request, for each round of the loop what `states_BTD` would be if it were the last;
             made when it is called.
         left: with "rounds", the states that left each round of the loop.

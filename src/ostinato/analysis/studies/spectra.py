@@ -35,17 +35,19 @@ _COLUMNS = (
 
 
 def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
-    """Return values and effective ranks; of experts, means over them."""
+    """Return values and effective ranks; of experts, means over those that are not zero, None where all are."""
     trained, random = _values(subject.model), _values(untrained(subject.model, subject.run.recipe.seed))
     rows: list[list[object]] = []
     for name, values_EK in trained.items():
         K = values_EK.shape[1]
         numbers = [
-            (np.mean([effective_rank(v) for v in of]) / K, np.mean([excess_area(v) for v in of]))
+            (float(np.mean([effective_rank(v) for v in of]) / K), float(np.mean([excess_area(v) for v in of])))
+            if len(of)
+            else (None, None)
             for of in (values_EK, random[name])
         ]
         (rank, area), (rank_0, area_0) = numbers
-        rows.append([*name, len(values_EK), K, *map(float, (rank, rank_0, area, area_0))])
+        rows.append([*name, len(values_EK), K, rank, rank_0, area, area_0])
     data = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
     arrays = {
         f"{when}_{name}_{part}_EK": values_EK
@@ -58,7 +60,8 @@ def _spectra(subject: Subject, on_progress: OnProgress) -> Finding:
         {"maps": data},
         lambda narrow: _draw(trained, random, narrow),
         arrays,
-        "Area: between the line and the straight one of equal singular values. Of experts: means over all of them. "
+        "Area: between the line and the straight one of equal singular values. Of experts: means over those that are "
+        "not zero; where all are, as maps that start at zero before training, there is no number and no line. "
         "Before training: the weights that the run's seed gives, before training.init_from.",
     )
 
@@ -96,11 +99,11 @@ def _maps(model: Model) -> dict[Name, list[torch.Tensor]]:
 
 
 def _values(model: Model) -> dict[Name, Floats]:
-    """Return the singular values of every map, `[E, K]`."""
+    """Return the singular values of every map, `[E, K]`, E its matrices that are not zero: those have no shares."""
     found = {}
     for name, matrices in _maps(model).items():
-        weights = [weight.detach().cpu().double().numpy() for weight in matrices]
-        found[name] = np.stack([singular_values(weight) for weight in weights if weight.any()] or [np.ones(1)])
+        values_EK = np.stack([singular_values(weight.detach().cpu().double().numpy()) for weight in matrices])
+        found[name] = values_EK[values_EK.any(1)]
     return found
 
 
@@ -111,13 +114,15 @@ def _draw(trained: dict[Name, Floats], random: dict[Name, Floats], narrow: bool)
         mine = [name for name in trained if name[1] == part]
         for i, name in enumerate(mine):
             for of, is_trained in ((random, False), (trained, True)):
+                if not len(of[name]):
+                    continue
                 shares = np.mean([cumulative_share(values) for values in of[name]], 0)
                 at = np.arange(1, len(shares) + 1) / len(shares)
                 if is_trained:
                     line(panel, i, at, shares, name[0])
                     panel.lines[-1].set_marker("")
                 else:
-                    panel.plot(at, shares, color="gray", linewidth=1, label=None if i else "before training")
+                    panel.plot(at, shares, color="gray", linewidth=1, label="before training")
         panel.plot([0, 1], [0, 1], ":", color="black", linewidth=0.8, label=None)
         finish(panel, "i / K", "cumulative share", part)
     common_legend(figure, axes)
