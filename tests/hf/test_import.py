@@ -161,6 +161,41 @@ def test_what_the_run_searches_by_is_not_named(
     assert other_search(tmp_path, DecodingConfig.model_validate(decoding)) == others
 
 
+RATES: list[tuple[str, dict[str, float], dict[str, float], list[str]]] = [
+    ("gpt2", {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.3}, {"": 0.2, "self_attention": 0.3}, []),
+    ("gpt2", {"resid_pdrop": 0.2, "embd_pdrop": 0.1}, {"": 0.2}, ["embd_pdrop=0.1"]),
+    (
+        "modernbert",
+        {"attention_dropout": 0.1, "mlp_dropout": 0.2, "embedding_dropout": 0.3},
+        {"": 0.0, "self_attention": 0.1, "ffn": 0.2},
+        ["embedding_dropout=0.3"],
+    ),
+    ("jetmoe", {"attention_dropout": 0.3, "aux_loss_coef": 0.01}, {"self_attention": 0.3}, ["aux_loss_coef=0.01"]),
+    (
+        "mixtral",
+        {"attention_dropout": 0.3, "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.1},
+        {"self_attention": 0.3},
+        ["router_jitter_noise=0.1", "router_aux_loss_coef=0.02"],
+    ),
+    ("bart", {"dropout": 0.2, "encoder_layerdrop": 0.1}, {"": 0.2}, ["encoder_layerdrop=0.1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "dropouts", "others"), RATES)
+def test_rates_of_training_are_those_of_the_file_or_named(
+    name: str, given: dict[str, float], dropouts: dict[str, float], others: list[str], tmp_path: Path
+) -> None:
+    tiny.save(name, tmp_path / "model", **given)
+    said: list[str] = []
+    found = import_run(str(tmp_path / "model"), tmp_path / "run", say=said.append)
+    model: Any = found.recipe.model
+    (stack, *_) = found.model.stacks
+    for part, rate in dropouts.items():
+        assert (getattr(getattr(model, stack), part) if part else model).dropout == rate
+    expected = [f"the run trains by its own settings, and not by {', '.join(others)}"] if others else []
+    assert [line.partition(": ")[2] for line in said if "trains" in line] == expected
+
+
 @pytest.mark.parametrize("name", ["gpt2-\U0001f600", 'a "quoted" name', "a\\ud83d\\ude00", "two\nlines"])
 def test_a_folder_may_have_any_name(llama: Path, name: str, tmp_path: Path) -> None:
     copied = tmp_path / name

@@ -236,12 +236,21 @@ def test_a_curve_has_the_point_where_one_stands_and_the_numbers_of_an_evaluation
 
 
 @pytest.mark.slow
-def test_a_curve_scores_what_is_written_as_an_evaluation_does(client: TestClient, opened: Opened) -> None:
+@pytest.mark.parametrize(
+    ("asked_search", "search"),
+    [
+        ({"beam": 2}, {"beam": 2}),
+        ({"temperature": 0.5, "seed": 7}, {"strategy": "sample", "temperature": 0.5, "seed": 7}),
+    ],
+)
+def test_a_curve_scores_what_is_written_as_an_evaluation_does(
+    client: TestClient, opened: Opened, asked_search: dict[str, Any], search: dict[str, Any]
+) -> None:
     run = opened["sparse"]
-    asked = {"run": "sparse", "split": "train", "n": 20, "along": "rounds", "beam": 2}
+    asked = {"run": "sparse", "split": "train", "n": 20, "along": "rounds", **asked_search}
     for metric in run.metrics:
         (two,) = (p for p in lines(client, "curve", asked | {"metric": metric})[1:-1] if p["setting"] == 2)
-        data, decoding = run.run.recipe.data, run.run.decoding(beam=2)
+        data, decoding = run.run.recipe.data, run.run.decoding(**search)
         settings: dict[str, Any] = {"data": data, "decoding": decoding, "metrics": [metric], "n_steps": 2}
         result = evaluate(run.run.model, run.examples("train"), run.run.tokenizers, **settings)
         assert two["score"] == pytest.approx(result[metric])

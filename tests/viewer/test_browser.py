@@ -270,6 +270,27 @@ def test_the_curve_of_a_metric_shows_the_scores_of_what_is_written(page: Any, ad
     assert "metric" not in page.url
 
 
+@pytest.mark.parametrize("sliders", ["", "&beam=3", "&temperature=0.5&seed=7", "&temperature=0"])
+def test_the_curve_of_a_metric_is_searched_as_the_sentence_is(
+    page: Any, opened: dict[str, OpenRun], sliders: str
+) -> None:
+    run = opened["sparse"].run
+    draws = run.recipe.model_copy(update={"decoding": run.decoding(strategy="sample")})
+    runs, asked = open_runs({"run": replace(run, recipe=draws)}, Limits()), dict[str, Any]()
+    page.on("request", lambda sent: sent.method == "POST" and asked.update({sent.url: sent.post_data_json}))
+    with serving(view_app(runs, Limits())) as address:
+        opened_page(page, address, f"run=run&split=train&index=0&along=rounds&n=2&metric=token_accuracy_free{sliders}")
+        page.click("#draw-curve")
+        page.wait_for_selector("body[data-curves='1']")
+    runs["run"].close()
+    sentence, curve = (
+        {key: asked[f"{address}api/{path}"].get(key) for key in ("beam", "temperature", "seed")}
+        for path in ("generate", "curve")
+    )
+    assert curve == sentence
+    assert any(value is not None for value in curve.values()) == bool(sliders)
+
+
 def test_the_curve_of_a_metric_whose_best_is_0_shows_plain_scores(page: Any, opened: dict[str, OpenRun]) -> None:
     runs = open_runs({"run": scored_by_both(opened["sparse"].run)}, Limits())
     with serving(view_app(runs, Limits())) as address:

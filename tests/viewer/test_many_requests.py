@@ -131,13 +131,19 @@ def check_clients(client: TestClient, n: int) -> None:
 
 
 def resident_kib() -> int:
-    """Return the memory that this process holds."""
+    """Return the memory that this process holds once what nothing refers to is gone."""
+    gc.collect()
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="this system does not say how much memory is held"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say how much memory is held")
+@needs_proc
 def test_memory_is_flat(client: TestClient, opened: dict[str, OpenRun]) -> None:
     asked = {"run": "sparse", "text": "1 2 3 4", "max_length": 8}
 
@@ -145,8 +151,26 @@ def test_memory_is_flat(client: TestClient, opened: dict[str, OpenRun]) -> None:
         for _ in range(n):
             assert client.post("/api/inspect", json=asked).status_code == 200
             assert client.post("/api/generate", json=asked).status_code == 200
-        gc.collect()
         return resident_kib()
 
     after_some = ask(50)
     assert ask(150) - after_some < 8_192
+
+
+@pytest.mark.slow
+@needs_proc
+def test_memory_is_flat_over_requests_of_all_kinds(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    check_fuzzed(client, 200, caplog)
+    after_some = resident_kib()
+    check_fuzzed(client, 1000, caplog)  # of which some 75 reach a model
+    assert resident_kib() - after_some < 2_048
+
+
+@pytest.mark.slow
+@needs_proc
+def test_memory_is_flat_with_fifty_clients_at_once(client: TestClient) -> None:
+    check_clients(client, 50)
+    after_some = resident_kib()
+    for _ in range(4):
+        check_clients(client, 50)
+    assert resident_kib() - after_some < 2_048

@@ -2,7 +2,8 @@
 
 An architecture is the name that stands under `architectures` in a config.json. Its recipe (`ostinato/recipes/dense`)
 says what such a model computes; the functions here return what the sizes and options of a config.json set in it, as
-dotted settings. An option that no setting stands for is refused by its name.
+dotted settings. An option of what a model computes that no setting stands for is refused by its name; rates of
+training that none stands for are named (`ostinato.interop.pretrained.other_rates`).
 """
 
 from __future__ import annotations
@@ -258,6 +259,7 @@ def _jetmoe(given: Given) -> Settings:
         "model.decoder.norm.final_eps": final_eps,
         "model.decoder.self_attention.n_heads": _size(given, "num_key_value_heads", MOST),
         "model.decoder.self_attention.d_head": _size(given, "kv_channels"),
+        "model.decoder.self_attention.dropout": given.get("attention_dropout", 0.0),
         "model.decoder.ffn.d_ff": _size(given, "intermediate_size"),
         "model.decoder.relative": _rotary(given),
         "data.max_target_length": _size(given, "max_position_embeddings"),
@@ -323,8 +325,11 @@ def _modernbert(given: Given) -> Settings:
         "model.encoder.n_steps": _size(given, "num_hidden_layers", MOST),
         "model.encoder.norm.eps": given["norm_eps"],
         "model.encoder.self_attention.n_heads": _size(given, "num_attention_heads", MOST),
+        # The class drops the outputs of attention at this rate, too.
+        "model.encoder.self_attention.dropout": given.get("attention_dropout", 0.0),
         "model.encoder.ffn.d_ff": _size(given, "intermediate_size"),
         "model.encoder.ffn.activation": _gated(given, "hidden_activation"),
+        "model.encoder.ffn.dropout": given.get("mlp_dropout", 0.0),
         "model.encoder.relative": relative,
         "data.block_length": min(_size(given, "max_position_embeddings"), 1024),
     }

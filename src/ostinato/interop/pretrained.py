@@ -217,6 +217,18 @@ def other_search(folder: Path, decoding: DecodingConfig) -> list[str]:
     ]
 
 
+def other_rates(folder: Path, dropout: float) -> list[str]:
+    """Return the rates of training that a folder names and that a run with this `model.dropout` does not train by."""
+    given = read_config(folder)
+    own = {
+        # The run drops embeddings as it does the outputs of sub-layers.
+        **dict.fromkeys(("embd_pdrop", "embedding_dropout"), dropout),
+        **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), 0.0),
+        **dict.fromkeys(("router_jitter_noise", "router_aux_loss_coef", "aux_loss_coef"), 0.0),
+    }
+    return [f"{name}={given[name]}" for name, rate in own.items() if given.get(name) not in (None, rate)]
+
+
 def _of_generation(folder: Path) -> list[dict[str, Any]]:
     """Return the files of a folder that may hold settings of `generate`; those of the last one count."""
     files = (folder / _CONFIG, folder / "generation_config.json")

@@ -38,12 +38,25 @@ _Served = tuple[str, Use, Use]
 """A step of a stack, by its name: what runs there in the donor and in the model."""
 
 
+def gates_of_other_rules(donor: Model, model: Model) -> tuple[str, ...]:
+    """Return how the names of a donor's gates begin whose stacks learn when to halt by another rule in the model.
+
+    What they have learned says something else there, also where names and shapes are the same.
+    """
+    rules = {name: stack.halting.kind for name, stack in donor.config.stacks().items()}
+    return tuple(
+        f"banks.halting.{name}."
+        for name, stack in model.config.stacks().items()
+        if stack.halting.has_gate and name in rules and stack.halting.kind != rules[name]
+    )
+
+
 @torch.no_grad()
 def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, noise: float = 0.0, seed: int = 0) -> None:
     """Give a model of shared steps the weights that come nearest to those of a model that has every step once.
 
-    Sub-layers and gates of halting that the model does not have are left out. A model of the donor's own plan and
-    sizes is its copy.
+    Sub-layers and gates of halting that the model does not have are left out, and gates that it has for another rule
+    (`gates_of_other_rules`). A model of the donor's own plan, sizes and rules is its copy.
 
     Args:
         donor: of as many steps, in the same order; dense, and without deltas. model: of the same widths.
@@ -61,7 +74,9 @@ def to_recursive(donor: Model, model: Model, shared: Shared = "average", *, nois
     if missing := [name for name in model.stacks if name not in donor.stacks]:
         reason = f"has no counterpart: the donor's stacks are {', '.join(donor.stacks) or 'none'}"
         raise ConfigError([Problem("model.kind", f"a model with the stack {missing[0]!r}", reason)])
-    donors, own = dict(donor.named_parameters()), dict(model.named_parameters())
+    gates = gates_of_other_rules(donor, model)
+    donors = {name: x for name, x in donor.named_parameters() if not name.startswith(gates)}
+    own = dict(model.named_parameters())
     lost, may_go = [name for name in donors if name not in own], (*_MADE, "banks.halting.")
     _refuse_to_lose(name for name in lost if not name.startswith(may_go))
     if "target_weight" in donors:  # what a tied donor's output is made of

@@ -16,7 +16,7 @@ from pathlib import Path
 from ostinato.data.disk import sha256_of
 from ostinato.data.output_files import new_output_folder
 from ostinato.errors import CheckpointError, on_one_line, see
-from ostinato.interop.pretrained import Pretrained, other_ends, other_search, read_pretrained
+from ostinato.interop.pretrained import Pretrained, other_ends, other_rates, other_search, read_pretrained
 from ostinato.models import save_model
 from ostinato.system_errors import naming, system_error
 from ostinato.training.checkpoint import Checkpoints
@@ -46,7 +46,8 @@ def import_run(
         source: a folder; or owner/name of a hub, of which the files that are read are fetched where the cache of
             huggingface_hub has them not.
         tokenizer: a tokenizer.json, or a folder that holds one; None: that of the model.
-        say: is given a line before a hub is asked, and of end symbols that the run has not.
+        say: is given a line before a hub is asked, and of end symbols, settings of `generate` and rates of training
+            that the run has not.
 
     Raises:
         CheckpointError, DataError, ConfigError: as `ostinato.interop.pretrained.read_pretrained`; the run directory
@@ -62,6 +63,8 @@ def import_run(
         say(f"{source}: outputs of the run end at the symbol {end} alone, of a model that also ends at {names}")
     if found.recipe.model.generates and (settings := other_search(folder, found.recipe.decoding)):
         say(f"{source}: the run searches by its own decoding.*, and not by {', '.join(settings)}")
+    if rates := other_rates(folder, found.recipe.model.dropout):
+        say(f"{source}: the run trains by its own settings, and not by {', '.join(rates)}")
     write_run(found, run, {file: sha256_of(file) for file in _files(folder)})
     return found
 

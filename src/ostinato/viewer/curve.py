@@ -104,13 +104,12 @@ def _point(
     """Return what the examples come to, as the model runs now; cuts: counts what is cut of them."""
     run, metrics = opened.run, [] if request.metric is None else [request.metric]
     data = run.recipe.data_by_text()
-    chosen = {} if request.beam is None else {"beam": request.beam}
     found = evaluate(
         run.model,
         examples,
         run.tokenizers,
         data=data,
-        decoding=run.decoding(n_best=1, **chosen),
+        decoding=opened.decoding(request),
         metrics=metrics,
         name=request.split,
         runner=_Checked(run.model, call),

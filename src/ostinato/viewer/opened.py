@@ -17,7 +17,7 @@ from ostinato.tasks.base import Task
 from ostinato.tasks.own_files import data_set_of
 from ostinato.tasks.registry import build_task
 from ostinato.viewer.calls import Calls
-from ostinato.viewer.schema import Depth, ExampleRef, Limits, Sentence
+from ostinato.viewer.schema import Depth, ExampleRef, Limits, Search
 
 _UNREAD = "this run's examples cannot be read here"
 
@@ -109,23 +109,26 @@ class OpenRun:
             changes |= {"exit": depth.exit, "exit_scope": depth.exit_scope}
         return changes
 
-    def decoding(self, sentence: Sentence) -> DecodingConfig:
-        """Return how a sentence's output is searched for: the run's own way, with what the request says.
+    def decoding(self, search: Search, max_length: int | None = None) -> DecodingConfig:
+        """Return how outputs are searched for: the run's own way, with what the request says.
+
+        Args:
+            max_length: tokens written at most; None: as many as the run's own settings allow.
 
         Raises:
             ConfigError: a combination that is not possible.
         """
         chosen: dict[str, object] = {"n_best": 1}
-        if sentence.temperature is not None:
-            if (sentence.beam or 1) > 1:
-                raise ConfigError([Problem("temperature", sentence.temperature, "draws one output: beam must be 1")])
-            chosen |= {"strategy": "sample", "temperature": sentence.temperature, "seed": sentence.seed}
-        elif sentence.beam is not None:
-            chosen["beam"] = sentence.beam
+        if search.temperature is not None:
+            if (search.beam or 1) > 1:
+                raise ConfigError([Problem("temperature", search.temperature, "draws one output: beam must be 1")])
+            chosen |= {"strategy": "sample", "temperature": search.temperature, "seed": search.seed}
+        elif search.beam is not None:
+            chosen["beam"] = search.beam
         found = self.run.decoding(**chosen)
-        if sentence.max_length is None:
+        if max_length is None:
             return found
-        return found.model_copy(update={"max_length": sentence.max_length, "max_length_ratio": 0.0})
+        return found.model_copy(update={"max_length": max_length, "max_length_ratio": 0.0})
 
     def close(self) -> None:
         """End its queue."""

@@ -171,6 +171,7 @@ def write(opened: OpenRun, sentence: Sentence, row: AnyRow, call: Call, on_step:
     if row.source_ids is None and row.target_ids:
         special = model.special_ids
         prefix = left_padded([[special.bos, *row.target_ids]], special.pad, model.device)
-    batch, decoding, at_most = batch_of(opened, row), opened.decoding(sentence), opened.limits.generated
+    batch, decoding = batch_of(opened, row), opened.decoding(sentence, sentence.max_length)
+    at_most = opened.limits.generated
     ((best, *_),) = search_n_best(model, batch, decoding, prefix, on_step=step, at_most=at_most)
     return best

@@ -60,7 +60,16 @@ class Depth(_Request):
     exit_scope: Literal["token", "sequence"] = "token"
 
 
-class Sentence(Depth):
+class Search(Depth):
+    """How outputs are searched for, in place of the run's own search."""
+
+    beam: Annotated[int, Field(ge=1, le=16)] | None = None
+    temperature: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Draws tokens at this temperature; None: searches as the run does, or with `beam`."""
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
+
+
+class Sentence(Search):
     """What is read, and how the output is searched for."""
 
     text: Annotated[str, Field(max_length=8000)] | None = None
@@ -70,10 +79,6 @@ class Sentence(Depth):
     """What a model that writes reads as its target: what it writes itself, or the example's answer."""
     output_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=4096)] | None = None
     """What the model has written, as `/api/generate` returned it; None: it is written first."""
-    beam: Annotated[int, Field(ge=1, le=16)] | None = None
-    temperature: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Draws tokens at this temperature; None: searches as the run does, or with `beam`."""
-    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
     max_length: Annotated[int, Field(ge=1)] | None = None
     """Tokens written at most; None: as many as the run's own settings allow."""
 
@@ -86,16 +91,14 @@ class AttentionRequest(Sentence):
     kind: Literal["self_attention", "cross_attention"]
 
 
-class CurveRequest(Depth):
-    """Some examples of a split, and what is varied over them."""
+class CurveRequest(Search):
+    """Some examples of a split, what is varied over them, and how outputs are searched for where `metric` is given."""
 
     split: Name
     n: Annotated[int, Field(ge=1)] = 50
     along: Literal["threshold", "rounds"]
     metric: Name | None = None
     """One of the run's metrics: outputs are then written at every setting, and scored by it."""
-    beam: Annotated[int, Field(ge=1, le=16)] | None = None
-    """Of that search, in place of the run's own."""
 
 
 class ExamplesQuery(_Request):

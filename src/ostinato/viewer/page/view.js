@@ -56,6 +56,12 @@ function depthOf(run) {
   return asked;
 }
 
+function searchOf(run) {
+  if (state.temperature > 0) return { temperature: state.temperature, seed: state.seed };
+  if (state.beam !== null) return { beam: state.beam };
+  return state.temperature === 0 && run.temperature > 0 ? { beam: 1 } : {};
+}
+
 function sentenceOf(run) {
   const asked = depthOf(run);
   if (state.text !== null) asked.text = state.text;
@@ -63,9 +69,7 @@ function sentenceOf(run) {
   else asked.example = { split: state.split, index: state.index };
   if (run.generates) {
     asked.reads = asked.text !== undefined && !run.prompts ? "output" : state.reads;
-    if (state.temperature > 0) Object.assign(asked, { temperature: state.temperature, seed: state.seed });
-    else if (state.beam !== null) asked.beam = state.beam;
-    else if (state.temperature === 0 && run.temperature > 0) asked.beam = 1;
+    Object.assign(asked, searchOf(run));
   }
   return asked;
 }
@@ -138,7 +142,7 @@ async function drawCurve() {
   for (const run of chosen()) {
     const points = [];
     const asked = { ...depthOf(run), split: state.split, n: state.n, along };
-    if (metric) Object.assign(asked, { metric, ...(run.generates && state.beam !== null ? { beam: state.beam } : {}) });
+    if (metric) Object.assign(asked, { metric, ...(run.generates ? searchOf(run) : {}) });
     try {
       await stream("/api/curve", asked, `curve ${run.name}`, (line) => {
         if (line.kind === "point") points.push(line);
