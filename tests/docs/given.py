@@ -67,14 +67,14 @@ def of_extending(reader: Reader) -> None:
 
 
 def of_halting(reader: Reader) -> None:
-    """A looped model of texts, a run whose tokens halt and whose examples count their operations, and a model."""
+    """A run whose tokens halt and whose examples count their operations, and a looped model of texts."""
     import torch
 
     import ostinato
 
     own_files(reader)
-    data = ["data.train=train.txt", "data.dev=dev.txt"]
-    train(reader, "looped/ouro-toy", *data, to="runs/ouro-toy")
+    # Not where the page's own training of that recipe writes.
+    train(reader, "looped/ouro-toy", "data.train=train.txt", "data.dev=dev.txt", to="runs/of-texts")
     rows = [row | {"n_ops": i % 3} for i, row in enumerate(WORDS)]
     write_lines(reader.folder / "test.jsonl", rows)
     (reader.folder / "sources.txt").write_text("jump 1 times\n", encoding="utf-8")
@@ -83,7 +83,7 @@ def of_halting(reader: Reader) -> None:
         settings += [f"model.{stack}.{part}.share=all" for part in (*parts, "ffn")]
         settings.append(f"model.{stack}.halting.kind=act")
     train(reader, "files/template", *settings, to="runs/mine")
-    model = ostinato.load("runs/ouro-toy").model
+    model = ostinato.load("runs/of-texts").model
     reader.names |= {"model": model, "ids": torch.tensor([[1, 5, 6]])}
 
 

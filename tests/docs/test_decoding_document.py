@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
-from documents import ROOT, blocks, commands, rows
+from documents import ROOT, blocks, commands, prose, rows
 
 from ostinato.cli import main
 from ostinato.config.decoding import DecodingConfig, LengthPenaltyConfig
+from ostinato.tasks.recipes import list_recipes, load_recipe
 
 DOCUMENT = ROOT / "docs" / "decoding.md"
 TINY = [
@@ -37,7 +39,7 @@ def test_the_commands_and_the_code_of_the_document_work_from_top_to_bottom(
     for command in commands(DOCUMENT):
         arguments = list(command.arguments)
         if arguments[0] == "train":
-            arguments[2:2] = TINY
+            arguments += TINY
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((command.stdin or "").encode())))
         with pytest.raises(SystemExit) as caught:
             main(arguments)
@@ -55,6 +57,16 @@ def test_the_commands_and_the_code_of_the_document_work_from_top_to_bottom(
     assert capsys.readouterr().out.count("\n") == 3
 
 
+def test_the_run_of_the_document_keeps_as_many_checkpoints_as_are_averaged() -> None:
+    trained = next(one.arguments for one in commands(DOCUMENT) if one.arguments[0] == "train")
+    recipe = load_recipe(trained[1], [word for word in trained[2:] if "=" in word])
+    words = [one.arguments for one in commands(DOCUMENT)]
+    averaged = [one[one.index("--checkpoint") + 1] for one in words if "--checkpoint" in one]
+    assert averaged
+    for name in averaged:
+        assert list(recipe.too_few_to_average(name, "--checkpoint")) == []
+
+
 def test_the_table_of_settings_is_the_codes() -> None:
     shown = {row[0]: row[1] for row in rows(DOCUMENT) if len(row) == 4 and row[0] != "setting"}
     names = [name.strip("` ") for cell in shown for name in cell.split(",")]
@@ -69,9 +81,15 @@ def test_the_table_of_settings_is_the_codes() -> None:
             assert value.strip() == ("null" if default is None else str(default).lower().removesuffix(".0")), name
 
 
-@pytest.mark.parametrize("name", ["transformer/base", "universal-transformer/base", "multi30k/universal", "sut/base"])
-def test_recipes_of_translation_stop_as_the_document_says(name: str) -> None:
-    from ostinato.tasks.recipes import load_recipe
-
-    recipe = load_recipe(name, ["data.train=a"])
-    assert recipe.decoding.stopping == ("bound" if name.split("/")[0].endswith("transformer") else "count")
+def test_recipes_of_translation_stop_as_the_document_says() -> None:
+    sentence = re.search(r"The recipes of translation [^.]*say `count`, except[^.]*", prose(DOCUMENT))
+    assert sentence
+    by_bound = {folder.strip("/") for folder in re.findall(r"`([\w-]+/)`", sentence[0])}
+    recipes = {one.name: load_recipe(one.name, ["data.train=a"]) for one in list_recipes()}
+    stopping = {
+        name: recipe.decoding.stopping
+        for name, recipe in recipes.items()
+        if recipe.task.kind == "translation" and recipe.decoding.strategy == "beam"
+    }
+    assert {*stopping} >= {"transformer/base", "universal-transformer/base", "multi30k/universal", "sut/base"}
+    assert stopping == {name: "bound" if name.split("/")[0] in by_bound else "count" for name in stopping}

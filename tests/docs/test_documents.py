@@ -60,6 +60,22 @@ def test_every_command_of_the_documents_is_one(command: Command) -> None:
     assert " ".join(parse(command.arguments)) in " ".join(command.arguments)
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_shell_takes_a_word_of_a_command_for_a_pattern(path: Path) -> None:
+    # zsh refuses a pattern that no file matches, bash expands braces.
+    quoted = re.compile(r"""'[^']*'|"[^"]*"|\s#.*""")
+    lines = [line for block in page_blocks(path) if block.language == "sh" for line in block.body.splitlines()]
+    typed = [line for line in lines if re.search(r"\b(ostinato|pip) ", line)]
+    assert [line for line in typed if re.search(r"[][{}*?]", quoted.sub("", line))] == []
+
+
+def test_the_page_of_looping_evaluates_with_other_rounds_than_those_of_the_plan() -> None:
+    lines = [command.arguments for command in commands(ROOT / "docs" / "looping.md")]
+    (recipe,) = (line[1] for line in lines if line[0] == "train" and "runs/looped" in line)
+    (asked,) = (line[line.index("--n-steps") + 1] for line in lines if "--n-steps" in line)
+    assert load_recipe(recipe, ["data.train=a"]).model.plans()["decoder"].n_rounds != int(asked)
+
+
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.values[0].arguments[0] in ("train", "plan", "data")])
 def test_every_recipe_task_and_setting_of_the_documents_exists(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

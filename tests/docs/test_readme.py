@@ -20,6 +20,7 @@ def test_the_readme_is_short_and_its_blocks_run(
     ran = reader.follow(README)
     assert [one.arguments[0] for one in ran] == ["train", "plan", "solve", "evaluate", "analyze"]
     assert all(one.printed.strip() for one in ran)
+    assert "left out" not in ran[-1].printed, "every analysis that is named applies to the run"
     results, run = reader.names["results"], reader.names["run"]
     assert results["splits"]["long"]["n"] == run.evaluate("long")["n"]
 

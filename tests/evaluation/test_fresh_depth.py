@@ -37,10 +37,22 @@ def depths(halting: dict[str, Any], n_rounds: int, seed: int) -> tuple[float, fl
     return found["mean"], found["expected"]
 
 
+def on_the_page(rule: str) -> list[list[float]]:
+    """Return the numbers of every cell of a rule's row."""
+    (line,) = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {rule} |"))
+    return [[float(one) for one in re.findall(r"[\d.]+", cell)] for cell in line.split("|")[2:6]]
+
+
+def test_the_text_below_the_table_says_what_act_does_in_it() -> None:
+    of_6 = [[round(depth) for depth in on_the_page(f"`act`, `initial_bias: {bias}`")[0]] for bias in (0, 1)]
+    assert of_6 == [[2, 4], [2, 3]]
+    said = "From 0 they begin at two to four rounds of six, and from tensor2tensor's 1 at two or three."
+    assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
+
+
 @pytest.mark.parametrize("rule", HALTING)
 def test_fresh_models_go_as_deep_as_the_page_says(rule: str) -> None:
-    (line,) = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {rule} |"))
-    said = [[float(one) for one in re.findall(r"[\d.]+", cell)] for cell in line.split("|")[2:6]]
+    said = on_the_page(rule)
     of_6, of_12 = ([depths(HALTING[rule], n_rounds, seed) for seed in range(5)] for n_rounds in (6, 12))
     columns = [[one[which] for one in found] for which in (0, 1) for found in (of_6, of_12)]
     for bounds, found in zip(said, columns, strict=True):

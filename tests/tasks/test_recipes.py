@@ -118,6 +118,8 @@ def test_every_recipe_file_begins_with_what_it_is_its_source_and_its_command(nam
     header = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
     assert all(f"# {word}:" in header for word in ("What", "Source", "Command"))
     assert f"ostinato train {name}" in header
+    runs = re.findall(r"training\.init_from=runs/([\w-]+)", header)
+    assert {*runs} <= {other.replace("/", "-") for other in NAMES}, "runs lie where their trainings write them"
     assert max(map(len, lines)) <= 120
 
 
