@@ -1,4 +1,4 @@
-"""Write the tables of docs/speed.md anew from the JSON lines in docs/results.
+"""Write the tables of docs/speed.md and docs/speed-processors.md anew from the JSON lines in docs/results.
 
     python benchmarks/speed_document.py
     python benchmarks/speed_document.py --check
@@ -67,12 +67,12 @@ def main(given: Sequence[str] | None = None) -> None:
     options.add_argument("--check", action="store_true", help="write nothing; fail where a table is not up to date")
     options.add_argument("--root", type=Path, default=ROOT, help="of the project (default: this one)")
     args = options.parse_args(given)
-    document = args.root / "docs" / "speed.md"
-    text = document.read_text(encoding="utf-8")
-    new = filled(text, args.root / "docs" / "results")
-    if args.check and new != text:
-        raise SystemExit(f"{document} is not what its results say: run python benchmarks/speed_document.py")
-    document.write_text(new, encoding="utf-8")
+    for document in sorted((args.root / "docs").glob("speed*.md")):
+        text = document.read_text(encoding="utf-8")
+        new = filled(text, args.root / "docs" / "results")
+        if args.check and new != text:
+            raise SystemExit(f"{document} is not what its results say: run python benchmarks/speed_document.py")
+        document.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":
