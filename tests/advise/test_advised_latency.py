@@ -36,3 +36,17 @@ def test_a_search_keeps_as_many_rounds_and_hypotheses_as_the_candidate_says(
     assert [clock.seconds_of(one.name) for one in found.found] == [1.0, 1.0, 1.0]
     kept = [(4, 2), (4, 1), (8, 2)]
     assert seen == [Workload("decoding", 3, 0, 7, beam, cached_rounds=rounds) for beam, rounds in kept]
+
+
+def test_a_latency_that_an_earlier_version_kept_of_a_greedy_search_is_not_that_of_a_beam(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.advise.latency.Timer.measure", lambda *given: [SimpleNamespace(median_s=2.0)])
+    limits = Limits(latency=LatencyLimit(1.0, 3), source_length=5, target_length=7)
+    settings = ["model.vocab_size=100", "decoding.strategy=beam", "decoding.beam=4"]
+    found = make_candidates("looped/novels", settings, SPACE, limits)
+    journal, first = Journal(tmp_path, {}), found.found[0].name
+    journal.decide(f"latency of {first}", lambda: 0.5)
+    clock = Latencies(journal, found.found, found.limits, 1, "cpu")
+    assert first not in clock.known()
+    assert clock.seconds_of(first) == clock.known()[first] == 2.0

@@ -409,6 +409,15 @@ def own(tmp_path: Path) -> list[str]:
             ["training.optimizer.lr_scales=[{pattern: 'zzz*', scale: 0.5}]"],
             "training.optimizer.lr_scales is 'zzz*': matches no parameter of the model",
         ),
+        (
+            [
+                "training.consistency={loss: 0.1}",
+                "model.encoder.self_attention.share=all",
+                "model.encoder.ffn.share=all",
+                "model.encoder.n_steps=1",
+            ],
+            "training.consistency.loss is 0.1: ",
+        ),
         (["training.init_from=nowhere"], "holds no run: name a run directory, whose best checkpoint is taken"),
         (["evaluation.by=[nocol]"], "test: example 1 has no column 'nocol'; its columns are: n"),
         (["data.mixture={column: nocol}"], "row 1 has no column 'nocol' (data.mixture.column), but n"),

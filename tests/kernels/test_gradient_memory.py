@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,3 +188,16 @@ def test_a_loop_of_ones_own_learns_the_same_whether_freed_memory_is_kept_or_not(
     )
     assert kept == left
     assert (was_told, is_told) == ("True", "False"), "the C library is told when asked to, by no import and no model"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what a program alone has held")
+def test_the_peak_of_memory_is_not_that_of_the_program_that_started_this_one() -> None:
+    child = "import torch; from ostinato.kernels import peak_memory; print(peak_memory(torch.device('cpu')))"
+    parent = f"""
+import subprocess, sys
+held = bytearray(3 * 2**29)
+held[::4096] = bytes([1]) * len(held[::4096])
+print(subprocess.run([sys.executable, "-c", {child!r}], capture_output=True, text=True, check=True).stdout)
+"""
+    said = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True).stdout
+    assert 2**24 < int(said) < 2**30

@@ -31,12 +31,12 @@ class Latencies:
 
     def known(self) -> dict[str, float]:
         """Return the seconds of those that were measured."""
-        found = {name: self._journal.kept(_place(name)) for name in self._candidates}
+        found = {name: self._journal.kept(_place(one)) for name, one in self._candidates.items()}
         return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
 
     def seconds_of(self, name: str) -> float:
         """Return the seconds of one candidate."""
-        return float(self._journal.decide(_place(name), lambda: self._measure(name)))
+        return float(self._journal.decide(_place(self._candidates[name]), lambda: self._measure(name)))
 
     def is_met(self, name: str) -> bool:
         """Return whether a candidate is as fast as the budget asks; True where it asks nothing."""
@@ -69,6 +69,7 @@ class Latencies:
         return measured.median_s
 
 
-def _place(name: str) -> str:
-    """Return under which name a candidate's latency is kept."""
-    return f"latency of {name}"
+def _place(one: Candidate) -> str:
+    """Return under which name a candidate's latency is kept; earlier versions kept that of greedy searches, without."""
+    beam = one.decoding.beam
+    return f"latency of {one.name}" + (f", beam {beam}" if one.model.generates and beam > 1 else "")

@@ -17,6 +17,7 @@ import sys
 import weakref
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 
 import torch
@@ -47,10 +48,13 @@ def keep_freed_memory() -> bool:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes that this process has held so far: of tensors on a CUDA device, elsewhere of all its memory
-    on the host; None where the system does not say."""
+    """Return the most bytes that this process has held so far, whatever it was doing: of tensors on a CUDA device,
+    elsewhere of all its memory on the host; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError, KeyError):  # Linux, where `getrusage` begins with the peak of the process that started it
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return 1024 * int(dict(line.split(":", 1) for line in lines)["VmHWM"].split()[0])
     try:
         import resource
     except ImportError:  # Windows

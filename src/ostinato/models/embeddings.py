@@ -23,8 +23,8 @@ def rows_of(table_VD: Float[Tensor, "V D"], ids: Int[Tensor, "*B"], name: str) -
         name: of an id, in errors.
 
     Raises:
-        DataError: an id that has no row, on a CPU. On a GPU the device stops with an assert of its own: to look at the
-            ids before would mean to wait for them.
+        DataError: an id that has no row, on a CPU where nothing is compiled. On a GPU the device stops with an assert
+            of its own: to look at the ids before would mean to wait for them.
     """
     try:
         return F.embedding(ids, table_VD)

@@ -151,7 +151,8 @@ def _check_trainable(recipe: Recipe, access: DataAccess | None, *, with_start: b
         raise ConfigError(problems)
     training = recipe.training
     settings = training.freeze, training.optimizer.lr_scales, training.init_from, recipe.data.mixture
-    if any(settings) or recipe.evaluation.by:
+    of_rounds = training.rounds.gradient_rounds, training.consistency.is_there
+    if any((*settings, *of_rounds)) or recipe.evaluation.by:
         from ostinato.training.trainable import check_trainable
 
         check_trainable(recipe, access, with_start=with_start)
