@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from drawn_parts import ACTIVATIONS, INJECTIONS, LAYOUTS, MODULATIONS, NORMS, RELATIVES, STATES, SWITCHES
+from typing import Any, get_args
+
+from drawn_parts import ACTIVATIONS, LAYOUTS, NORMS, SWITCHES
 from haltings import all_halting_traits, halting_traits
 from ostinato.config.experts import (
     ExpertAttentionConfig,
@@ -10,11 +12,13 @@ from ostinato.config.experts import (
     HeadExpertAttentionConfig,
     HypersphereRouterConfig,
     RoutedConfig,
+    RouterConfig,
     SparseLayerConfig,
 )
-from ostinato.config.loops import INPUT
+from ostinato.config.loops import INPUT, InjectionConfig, ModulationConfig, StateConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
-from ostinato.config.positions import RotaryConfig, SinusoidalConfig
+from ostinato.config.norm import NormalisationConfig
+from ostinato.config.positions import RelativeConfig, RotaryConfig, ScalingConfig, SignalConfig, SinusoidalConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig, SeparableConvConfig
 from ostinato.plan import PLACES, SCHEMES
 
@@ -115,8 +119,14 @@ def _traits_of_experts(sub: RoutedConfig, where: str) -> set[str]:
     return found
 
 
+def kinds_of(union: Any) -> set[str]:
+    """Return the kinds that a setting can be."""
+    return {one.model_fields["kind"].default for one in get_args(get_args(union)[0])}
+
+
 def all_traits() -> set[str]:
-    """Name every trait that `any_architecture` is to draw."""
+    """Name every trait that `any_architecture` is to draw; kinds are those of the configuration."""
+    relatives, norms = kinds_of(RelativeConfig), get_args(NormalisationConfig.model_fields["kind"].annotation)
     schemes = [*SCHEMES, "list", "list with nulls"]
     kinds = ("self_attention", "cross_attention", "ffn")
     return all_halting_traits() | {
@@ -134,26 +144,26 @@ def all_traits() -> set[str]:
         *(f"reach {r}" for r in (True, False)),
         *(f"rotary {layout}" for layout in LAYOUTS),
         *(f"rotary fraction {f}" for f in (1.0, 0.5)),
-        *(f"scaling {s}" for s in ("none", "linear", "llama3")),
+        *(f"scaling {s}" for s in kinds_of(ScalingConfig)),
         *(f"qk_norm {n} {at}" for n in ("rms", "rms_plain") for at in ("before", "after")),
         *(f"output_gate {kind} {g}" for kind in ("self_attention", "cross_attention") for g in (True, False)),
         *(f"keys {kind} grouped" for kind in ("self_attention", "cross_attention")),
         *(f"scale {s}" for s in (None, 1.0)),
-        *(f"norm {n} {p}" for n in ("layer", "rms") for p in PLACES),
+        *(f"norm {n} {p}" for n in norms for p in PLACES),
         *(f"final norm {f} {p}" for f in (True, False) for p in PLACES),
         *(f"embedding norm {s}" for s in (True, False)),
         *(f"first norm {s}" for s in (True, False)),
         *(f"final weight {s}" for s in (True, False)),
-        *(f"norm {n} weight {s}" for n in ("layer", "rms") for s in (True, False)),
+        *(f"norm {n} weight {s}" for n in norms for s in (True, False)),
         *("norm rms offset True", "norm layer bias True", "norm layer bias False"),
-        *(f"positions {p}" for p in ("none", "sinusoidal", "coordinates", "learned")),
+        *(f"positions {p}" for p in kinds_of(SignalConfig)),
         *(f"sinusoids {layout}" for layout in ("interleaved", "halves")),
-        *(f"relative {r} {s}" for r in RELATIVES for s in ("encoder", "decoder")),
+        *(f"relative {r} {s}" for r in relatives for s in ("encoder", "decoder")),
         *(f"steps_per_round {n}" for n in (1, 2)),
         *(f"segments {s}" for s in ("encoder", "decoder")),
         *(f"fixed {s}" for s in ("encoder", "decoder")),
-        *(f"{fixed}inject {i.kind}" for fixed in ("", "fixed ") for i in INJECTIONS),
-        *(f"state {s.kind}" for s in STATES),
+        *(f"{fixed}inject {i}" for fixed in ("", "fixed ") for i in kinds_of(InjectionConfig)),
+        *(f"state {s}" for s in kinds_of(StateConfig)),
         *(f"{name} {s}" for name in ("round_norm", "end_map") for s in (True, False)),
         *(f"{fixed}keys {k}" for fixed in ("", "fixed ") for k in ("own", "first", "all")),
         *(f"norms {n}" for n in NORMS),
@@ -161,7 +171,7 @@ def all_traits() -> set[str]:
         *(f"qk_norm_eps {eps}" for eps in (None, 1e-2)),
         *(f"{name} {s}" for name in ("vectors", "delta") for s in (True, False)),
         *(f"delta of {kind} {s}" for kind in kinds for s in ("dense", "experts")),
-        *(f"{fixed}modulation {m.kind}" for fixed in ("", "fixed ") for m in MODULATIONS),
+        *(f"{fixed}modulation {m}" for fixed in ("", "fixed ") for m in kinds_of(ModulationConfig)),
         *(f"end_norm {n}" for n in ("none", "own", "final")),
         *(f"one of {n} states" for n in (2, 3)),
         *(f"norm of a state {s}" for s in (True, False)),
@@ -177,7 +187,7 @@ def all_traits() -> set[str]:
         *(f"served from one bank experts of {kind}" for kind in ("self_attention", "ffn")),
         *(f"experts {kind} {s}" for kind in ("self_attention", "ffn", "sparse_layer") for s in ("encoder", "decoder")),
         "experts cross_attention decoder",
-        *(f"relative {r} of experts" for r in RELATIVES),
+        *(f"relative {r} of experts" for r in relatives),
         *(f"experts of heads self_attention {s}" for s in ("encoder", "decoder")),
         *(f"heads with experts {how}" for how in ("grouped", "alone")),
         *(f"n_experts {n}" for n in (1, 2, 3, 4)),
@@ -189,6 +199,6 @@ def all_traits() -> set[str]:
         *(f"bias of the sum {b}" for b in (True, False)),
         *(f"gate {g}" for g in ("softmax renormalised True", "softmax renormalised False", "topk_softmax", "sigmoid")),
         *(f"n_sampled {n}" for n in (0, 1)),
-        *(f"router {r}" for r in ("linear", "mlp", "hypersphere")),
+        *(f"router {r}" for r in kinds_of(RouterConfig)),
         *(f"hypersphere {switch} {on}" for switch in SWITCHES for on in (True, False)),
     }

@@ -293,6 +293,7 @@ NO_FAMILY = {
     "looped/trm-arc",
     "looped/hrm-sudoku",
     "looped/hrm-maze",
+    "looped/hrm-arc",
 }
 """Recipes that stand for no family's size: of studies and puzzles, and a second stage."""
 OTHER_IN_TOYS = {

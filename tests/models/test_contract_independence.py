@@ -25,6 +25,8 @@ from architectures import (
     sentences,
 )
 from contract import assert_all_equal, assert_equal, gradients, real_logits, weights_of
+from loops import ADD, CROSS, PRE, RAGGED, STEPS, loop, rule
+from ostinato.config.decoding import DecodingConfig
 from ostinato.config.experts import (
     ExpertAttentionConfig,
     ExpertFeedForwardConfig,
@@ -33,12 +35,17 @@ from ostinato.config.experts import (
     MlpRouterConfig,
 )
 from ostinato.config.halting import ActConfig, HaltingConfig, NoHaltingConfig, StickBreakingConfig
-from ostinato.config.model import LanguageModelConfig
+from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
+from ostinato.config.training import ConsistencyConfig, DepthCostConfig, RoundLossConfig, TrainingConfig
 from ostinato.data.batch import Batch, Tokens
+from ostinato.decoding.search import search_n_best
 from ostinato.models import build_model
+from ostinato.models.losses import depth_cost
 from ostinato.nn import positions
+from ostinato.training.optim import build_optimizer
+from ostinato.training.update import Updater
 
 pytestmark = pytest.mark.device
 
@@ -127,6 +134,65 @@ def test_a_sentence_gets_the_same_logits_alone_and_in_any_batch(data: st.DataObj
     check_company(random_model(config), batch, data.draw(st.permutations(range(len(batch)))))
 
 
+@draws(30, quick=10)
+@given(st.data())
+def test_a_sentence_gets_the_same_outputs_and_scores_of_a_search_alone_and_in_any_batch(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch = data.draw(sentences(config, max_sentences=4).filter(lambda drawn: len(drawn) > 1))
+    order = data.draw(st.permutations(range(len(batch))))
+    pad, extra = data.draw(st.sampled_from([right_padded, left_padded])), data.draw(st.integers(0, 2))
+    model = random_model(config)
+    # Texts are nothing but their beginnings, which the search goes on from; pairs begin behind their sources.
+    begun = [Sentence(None, sentence.target[sentence.n_prefix or 0 :]) for sentence in batch]
+    for settings in ({"strategy": "greedy"}, {"strategy": "beam", "beam": 3, "n_best": 3}):
+        # Limits by the source, so that sentences leave the batch before others.
+        decoding = DecodingConfig.model_validate(settings | {"max_length": 1, "max_length_ratio": 1.0})
+        shuffled, prefix = [batch[i] for i in order], left_padded([begun[i] for i in order]).target
+        together = search_n_best(model, pad(shuffled, extra), decoding, prefix)
+        for i, found in zip(order, together, strict=True):
+            (alone,) = search_n_best(model, right_padded([batch[i]]), decoding, right_padded([begun[i]]).target)
+            assert [one.ids for one in found] == [one.ids for one in alone]
+            assert [one.score for one in found] == pytest.approx([one.score for one in alone], rel=1e-5, abs=1e-5)
+
+
+# --- losses of rounds ------------------------------------------------------------------------------------------------
+
+LOOPED = STEPS | PRE | loop(inject=ADD) | rule("exit")
+"""Rounds that every loss of rounds can read, and of which a second pass can leave some out."""
+LOSSES_OF_ROUNDS: dict[str, dict[str, Any]] = {
+    "window": {"round_loss": RoundLossConfig(kind="window")},
+    "weights": {"round_loss": RoundLossConfig(kind="weights", weights=[0.5, 0.0, 2.0])},
+    "drawn": {"round_loss": RoundLossConfig(kind="drawn")},
+    "exit": {"round_loss": RoundLossConfig(kind="exit"), "halting": DepthCostConfig(weight=0.3)},
+    "improvement": {"round_loss": RoundLossConfig(kind="improvement")},
+    "states": {"consistency": ConsistencyConfig(states=0.3)},
+    "second pass": {"consistency": ConsistencyConfig(loss=0.3)},
+}
+BATCHES: dict[str, list[Batch]] = {
+    "right padding": [right_padded(RAGGED, 2, fill=4)],
+    "left padding": [left_padded(RAGGED, 2, fill=4)],
+    "alone": [right_padded([sentence]) for sentence in RAGGED],
+}
+
+
+@pytest.mark.parametrize("batches", BATCHES)
+@pytest.mark.parametrize("name", LOSSES_OF_ROUNDS)
+def test_padding_and_other_sentences_change_no_loss_of_rounds_and_no_gradient(name: str, batches: str) -> None:
+    sizes = {"d_model": 32, "dropout": 0.0, "source_vocab_size": 30, "target_vocab_size": 30}
+    config = Seq2SeqConfig.model_validate(sizes | {"encoder": LOOPED, "decoder": LOOPED | CROSS})
+
+    def update(given: list[Batch]) -> tuple[float, dict[str, Tensor]]:
+        model = random_model(config).train()
+        settings = TrainingConfig(label_smoothing=0.1, **LOSSES_OF_ROUNDS[name])
+        updater = Updater(model, build_optimizer(model, settings.optimizer), settings)
+        loss = sum(updater.accumulate(given, 3).losses)
+        return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    (expected, gradients_expected), (found, gradients_found) = update([right_padded(RAGGED)]), update(BATCHES[batches])
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert_all_equal(gradients_found, gradients_expected)
+
+
 # --- causality -------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +213,8 @@ def test_the_past_never_depends_on_the_future(data: st.DataObject) -> None:
 
 
 # --- no state --------------------------------------------------------------------------------------------------------
+
+Weights = dict[str, Tensor]
 
 
 @draws(20)
@@ -193,16 +261,15 @@ def _small(d_model: int = 8, *, has_experts: bool = False, halting: HaltingConfi
     return LanguageModelConfig(d_model=d_model, dropout=0.2, vocab_size=9, decoder=stack)
 
 
-def _train(between: Callable[[Model], None], config: LanguageModelConfig) -> dict[str, Tensor]:
+def _train(between: Callable[[Model], None], config: Seq2SeqConfig | LanguageModelConfig, batch: Batch) -> Weights:
     """Return the weights after two updates with dropout, having called `between` after the first."""
     torch.manual_seed(3)
     model = build_model(config).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    batch = right_padded([Sentence(None, [BOS, 4, 5, 6]), Sentence(None, [BOS, 7])])
     for update in range(2):
         output = model(batch)
         loss = nn.functional.cross_entropy(output.logits_BTV[batch.loss_mask_BT], batch.labels_BT[batch.loss_mask_BT])
-        if (cost := output.stacks["decoder"].depth_cost) is not None:
+        if (cost := depth_cost(output)) is not None:
             loss = loss + 0.1 * cost
         optimiser.zero_grad()
         loss.backward()
@@ -212,19 +279,44 @@ def _train(between: Callable[[Model], None], config: LanguageModelConfig) -> dic
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
+def check_evaluation(
+    config: Seq2SeqConfig | LanguageModelConfig, batch: list[Sentence], other: list[Sentence]
+) -> Weights:
+    """Compare the weights after two updates, between which other sentences are evaluated, or are not."""
+
+    def evaluate(model: Model) -> None:
+        model.eval()
+        padded = right_padded(other)
+        with torch.inference_mode():
+            model(padded)
+            model.step(padded.target.ids_BT, model.encode(padded), padded.target.keep_BT)
+        model.train()
+
+    plain, evaluated = (_train(between, config, right_padded(batch)) for between in (lambda model: None, evaluate))
+    assert all(torch.equal(plain[name], evaluated[name]) for name in plain)
+    return plain
+
+
 @pytest.mark.parametrize("halting", [NONE, ActConfig(), StickBreakingConfig(dropout=0.2)])
 @pytest.mark.parametrize("has_experts", [False, True])
 def test_an_evaluation_between_two_updates_changes_nothing(has_experts: bool, halting: HaltingConfig) -> None:
-    def evaluate(model: Model) -> None:
-        model.eval()
-        with torch.inference_mode():
-            model(right_padded([Sentence(None, [BOS, 8, 8, 8, 8, 8])]))
-        model.train()
-
-    config = _small(has_experts=has_experts, halting=halting)
-    plain, evaluated = (_train(between, config) for between in (lambda model: None, evaluate))
-    assert all(torch.equal(plain[name], evaluated[name]) for name in plain)
+    batch = [Sentence(None, [BOS, 4, 5, 6]), Sentence(None, [BOS, 7])]
+    other = [Sentence(None, [BOS, 8, 8, 8, 8, 8])]
+    plain = check_evaluation(_small(has_experts=has_experts, halting=halting), batch, other)
     assert plain["target_weight"].isfinite().all()
+
+
+@draws(40, quick=10)
+@given(st.data())
+def test_an_evaluation_between_two_updates_of_any_model_changes_nothing(data: st.DataObject) -> None:
+    config = data.draw(any_architecture())
+    batch, other = data.draw(sentences(config)), data.draw(sentences(config))
+    dropped = {"dropout": 0.2}
+    stacks = {
+        name: stack.model_copy(update={kind: sub.model_copy(update=dropped) for kind, sub in stack.sub_layers()})
+        for name, stack in config.stacks().items()
+    }
+    check_evaluation(config.model_copy(update=dropped | stacks), batch, other)
 
 
 def test_training_works_after_an_evaluation_made_the_position_table() -> None:

@@ -7,7 +7,7 @@ test_contract_bytes.py.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from test_contract_bytes import check_cache
@@ -22,13 +22,9 @@ from ostinato.config.halting import HaltingConfig
 from ostinato.config.loops import InjectionConfig, LoopStateConfig, ModulationConfig, SegmentConfig, StateConfig
 from ostinato.config.stack import StackConfig
 from ostinato.plan import Keys
+from traits import kinds_of
 
 of_every_loop = pytest.mark.parametrize("name", LOOPS)
-
-
-def kinds(union: Any) -> set[str]:
-    """Return the kinds that a setting can be."""
-    return {one.model_fields["kind"].default for one in get_args(get_args(union)[0])}
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
@@ -40,12 +36,12 @@ def test_every_setting_of_depth_is_in_the_list(side: str) -> None:
         for name, field in settings.model_fields.items():
             default = field.get_default(call_default_factory=True)
             assert any(getattr(one, name) != default for one in given), f"{settings.__name__}.{name}"
-    assert {one.inject.kind for one in loops} == kinds(InjectionConfig)
+    assert {one.inject.kind for one in loops} == kinds_of(InjectionConfig)
     states = [state for one in loops for state in (one.state, *(own.state for own in one.states))]
-    assert {one.kind for one in states} == kinds(StateConfig)
-    assert {one.modulation.kind for one in loops} == kinds(ModulationConfig)
+    assert {one.kind for one in states} == kinds_of(StateConfig)
+    assert {one.modulation.kind for one in loops} == kinds_of(ModulationConfig)
     assert {one.keys for one in loops} == set(get_args(Keys))
-    assert {stack.halting.kind for stack in stacks} == kinds(HaltingConfig)
+    assert {stack.halting.kind for stack in stacks} == kinds_of(HaltingConfig)
     assert any(stack.value_embeddings for stack in stacks)
 
 

@@ -117,6 +117,13 @@ CONV: dict[str, Any] = {"ffn": {"kind": "separable_conv", "d_ff": 64}}
 STICK_BREAKING: dict[str, Any] = {"halting": {"kind": "stick_breaking", "initial_bias": -3.0}}
 BY_LENGTH: dict[str, Any] = {"halting": {"kind": "length", "per_token": 0.0, "extra": 2.0}}  # convolutions run them all
 NO_FFN: dict[str, Any] = STACK | CROSS | {"ffn": {"share": "none"}}
+CHOICE: dict[str, Any] = {"n_experts": 4, "top_k": 2, "share": "all"}
+SPARSE: dict[str, Any] = {
+    "n_steps": 4,
+    "self_attention": CHOICE | {"kind": "experts", "n_heads": 2, "d_head": 8},
+    "ffn": CHOICE | {"kind": "experts", "d_ff": 32},
+}
+OF_HEADS: dict[str, Any] = {"kind": "head_experts", "n_heads": 2, "d_head": 8}
 
 SEQ2SEQ = {
     "transformer": (STACK, STACK | CROSS),
@@ -127,6 +134,9 @@ SEQ2SEQ = {
     "window": (STACK | {"relative": {"kind": "window", "window": 5}}, STACK | CROSS),
     "act": (SHARED | {"halting": {"kind": "act"}}, SHARED | CROSS | {"halting": {"kind": "act"}}),
     "stick-breaking": (SHARED | STICK_BREAKING, SHARED | CROSS | STICK_BREAKING),
+    "experts": (SPARSE, SPARSE | CROSS),
+    "experts of heads": (SPARSE | {"self_attention": CHOICE | OF_HEADS}, SPARSE | CROSS),
+    "experts and stick-breaking": (SPARSE | STICK_BREAKING, SPARSE | CROSS | STICK_BREAKING),
     "buckets and rotary": (STACK | {"relative": {"kind": "buckets"}}, STACK | CROSS | {"relative": {"kind": "rotary"}}),
 }
 
@@ -141,6 +151,8 @@ def test_macs_agree_where_attention_is_a_large_part(name: str) -> None:
     assert count.total - count.without_attention >= count.total / 5
     model = never_halting(build_model(config).eval())
     assert count.total == pytest.approx(_measured_macs(model, 70, 60), rel=0.01)
+    if any("halting" in stack for stack in SEQ2SEQ[name]):
+        check_realised_macs(config, 70, 60)
 
 
 def check_macs_of_a_generated_token(config: Seq2SeqConfig | LanguageModelConfig, context: int) -> None:

@@ -53,8 +53,9 @@ def test_a_recipe_trains_and_is_scored(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_recipe_of_arc_trains_on_the_published_grids(access: DataAccess, tmp_path: Path) -> None:
-    assert_trains("looped/trm-arc", ["task.max_words=300"], tmp_path, access)
+@pytest.mark.parametrize("name", ["looped/trm-arc", "looped/hrm-arc"])
+def test_a_recipe_of_arc_trains_on_the_published_grids(name: str, access: DataAccess, tmp_path: Path) -> None:
+    assert_trains(name, ["task.max_words=300"], tmp_path, access)
 
 
 def test_the_recipes_of_sudoku_run_as_many_layers_of_other_numbers_of_weights() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from test_training_depth import gradients
 from tiny_runs import last_checkpoint, tiny_recipe, weights
 
 from architectures import Sentence, right_padded
+from ostinato.config.files import parse_overrides
 from ostinato.config.load import check_recipe
 from ostinato.config.model import EncoderConfig, LanguageModelConfig
 from ostinato.config.recipe import Recipe
@@ -633,6 +635,8 @@ def test_gates_that_would_not_learn_are_named(tmp_path: Path) -> None:
     (all_learn,) = notes(**improving)
     (first_is_best,) = notes(**improving, freeze=["*"], freeze_except=["*.halting.*"])
     assert "nothing is frozen" in all_learn
+    words = shlex.split(all_learn.partition("(")[2].removesuffix(")"))
+    assert parse_overrides(words)["training"] == {"freeze": ["*"], "freeze_except": ["*.halting.*"]}
     assert "evaluation.checkpoint=last" in first_is_best
     recipe = load_recipe("looped/ouro-toy-gate", ["data.train=a.txt", "data.dev=b.txt", "training.init_from=runs/x"])
     assert learning_notes(recipe) == []
