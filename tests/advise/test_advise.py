@@ -91,6 +91,20 @@ def test_candidates_of_other_tokenizers_are_not_compared_by_what_is_a_mean_over_
             "bpe are not the same: choose by --metric bits_per_byte or word_perplexity (of texts), or by one of outputs"
         )
     assert len(_read(replace(asked, metric="exact_match"), None).candidates.found) == 2
+    assert len(_read(replace(asked, metric="sequence_accuracy_forced"), None).candidates.found) == 2
+    unknown = replace(asked, metric="sequence_accuracy_forced", overrides=(*TINY, "data.unknown=replace"))
+    with pytest.raises(ConfigError) as caught:
+        _read(unknown, None)
+    assert str(caught.value) == (
+        "training.selection.metric is 'sequence_accuracy_forced': counts unknown tokens that are predicted as right, "
+        "and those of the recipe and of bpe are not the same: choose by one of outputs"
+    )
+
+
+def test_a_seed_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _read(replace(question(tmp_path, overrides=("seed=7",)), source="not-there.jsonl"), None)
+    assert str(caught.value) == "seed is 7: the search trains seeds 1 to 5: remove it"
 
 
 def test_every_candidate_stands_somewhere(advice: Advice) -> None:

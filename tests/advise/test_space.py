@@ -111,7 +111,13 @@ def test_all_that_is_wrong_with_a_space_is_said_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"training.optimizer.lr": 1e-3}, {"training": {"n_updates": 9}}, {"training.selection.metric": "bleu"}]
+    "settings",
+    [
+        {"training.optimizer.lr": 1e-3},
+        {"training": {"n_updates": 9}},
+        {"training.selection.metric": "bleu"},
+        {"seed": 3},
+    ],
 )
 def test_what_the_search_decides_is_no_level(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="is decided by the search"):

@@ -16,6 +16,7 @@ from ostinato.analysis import analyze as logic
 from ostinato.analysis.capture import batches, stream
 from ostinato.analysis.collectors import Outcomes
 from ostinato.analysis.latency import part_latencies, parts_of, threads_and_device
+from ostinato.analysis.report import _facts_of_run
 from ostinato.analysis.studies import Finding, Subject
 from ostinato.analysis.studies.base import MARKS, natural_order, no_halting, no_threshold
 from ostinato.analysis.studies.costs import _parts
@@ -101,6 +102,16 @@ def test_a_curve_without_a_stored_one_is_measured_and_leaves_the_threshold(subje
     assert found.data["points"][0]["macs"]["realised"] == pytest.approx(result["macs"]["realised"])
     macs = [point["macs"]["realised"] for point in found.data["points"][1:]]
     assert macs == sorted(macs, reverse=True)
+    assert (found.columns[0], found.rows[-1][0]) == ("threshold", "oracle (no bound)")  # stick-breaking mixes rounds
+
+
+def test_thresholds_of_a_criterion_are_named_after_it(subject: Subject) -> None:
+    # A causal decoder does not stop by sentences: it keeps the threshold of its own rule.
+    with subject.model.execution(exit="change", exit_scope="sequence", halting_threshold=0.4):
+        ((_, (found,)),) = logic.survey([subject], only=["thresholds"]).found
+        facts = _facts_of_run(subject)
+    assert found.columns[0] == "threshold of change (sequence)"
+    assert facts["halting threshold"] == "encoder 0.4 of change (sequence), decoder 0.95 (given)"
 
 
 @pytest.mark.parametrize("n_positions", [12, 40])

@@ -51,6 +51,19 @@ def test_a_token_pays_its_rounds_and_keys_and_values_once_more(rule: dict[str, A
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("capacities", "routers"),
+    [(None, [1, 2, 3, 4]), ([None, 0.5, 0.5, 0.5], [2, 3, 4]), ([1, None, 0.5, None], [1, 3])],
+)
+def test_a_token_is_asked_about_by_the_routers_of_one_round_more_than_it_takes_part_in(
+    capacities: list[float | None] | None, routers: list[int], depth: int
+) -> None:
+    config = _lm({"kind": "select", "capacities": capacities})
+    found = count_macs(config, S, T, expected_depth={"decoder": depth}).by_part["decoder.halting"]
+    assert found == T * D * sum(number <= min(depth + 1, R) for number in routers)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_where_later_rounds_have_other_weights_keys_and_values_are_made_in_each(depth: int) -> None:
     round_ = 2 * D * I + 2 * I * T + 2 * D * F
     found = _token(_lm(ACT, share="individual"), depth)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from ostinato.cli.train import default_directory
 from ostinato.config.load import check_recipe, dump_recipe
@@ -230,6 +231,19 @@ def test_doctor_reports_versions_devices_and_folders(run, tmp_path: Path) -> Non
     assert "what multiplies them" in run("doctor").out
     assert found["data"]["cache"].startswith(str(tmp_path / "cache"))
     assert "everything needed is there" in run("doctor").out
+
+
+def test_doctor_reports_a_device_without_free_memory(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(name: str, device: torch.device, dtype: torch.dtype, *sizes: int | str) -> list[torch.Tensor]:
+        if dtype == torch.bfloat16:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return [torch.ones(1)]
+
+    monkeypatch.setattr("ostinato.kernels.feedforward.try_feed_forward", full)
+    found = json.loads(run("doctor", "--json").out)
+    assert found["ok"] is True
+    assert found["experts"]["cpu, bfloat16"] == "not tried: out of memory"
+    assert found["experts"]["cpu, float32"].startswith("backend ")
 
 
 def test_doctor_names_what_is_missing_and_the_line_that_adds_it(run, monkeypatch: pytest.MonkeyPatch) -> None:

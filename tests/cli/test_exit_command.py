@@ -145,6 +145,9 @@ def test_comparing_counts_what_stopped_tokens_cost(run, folder: Path) -> None:
     outcome = run("compare", folder, folder, "--split", "test", "--device", "cpu", "--samples", 100, "--json")
     assert outcome.code == 0, outcome.err
     assert outcome.err.count("at the halting threshold that was tuned for the run") == 2
+    for row in json.loads(outcome.out):
+        assert row["halting_threshold"] == {"encoder": 0.3, "decoder": 0.3}
+        assert (row["halting_threshold_from"], row["exit"]["criterion"]) == ("tuned", "change")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from halting_runs import halting_run, plain_run
+from ostinato.models import build_model
+from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.vocabulary import size_model
 
 FAST = ["--thresholds", "0.2,0.6", "--metric", "token_accuracy", "--max-drop", "1", "--device", "cpu"]
 
@@ -37,6 +40,7 @@ def test_a_table_names_the_choice_and_what_was_written(run, folder: Path) -> Non
         *("trained", "0.6", "0.2")
     ]
     assert any(row.startswith("0.2 * ") for row in rows)
+    assert any(row.startswith("oracle (no bound) ") for row in rows)  # stick-breaking mixes rounds
     assert any(row.startswith("chosen: 0.2, with token_accuracy") for row in rows)
     for name in ("halting-threshold.json", "threshold-curve.json", "threshold-curve.svg", "threshold-curve.png"):
         assert f"wrote {folder / name}" in rows
@@ -129,6 +133,17 @@ def test_wrong_use_is_told_with_what_is_valid(run, folder: Path, options: list[s
     assert outcome.code == 2
     assert reason in " ".join(outcome.err.split())
     assert not (folder / "halting-threshold.json").exists()
+
+
+def test_the_help_names_the_rules_that_no_criterion_replaces(run) -> None:
+    told = " ".join(run("tune-threshold", "--help").out.split())
+    for kind in ("select", "token_choice"):
+        stacks = [
+            f"model.{stack}.{key}" for stack in ("encoder", "decoder") for key in ("n_steps=3", f"halting.kind={kind}")
+        ]
+        model = build_model(size_model(load_recipe("digits/universal", stacks), source=14, target=14).model)
+        assert kind in told
+        assert model.possible_criteria() == []
 
 
 @pytest.mark.slow

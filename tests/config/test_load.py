@@ -219,6 +219,17 @@ def test_malformed_overrides_are_all_named() -> None:
     ]
 
 
+def test_a_pattern_that_lost_its_quotes_is_told_how_to_keep_them() -> None:
+    quoted = 'training.freeze=["*"]'
+    reason = "did not find expected alphabetic or numeric character"
+    hint = f"put patterns in quotes, and all of it for the shell: '{quoted}'"
+    for text in ("[*]", "[head.*, *.halting.*]"):  # what a shell makes of [head.*, "*.halting.*"], in one word
+        assert lines({}, f"training.freeze={text}") == [
+            f"training.freeze is {text!r}: is not a YAML value ({reason}): {hint}"
+        ]
+    assert load_recipe_config({}, [quoted]).training.freeze == ["*"]
+
+
 def test_another_kind_starts_the_group_afresh_and_the_same_kind_does_not() -> None:
     settings = {"model": {"encoder": {"positions": {"random_offset": 5}, "relative": {"kind": "window", "window": 3}}}}
     kept = load_recipe_config(settings, ["model.encoder.positions.kind=sinusoidal"]).model.stacks()["encoder"]

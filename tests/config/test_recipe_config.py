@@ -8,8 +8,9 @@ import pytest
 
 from ostinato.config.load import load_recipe_config
 from ostinato.config.recipe import Recipe
-from ostinato.config.training import TrainingConfig
+from ostinato.config.training import SelectionConfig, TrainingConfig
 from ostinato.errors import ConfigError
+from ostinato.training.state import Progress
 
 BALANCE = {"balance": {"hypersphere": 0.01, "z": 0.0, "temperature": 0.3}}
 HALTING = {"halting": {"weight": 0.01, "off_updates": 100, "warmup": 0}}
@@ -129,6 +130,12 @@ def test_weights_of_zero_suit_every_model() -> None:
             "the run has 2 or more: training.n_updates is 2000, training.evaluate_every 500, and may stop early "
             "(training.selection.patience); use best",
         ),
+        (
+            "last:3",
+            {"keep_last": 3, "n_updates": 9000, "selection": {"patience": 1}},
+            "the run has 2 or more: training.n_updates is 9000, training.save_every 500, and may stop early "
+            "(training.selection.patience); use last",
+        ),
     ],
 )
 def test_a_mean_of_more_checkpoints_than_there_will_be_is_refused(
@@ -137,6 +144,40 @@ def test_a_mean_of_more_checkpoints_than_there_will_be_is_refused(
     with pytest.raises(ConfigError) as caught:
         load_recipe_config({"evaluation": {"checkpoint": checkpoint}, "training": training})
     assert str(caught.value) == f"evaluation.checkpoint is {checkpoint!r}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("evaluate_every", "save_every", "patience", "saved"),
+    [
+        (4, 4, 2, [4, 8, 12]),
+        (4, 5, 2, [5, 10, 12]),
+        (4, 3, 2, [3, 6, 9, 12]),
+        (4, 12, 2, [12]),
+        (4, 20, 2, [12]),
+        (7, 10, 1, [10, 14]),
+        (7, 10, 9, [10, 20, 30]),  # which is never out of patience
+    ],
+)
+def test_a_run_that_stops_early_has_as_many_of_the_newest_as_were_due_until_then(
+    evaluate_every: int, save_every: int, patience: int, saved: list[int]
+) -> None:
+    n_updates, progress = 30, Progress()
+    selection, found = SelectionConfig(patience=patience), list[int]()
+    while progress.update < n_updates and not progress.stopped:  # as `Session`, of a loss that only grows
+        progress.update += 1
+        is_last = progress.update == n_updates
+        if is_last or progress.update % evaluate_every == 0:
+            progress.judge(float(progress.update), selection)
+        if is_last or progress.stopped or progress.update % save_every == 0:
+            found.append(progress.update)
+    assert found == saved
+    config = TrainingConfig(
+        n_updates=n_updates, evaluate_every=evaluate_every, save_every=save_every, keep_last=9, selection=selection
+    )
+    recipe = Recipe(training=config)
+    assert not list(recipe.too_few_to_average(f"last:{len(saved)}", "key"))
+    (problem,) = recipe.too_few_to_average(f"last:{len(saved) + 1}", "key")
+    assert problem.reason.startswith(f"the run has {len(saved)} or more")
 
 
 @pytest.mark.parametrize(("off_updates", "certain"), [(0, 5), (5, 3), (6, 2), (9, 1), (10, 5)])

@@ -76,6 +76,21 @@ def test_everything_impossible_in_a_sweep_is_reported_at_once() -> None:
     assert found[6].endswith("has no run of seed 3 to start from")
 
 
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ({"data.tokenizer.min_count": 2}, "data.tokenizer.min_count", "2"),
+        ({"data": {"target_tokenizer": {"kind": "words"}}}, "data.target_tokenizer.kind", '"words"'),
+    ],
+)
+def test_a_measure_that_would_change_the_tokenizers_of_a_run_is_refused(
+    given: dict[str, Any], key: str, value: str
+) -> None:
+    measure = {"name": "m", "kind": "evaluate", "path": "loss", "set": given | {"data.tokens_per_batch": 9}}
+    reason = "a run keeps the tokenizers that it was trained with: leave it out"
+    assert problems(measures=[measure]) == [f"measures.0.set.{key} is {value!r}: {reason}"]
+
+
 def test_arms_cannot_start_from_each_other() -> None:
     arms = [{"name": "a", "after": "c"}, {"name": "b", "after": "a"}, {"name": "c", "after": "b"}]
     assert problems(arms=arms)[0] == "arms.0.after is 'c': is a circle: a after c after b after a"

@@ -140,6 +140,15 @@ def test_a_list_of_words_has_a_tag_for_each_also_with_blanks_in_words_and_withou
     assert read(tmp_path / "data") == [(" ".join(words), " ".join(tags), {})]
 
 
+def test_an_empty_tag_is_missing_and_no_label(tmp_path: Path) -> None:
+    rows = [{"source": ["He", "saw", "it"], "target": tags} for tags in (["O", "V", "O"], ["O", "", "O"])]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "data")
+    given = DataConfig.model_validate({"train": {"hf": str(tmp_path / "data"), "split": "train"}})
+    with pytest.raises(DataError) as error:
+        list(build_task(TaskRef.model_validate({"kind": "tagging"}), given).examples("train"))
+    assert str(error.value) == "train: example 2 has 2 tags for 3 words"
+
+
 @pytest.mark.parametrize("value", [datetime(2020, 1, 1), b"a", 0.5, [1, 2]])
 def test_a_target_of_another_type_is_named_by_its_row(value: object, tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"source": ["a", "b"], "target": ["c", "d"]})

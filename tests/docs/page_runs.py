@@ -199,7 +199,7 @@ def cut(arguments: list[str]) -> list[str]:
         given = tuple(f"{group}." for group, _, value in (word.partition("=") for word in words) if value[:1] == "{")
         words[2:2] = [word for word in tiny(words[1]) if not word.startswith(given)]
     if any(word.startswith("training.keep_best=") for word in words):
-        words[2:2] = ["training.evaluate_every=1", "training.save_every=1"]
+        words += ["training.evaluate_every=1", "training.save_every=1"]
         words = [re.sub(r"^training\.n_updates=\d+$", "training.n_updates=6", word) for word in words]
     if "--resume" in words:
         words = [re.sub(r"^training\.n_updates=\d+$", f"training.n_updates={_UPDATES + 1}", word) for word in words]

@@ -15,6 +15,7 @@ import yaml
 from documents import DOCUMENTS, ROOT, links, shell_lines
 
 from ostinato.errors import OstinatoError
+from ostinato.experiments.sweep.files import first_recipe, load_sweep
 
 FOLDER = ROOT / "docs" / "results"
 SOURCES = sorted((FOLDER / "pages").glob("*.yaml"))
@@ -115,6 +116,13 @@ def test_every_file_of_rows_is_shown_by_a_page_or_by_the_document_that_is_named(
         (document,) = re.findall(r"\((.+)\)", where)
         text = (FOLDER / document).read_text(encoding="utf-8")
         assert f"results/{name}" in text or f"<!-- begin {Path(name).stem} -->" in text, name
+
+
+def test_the_page_of_babi_has_the_batches_of_its_sweep() -> None:
+    sweep = load_sweep("universal-transformer/babi-joint")
+    shown = {row["arm"] for row in map(json.loads, (FOLDER / "babi-joint.jsonl").read_text().splitlines())}
+    (tokens,) = {first_recipe(sweep, sweep.arm(name)).data.tokens_per_batch for name in shown}
+    assert f" of {tokens} padded facts" in " ".join((FOLDER / "babi-joint.md").read_text().split())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

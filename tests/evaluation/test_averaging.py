@@ -222,6 +222,12 @@ def test_too_few_checkpoints_name_those_there_are_and_the_setting_that_keeps_mor
         shutil.rmtree(copy / "checkpoints" / f"update-{update:06d}")
     with pytest.raises(CheckpointError, match=r"1 checkpoint .* not 2: the run has not saved more so far"):
         load(copy, checkpoint="best:2")
+    (copy / "results.json").write_text("{}", encoding="utf-8")
+    shutil.rmtree(copy / "checkpoints" / "update-000050")
+    for name, setting in (("best:2", r"evaluate_every \(500\)"), ("last:2", r"save_every \(10\)")):
+        reason = f"1 checkpoint .*not 2: the run is finished; train with a smaller training.{setting} to save more"
+        with pytest.raises(CheckpointError, match=reason):
+            load(copy, checkpoint=name)
 
 
 def test_a_mean_whose_members_were_deleted_is_named_where_it_is_asked_for_again(copy: Path) -> None:

@@ -22,9 +22,10 @@ from ostinato.data.collate import collate
 from ostinato.data.rows import encode_examples
 from ostinato.errors import ConfigError
 from ostinato.evaluation import evaluate
-from ostinato.evaluation.oracle import Oracle, oracle_of, oracle_pass
+from ostinato.evaluation.oracle import Oracle, oracle_of, oracle_pass, row_name
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.scores import score_sentences
+from ostinato.evaluation.threshold import Point, Tuning
 from ostinato.models import Encoder, LanguageModel, LstmLanguageModel, Seq2Seq
 from ostinato.nn.execution import CRITERIA_AT_TEST, ExitScope
 
@@ -203,6 +204,32 @@ def test_a_rule_and_a_criterion_of_the_stack_are_replaced(halting: dict[str, Any
     assert _right(_chosen(model, batch, "token")[0], batch)[0] == expected
     with model.execution(exit="change", halting_threshold=0.2):
         assert _right(_chosen(model, batch, "token")[0], batch)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("halting", "is_bound"),
+    [
+        ({"kind": "act"}, False),
+        ({"kind": "stick_breaking"}, False),
+        ({"kind": "exit"}, True),
+        ({"kind": "none"}, True),
+    ],
+)
+def test_a_model_that_mixes_its_rounds_may_exceed_the_oracle_and_tables_say_so(
+    halting: dict[str, Any], is_bound: bool
+) -> None:
+    model = _language_model(halting=halting)
+    draws = torch.Generator().manual_seed(0)
+    batch = Batch.from_lists(torch.randint(4, 11, (80, 10), generator=draws).tolist())
+    with torch.no_grad():
+        batch = replace(batch, labels_BT=model(batch).logits_BTV.argmax(-1))  # it is always right
+    best, _ = _right(_chosen(model, batch, "token")[0], batch)
+    assert (best == int(batch.loss_mask_BT.sum())) == is_bound
+    point = Point(None, {}, 1.0, {}, {}, 0.0, None)
+    found = Tuning("update-1", "dev", "bleu", 1.0, 0.0, 80, (point,), point, oracle=point, oracle_metric="bleu")
+    assert row_name(found, model) == ("oracle" if is_bound else "oracle (no bound)")
+    forced = replace(found, oracle_metric="token_accuracy")
+    assert row_name(forced, model) == f"oracle (token_accuracy{'' if is_bound else ', no bound'})"
 
 
 def test_sentences_of_a_loop_of_several_states_are_chosen_for_as_a_whole() -> None:

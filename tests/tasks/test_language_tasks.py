@@ -214,6 +214,13 @@ def test_a_table_of_sentences_is_not_read_as_columns(tmp_path: Path) -> None:
     assert as_words.source == as_words.target == "source John_lives_in_Paris"
 
 
+def test_a_tag_of_several_words_beside_another_number_of_words_is_one_tag(tmp_path: Path) -> None:
+    text = "Mona\twork of art\nLisa\twork of art\nNew York\tplace\nthe old man\tnoun phrase\n"
+    (tmp_path / "a.tsv").write_text(text, encoding="utf-8")
+    (example,) = _task("tagging", DataConfig(train=str(tmp_path / "a.tsv")), format="columns").examples("train")
+    assert example == Example("Mona Lisa New_York the_old_man", "work_of_art work_of_art place noun_phrase", {})
+
+
 def test_what_may_be_a_comment_or_the_first_word_of_a_sentence_is_refused(tmp_path: Path) -> None:
     def words(text: str) -> list[str | None]:
         (tmp_path / "a.conll").write_text(text, encoding="utf-8")

@@ -131,7 +131,10 @@ def test_a_finished_run_notes_how_many_checkpoints_are_to_stay_and_deletes_none(
         reporter = _Notes()
         assert train(tiny_recipe(tmp_path, **keep), tmp_path / "run", resume=True, reporter=reporter) == first
         notes.append(reporter.notes)
-    note = "training.keep_last and keep_best change nothing of a finished run: give training.n_updates, too"
+    note = (
+        "training.keep_last and keep_best change nothing of a finished run, unless training.n_updates makes it longer "
+        "(where its schedule is constant or inverse_sqrt)"
+    )
     assert notes == [[(12, note)], [(12, note)]]
     assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == kept
     assert load_recipe(tmp_path / "run").training.keep_best == 2  # what it did keep

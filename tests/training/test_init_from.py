@@ -13,13 +13,16 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import tiny_recipe
 
+from ostinato.config.data import DataConfig
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
 from ostinato.data.example import Example
+from ostinato.data.symbols import SymbolTokenizer
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import CheckpointError, ConfigError, DataError
 from ostinato.evaluation.loading import find_checkpoint, load
+from ostinato.models.build import build_model
 from ostinato.models.checkpoint import load_model, weights_hash
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.start import start_tokenizers
@@ -102,6 +105,26 @@ def test_weights_without_a_place_and_runs_that_are_not_there_are_refused(tmp_pat
         train(changed(recipe, init_from=str(tmp_path / "first")), tmp_path / "second")
     with pytest.raises(ConfigError, match=r"training\.init_from .*nowhere.*: holds no run"):
         train(changed(recipe, init_from=str(tmp_path / "nowhere")), tmp_path / "third")
+
+
+@pytest.mark.parametrize("init_shared", [None, "average"])
+def test_gates_of_another_rule_are_left_and_its_own_begin_as_in_any_new_model(tmp_path: Path, init_shared: Any) -> None:
+    def ruled(kind: str) -> Recipe:
+        content = tiny_recipe(tmp_path / "data", n_updates=1).model_dump(mode="json")
+        for stack, rule in {"encoder": "act", "decoder": kind}.items():
+            content["model"][stack] |= {"n_steps": 3, "halting": {"kind": rule, "initial_bias": -1.0}}
+        return check_recipe(content)
+
+    train(ruled("act"), tmp_path / "first")
+    best = load_model(find_checkpoint(tmp_path / "first", "best"))
+    torch.manual_seed(5)
+    new = build_model(best.config.model_copy(update={"decoder": ruled("exit").model.stacks()["decoder"]}))
+    before = {name: x.clone() for name, x in new.state_dict().items()}
+    report = start_from(new, TrainingConfig(init_from=str(tmp_path / "first"), init_shared=init_shared))
+    gates = [name for name in before if name.startswith("banks.halting.decoder.")]
+    assert gates == report.fresh == report.left
+    for name, found in new.state_dict().items():
+        torch.testing.assert_close(found, before[name] if name in gates else best.state_dict()[name], rtol=0, atol=0)
 
 
 def test_a_start_that_does_not_fit_leaves_no_run_behind(tmp_path: Path) -> None:
@@ -323,7 +346,14 @@ def test_what_is_added_to_a_vocabulary_is_what_the_new_run_says_of_its_tokenizer
     assert added() == list("efgh")
     assert added(min_count=2) == list("efg")
     assert added(vocab_size=before.vocab_size + 2) == list("ef")
-    assert added(vocab_size=8) == []
+    expected = (
+        "training.extend_vocabulary is True: has no effect: the run has 8 ids, and data.tokenizer of kind words has "
+        "vocab_size=8: raise it"
+    )
+    with pytest.raises(ConfigError) as error:
+        added(vocab_size=8)
+    assert (str(error.value), before.vocab_size) == (expected, 8)
+    assert added(vocab_size=8, min_count=9) == []  # nothing occurs so often, whatever room there is
     assert added(min_count=3, vocab_size=before.vocab_size + 2) == ["e"]
     # Of another kind they say nothing of words, and the old run's are taken.
     assert added(kind="characters", min_count=3) == list("efgh")
@@ -333,6 +363,28 @@ def test_what_is_added_to_a_vocabulary_is_what_the_new_run_says_of_its_tokenizer
     assert said.notes == []
     assert load_recipe(tmp_path / "second").data.tokenizer.min_count == 2
     assert Tokenizers.load(tmp_path / "second" / "tokenizers").source.vocab_size == before.vocab_size + 3
+
+
+def test_of_two_vocabularies_the_one_without_room_is_named() -> None:
+    both = Tokenizers(SymbolTokenizer("words", list("abcd")), SymbolTokenizer("words", list("vwxy")))
+    data = {"tokenizer": {"kind": "words"}, "target_tokenizer": {"kind": "words", "vocab_size": 8}}
+    new = DataConfig.model_validate(data)
+    assert both.extended(new, [Example("a e", "x")]).source.vocab_size == 9
+    with pytest.raises(ConfigError, match=r"data\.target_tokenizer of kind words has vocab_size=8: raise it"):
+        both.extended(new, [Example("a e", "x z")])
+
+
+def test_a_run_whose_vocabulary_was_extended_by_the_old_runs_settings_goes_on_with_its_own_command(
+    tmp_path: Path,
+) -> None:
+    train(classifier(tmp_path, KNOWN), tmp_path / "first")
+    start = classifier(tmp_path, NEW, init_from=str(tmp_path / "first"), extend_vocabulary=True, n_updates=2)
+    train(start, tmp_path / "second")  # earlier versions recorded these settings also where the recipe had others
+    begun = changed(with_data(start, tokenizer={"kind": "words", "min_count": 3}), n_updates=4)
+    train(begun, tmp_path / "second", resume=True, reporter=(said := Notes()))
+    assert said.notes[0].endswith("'min_count': 3}: the new run keeps the tokenizers of the old one")
+    kept = load_recipe(tmp_path / "second")
+    assert (kept.data.tokenizer.min_count, kept.training.n_updates) == (1, 4)
 
 
 def test_a_model_of_one_sequence_reads_by_the_vocabulary_that_the_run_before_wrote_with(tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ from routed_models import tiny_batches, tiny_model
 from tiny_runs import HALTING, ROUNDS, records, tiny_recipe, weights
 from torch import Tensor, nn
 
-from ostinato.config.halting import ExitConfig, NoHaltingConfig
+from ostinato.config.halting import (
+    ActConfig,
+    ByLengthConfig,
+    ExitConfig,
+    HaltingConfig,
+    NoHaltingConfig,
+    SelectConfig,
+    StickBreakingConfig,
+    TokenChoiceConfig,
+)
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import DepthCostConfig, RoundLossConfig, SelectionConfig
 from ostinato.evaluation.depth import real_tokens
@@ -207,24 +216,51 @@ def _depth(*histogram: int) -> dict[str, Any]:
     return {"histogram": list(histogram)}
 
 
+GO_DEEPER = "a smaller training.halting.weight, or training.halting.off_updates, lets them go deeper"
+HALT_BY_EPSILON = "a larger training.halting.weight or halting.epsilon lets them halt"
+HALT_BY_THRESHOLD = "a larger training.halting.weight or a lower halting.threshold lets them halt"
+SPREAD = "a larger training.halting.weight spreads them over the rounds"
+
+
+@pytest.mark.parametrize(
+    ("rule", "if_shallow", "if_deep"),
+    [
+        (ActConfig(), GO_DEEPER, HALT_BY_EPSILON),
+        (StickBreakingConfig(), GO_DEEPER, HALT_BY_THRESHOLD),
+        (TokenChoiceConfig(), SPREAD, SPREAD),
+    ],
+)
+def test_what_is_advised_has_an_effect_on_the_rule(rule: HaltingConfig, if_shallow: str, if_deep: str) -> None:
+    assert rule.advice is not None
+    watch = DepthWatch(warmup=0, advice={"encoder": rule.advice, "decoder": rule.advice})
+    assert list(watch.warnings(1, {"encoder": _depth(96, 3, 1), "decoder": _depth(2, 1, 97)})) == [
+        f"the encoder halts 96 % of its tokens after one of 3 rounds; {if_shallow}",
+        f"the decoder runs 97 % of its tokens through all 3 rounds; {if_deep}",
+    ]
+
+
 def test_a_stack_whose_tokens_all_have_one_depth_is_named_once_after_the_warm_up() -> None:
-    watch = DepthWatch(warmup=10)
+    advice = dict.fromkeys(("encoder", "decoder"), ("deeper", "halt"))
+    watch = DepthWatch(warmup=10, advice=advice)
     shallow, deep, fine = _depth(96, 3, 1), _depth(2, 1, 97), _depth(5, 0, 95)
     assert list(watch.warnings(10, {"encoder": shallow})) == []
     assert list(watch.warnings(11, {"encoder": fine, "decoder": _depth(95, 5, 0)})) == []
     [line] = watch.warnings(12, {"encoder": shallow, "decoder": fine})
-    assert line.startswith("the encoder halts 96 % of its tokens after one of 3 rounds")
+    assert line == "the encoder halts 96 % of its tokens after one of 3 rounds; deeper"
     assert list(watch.warnings(13, {"encoder": deep})) == []
     [line] = watch.warnings(14, {"decoder": deep})
-    assert line.startswith("the decoder runs 97 % of its tokens through all 3 rounds")
+    assert line == "the decoder runs 97 % of its tokens through all 3 rounds; halt"
     # Where there is one round, there is nothing to choose.
-    assert list(DepthWatch(warmup=0).warnings(1, {"encoder": _depth(7), "decoder": _depth(0, 0)})) == []
+    assert list(DepthWatch(0, advice).warnings(1, {"encoder": _depth(7), "decoder": _depth(0, 0)})) == []
 
 
-def test_no_stack_is_warned_of_that_runs_all_rounds_in_training_by_its_rule() -> None:
-    watch = DepthWatch(warmup=0, full_depth={"decoder"})
+def test_no_stack_is_warned_of_whose_depth_in_training_is_given_by_its_rule() -> None:
+    rules: list[HaltingConfig] = [NoHaltingConfig(), ByLengthConfig(), ExitConfig(), SelectConfig()]
+    assert [rule.advice for rule in rules] == [None] * 4
+    watch = DepthWatch(warmup=0, advice={"encoder": ("deeper", "halt")})
     [line] = watch.warnings(1, {"encoder": _depth(0, 0, 9), "decoder": _depth(0, 0, 9)})
-    assert line.startswith("the encoder runs 100 %")
+    assert line == "the encoder runs 100 % of its tokens through all 3 rounds; halt"
+    assert list(watch.warnings(2, {"decoder": _depth(9, 0, 0)})) == []
 
 
 class _Warned(Reporter):
@@ -246,7 +282,7 @@ def test_a_run_tells_its_reporter_of_tokens_that_all_halt_at_once(tmp_path: Path
     # The first update after those at full depth, and those in which the weight grows.
     [(update, line)] = [found for found in listener.lines if "encoder" in found[1]]
     assert update == HALTING["off_updates"] + HALTING["warmup"] + 1
-    assert line.startswith("the encoder halts 100 % of its tokens after one of 3 rounds")
+    assert line == f"the encoder halts 100 % of its tokens after one of 3 rounds; {GO_DEEPER}"
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from ostinato.advise.pace import PROBES, Pace
 from ostinato.advise.report import REPORT, is_report, write_report
 from ostinato.advise.runs import SweepTrainer, best_of, range_of
 from ostinato.advise.trials import TimeUp, Trainer, TrialOutcome, sign_of
+from ostinato.config.files import parse_overrides
 from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.space import SpaceConfig
@@ -213,6 +214,8 @@ class _Task:
 def _read(question: Question, access: DataAccess | None) -> _Task:
     """Return what a question is about, refusing what cannot be told."""
     base, overrides = question.source, list(question.overrides)
+    if "seed" in (given := parse_overrides(overrides)):
+        raise ConfigError([Problem("seed", given["seed"], f"the search trains seeds 1 to {MOST_SEEDS}: remove it")])
     if is_data(base):
         base, overrides = recipe_of_data(base, overrides, question.out / "data")
     recipe = load_recipe(base, overrides)
@@ -223,10 +226,16 @@ def _read(question: Question, access: DataAccess | None) -> _Task:
     task, n_examples, data = check_data(recipe, access)
     candidates = make_candidates(base, overrides, question.space, question.limits, access)
     first, *others = candidates.found
-    if metric in _OF_TOKENS and (other := next((one for one in others if one.tokenizer != first.tokenizer), None)):
-        reason = f"is a mean over tokens, and those of {first.name} and of {other.name} are not the same"
-        hint = "choose by --metric bits_per_byte or word_perplexity (of texts), or by one of outputs"
-        raise ConfigError([Problem("training.selection.metric", metric, f"{reason}: {hint}")])
+    if other := next((one for one in others if one.tokenizer != first.tokenizer), None):
+        why = hint = ""
+        if metric in _OF_TOKENS:
+            why = "is a mean over tokens"
+            hint = "choose by --metric bits_per_byte or word_perplexity (of texts), or by one of outputs"
+        elif metric == "sequence_accuracy_forced" and recipe.data.unknown == "replace":
+            why, hint = "counts unknown tokens that are predicted as right", "choose by one of outputs"
+        if why:
+            reason = f"{why}, and those of {first.name} and of {other.name} are not the same: {hint}"
+            raise ConfigError([Problem("training.selection.metric", metric, reason)])
     without = baseline(recipe, task, metric)
     return _Task(base, overrides, recipe, metric, mode, n_examples, data, without, candidates)
 

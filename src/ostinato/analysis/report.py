@@ -177,7 +177,9 @@ def _facts_of_run(subject: Subject) -> dict[str, object]:
         with reading(subject.run.directory / "results.json"):
             found["hours of training"] = f"{seconds / 3600:.2f} on {stored.get('device')}"
     if thresholds := model.halting_thresholds():
-        told = ", ".join(f"{name} {value:g}" for name, value in thresholds.items())
+        execution, exits = model.current_execution, model.exits()
+        criterion = f" of {execution.exit} ({execution.exit_scope})"
+        told = ", ".join(f"{name} {value:g}{criterion if name in exits else ''}" for name, value in thresholds.items())
         found["halting threshold"] = f"{told} ({subject.run.halting_threshold_from})"
     outcomes = subject.collected.get(Outcomes)
     if isinstance(outcomes, Outcomes) and outcomes.macs_N2.any():

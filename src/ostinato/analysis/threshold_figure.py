@@ -86,7 +86,7 @@ def _against_threshold(axes: Axes, tuning: Tuning) -> None:
     if tuning.chosen.threshold is not None:
         axes.axvline(tuning.chosen.threshold, color=_CHOSEN, linestyle="--", linewidth=1, label="chosen")
     axes.set_ylim(*_limits(tuning))
-    name_axes(axes, "threshold" if tuning.exit is None else f"threshold of {tuning.exit}", tuning.metric)
+    name_axes(axes, tuning.heading, tuning.metric)
     shares = axes.twinx()
     for i, stack in enumerate(tuning.trained.skipped):
         values = [100 * point.skipped[stack] for point in points]

@@ -44,8 +44,8 @@ values that others attend to. Where every round has one use of each kind:
                                    self-attention in rounds d + 1 to R: 1 where all rounds share them, R - d where every
                                    round has its own; 0 for d = R, and where a router chooses, because it hides whom
                                    it leaves out
-    gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act and exit d D, select min(d + 1, R) D,
-                                   among all R D; token_choice R D
+    gates                          stick_breaking min(d, R - 1) (D^2 + 2 D), act and exit d D, select D for
+                                   every router of the first min(d + 1, R) rounds, among all of all; token_choice R D
     once, whatever d is            output projection; the memory's keys and values, once a set
 
 and for a d between two whole numbers what lies between their costs, linearly. An expected depth is taken for every

@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 import platform
 import re
+from itertools import product
 from typing import Any
 
 import typer
 
 from ostinato.cli.options import JsonOption
 from ostinato.cli.output import print_json, print_line, print_table
+from ostinato.system_errors import is_out_of_memory
 from ostinato.version import __version__
 
 _PACKAGE = "ostinato"
@@ -148,11 +150,13 @@ def _means() -> dict[str, dict[str, str]]:
     is_ours = has_slow_products() and library() is not None
     products = "compiled: torch's leave a part of this processor unused" if is_ours else "torch's"
     kernels = {"attention, dropout, cached decoding": described(), "products of many rows": products}
-    experts = {
-        f"{device}, {str(dtype).removeprefix('torch.')}": first_that_works(
-            torch.device(device), dtype, try_feed_forward, 64, 64, "relu"
-        )[1]
-        for device in devices
-        for dtype in (torch.float32, torch.bfloat16)
-    }
+    experts = {}
+    for device, dtype in product(devices, (torch.float32, torch.bfloat16)):
+        try:
+            said = first_that_works(torch.device(device), dtype, try_feed_forward, 64, 64, "relu")[1]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            said = "not tried: out of memory"  # as of a GPU that others have filled
+        experts[f"{device}, {str(dtype).removeprefix('torch.')}"] = said
     return {"devices": devices, "kernels": kernels, "experts": experts, "data": data}

@@ -177,7 +177,7 @@ OracleOption = Annotated[
     Literal["token", "sequence"] | None,
     typer.Option(
         "--oracle",
-        help="Score every label, or every sentence, by the first round that has it right: a bound for rules of exit.",
+        help="Score every label, or every sentence, by the first round that has it right: a yardstick for exits.",
         rich_help_panel=MODEL,
     ),
 ]

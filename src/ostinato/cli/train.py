@@ -20,7 +20,12 @@ def train(
     overrides: OverridesArgument = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default: runs/ and the recipe's name.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a run stopped; KEY=VALUE may make it longer.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on where a run stopped; training.n_updates=N makes it longer, where its schedule is constant or "
+            "inverse_sqrt.",
+        ),
     ] = False,
     access: AccessOption = None,
     json: JsonOption = False,

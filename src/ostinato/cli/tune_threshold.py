@@ -21,6 +21,7 @@ from ostinato.cli.output import compact, print_json, print_line, print_table, pr
 
 if TYPE_CHECKING:
     from ostinato.evaluation.threshold import Tuning
+    from ostinato.models import Model
 
 
 def tune_threshold(
@@ -50,8 +51,9 @@ def tune_threshold(
 
     Runs a split at several halting thresholds, and keeps with the run the one of the fewest multiply-accumulates whose
     score is within --max-drop of that at the trained threshold. `evaluate` and `generate` then use it. With --exit the
-    thresholds are those of a criterion, which any model with rounds may stop by. Beside them stands an oracle, which
-    takes every label from the first round that has it right.
+    thresholds are those of a criterion, which needs no training; models whose routers choose tokens (select,
+    token_choice), and loops of several states, cannot stop by one. Beside them stands an oracle, which takes every
+    label from the first round that has it right.
     """
     from ostinato.evaluation.loading import load
     from ostinato.evaluation.oracle import why_no_oracle
@@ -86,20 +88,21 @@ def tune_threshold(
         if found and json:
             print_json(found[-1].as_dict() | {"files": [str(path) for path in found[-1].files]})
         elif found:
-            _print(found[-1])
+            _print(found[-1], loaded.model)
             if line := loaded.mean_line:
                 print_line(line)
 
 
-def _print(found: Tuning) -> None:
+def _print(found: Tuning, model: Model) -> None:
     from ostinato.analysis.drawing import HOW_TO_GET_FIGURES, can_draw
+    from ostinato.evaluation.oracle import row_name
 
     stacks = list((found.oracle or found.trained).skipped)
     rows: list[list[object]] = []
     for point in (*found.points, *([found.oracle] if found.oracle else [])):
         name = "trained" if point.threshold is None else f"{point.threshold:g}"
         if point is found.oracle:
-            name = "oracle" if found.oracle_metric == found.metric else f"oracle ({found.oracle_metric})"
+            name = row_name(found, model)
         realised = point.macs["realised"]
         rows.append(
             [
@@ -111,8 +114,8 @@ def _print(found: Tuning) -> None:
                 f"{point.seconds:.2f}",
             ]
         )
-    heading = "threshold" if found.exit is None else f"threshold of {found.exit}"
-    columns = [heading, found.metric, *(f"{stack} skipped" for stack in stacks), "MACs", "of full depth", "seconds"]
+    skipped = (f"{stack} skipped" for stack in stacks)
+    columns = [found.heading, found.metric, *skipped, "MACs", "of full depth", "seconds"]
     print_table(columns, rows, title=f"{found.split}: {found.n:,} examples, {found.checkpoint}", right=True)
     if found.files:  # else nothing was stored that others could use
         print_line(_verdict(found))

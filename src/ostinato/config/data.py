@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -187,3 +187,11 @@ class DataConfig(Config):
                 yield Problem(f"{path}test", self.test, "name one file or more, or null")
             for name in {"train", "dev"} & self.test.keys():
                 yield Problem(f"{path}test", name, f"is the name of data.{name}: choose another")
+
+
+def tokenizer_problems(overrides: Iterable[str], path: str = "") -> Iterator[Problem]:
+    """Yield those of `dotted.key=value` that would change the tokenizers of a run, whose model knows no other ids."""
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key.startswith(("data.tokenizer", "data.target_tokenizer")):
+            reason = "a run keeps the tokenizers that it was trained with: leave it out"
+            yield Problem(f"{path}{key}", value, reason)

@@ -38,6 +38,8 @@ _NUMBER = re.compile(r"[+-]?[0-9.][0-9a-fA-FxobX_:.eE+-]*")
 """What may be read as a number: also hexadecimal, and in base 60."""
 _NOT_YAML = (yaml.YAMLError, OmegaConfBaseException, ValueError, AttributeError, LookupError)
 """The last two are raised for values that are not of their explicit tag: `!!timestamp x`, `!!bool x`."""
+_BARE_PATTERN = re.compile(r"[\[{,:]\s*\*")
+"""A `*` that begins a value inside a list or a group, without quotes: to YAML the name of an anchor."""
 # An even number of backslashes before a reference is text; an odd one makes the reference text, too.
 _REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{(\w[\w.\-\[\]]*)\}")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
@@ -308,6 +310,8 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
                 found = parse_value(value)
             except _NOT_YAML as error:
                 reason = f"is not a YAML value ({_yaml_reason(error)})"
+                if _BARE_PATTERN.search(value):  # a shell takes the quotes of ["*"] away
+                    reason += f": put patterns in quotes, and all of it for the shell: '{'.'.join(path)}=[\"*\"]'"
                 problems.append(Problem(".".join(path), _short(value), reason))
                 continue
             if isinstance(found, str) and " #" in value and value.strip() != found and value.strip().startswith(found):

@@ -13,8 +13,19 @@ from pydantic import Field
 from ostinato.config.base import Config, Positive, Probability
 from ostinato.errors import Problem
 
+_GO_DEEPER = "a smaller training.halting.weight, or training.halting.off_updates, lets them go deeper"
+_SPREAD = "a larger training.halting.weight spreads them over the rounds"
 
-class NoHaltingConfig(Config):
+
+class HaltingRuleConfig(Config):
+    """What all rules have in common."""
+
+    advice: ClassVar[tuple[str, str] | None] = None
+    """What helps where nearly all tokens halt after one round in training, and where nearly all run all rounds; None:
+    the rule gives the depth in training."""
+
+
+class NoHaltingConfig(HaltingRuleConfig):
     """Every token takes part in every round."""
 
     kind: Literal["none"] = "none"
@@ -22,7 +33,7 @@ class NoHaltingConfig(Config):
     """Whether a token learns when to halt."""
 
 
-class ByLengthConfig(Config):
+class ByLengthConfig(HaltingRuleConfig):
     """Rounds by the length of the source (Universal Transformers, appendix): see `ostinato.nn.by_length`.
 
     T(n) = min(rounds of the stack, max(1, ceil(per_token n + extra))), n: tokens of the source, symbols included.
@@ -42,7 +53,7 @@ class ByLengthConfig(Config):
         return min(n_rounds, max(1, math.ceil(self.per_token * n_tokens + self.extra - 1e-9)))
 
 
-class ActConfig(Config):
+class ActConfig(HaltingRuleConfig):
     """Adaptive Computation Time (Graves 2016; Universal Transformers): see `ostinato.nn.act`.
 
     The listing of the Universal Transformer, as printed, is mix=interpolate, freeze_halted_state=false,
@@ -52,6 +63,10 @@ class ActConfig(Config):
     kind: Literal["act"] = "act"
     has_gate: ClassVar[bool] = True
     """Whether a token learns when to halt."""
+    advice: ClassVar[tuple[str, str] | None] = (
+        _GO_DEEPER,
+        "a larger training.halting.weight or halting.epsilon lets them halt",
+    )
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """A token halts when its probabilities add up to 1 - epsilon; may be changed after training."""
     initial_bias: float = -3.0
@@ -70,12 +85,16 @@ class ActConfig(Config):
     """global: one probability a sentence, the mean of its tokens'; not where tokens must not see later ones."""
 
 
-class StickBreakingConfig(Config):
+class StickBreakingConfig(HaltingRuleConfig):
     """A distribution over rounds for every token (Sparse Universal Transformer): see `ostinato.nn.stick_breaking`."""
 
     kind: Literal["stick_breaking"] = "stick_breaking"
     has_gate: ClassVar[bool] = True
     """Whether a token learns when to halt."""
+    advice: ClassVar[tuple[str, str] | None] = (
+        _GO_DEEPER,
+        "a larger training.halting.weight or a lower halting.threshold lets them halt",
+    )
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """A token halts once its halting probabilities add up to this; may be changed after training. 0: after one
     round."""
@@ -87,7 +106,7 @@ class StickBreakingConfig(Config):
     """Routers weigh a token by its remaining probability; true: without passing the gradient on to the gate."""
 
 
-class ExitConfig(Config):
+class ExitConfig(HaltingRuleConfig):
     """A learned distribution over the rounds after which a token may stop (Ouro): see `ostinato.nn.exits`.
 
     Training runs all rounds, with `training.round_loss.kind: exit`; afterwards a token's output is the state of the
@@ -106,7 +125,7 @@ class ExitConfig(Config):
     in the public code of Ouro, which saves nothing."""
 
 
-class ChoosingConfig(Config):
+class ChoosingConfig(HaltingRuleConfig):
     """What rules have in common by which routers choose the tokens of rounds; those of a round see each other only."""
 
     has_gate: ClassVar[bool] = True
@@ -130,6 +149,7 @@ class TokenChoiceConfig(ChoosingConfig):
     """
 
     kind: Literal["token_choice"] = "token_choice"
+    advice: ClassVar[tuple[str, str] | None] = (_SPREAD, _SPREAD)
     scale: Positive = 1.0
     """g is the probability of T times this."""
 

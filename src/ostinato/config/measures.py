@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ostinato.config.base import Config, Size
+from ostinato.config.data import tokenizer_problems
 from ostinato.config.schema import leaves
 from ostinato.errors import Problem
 
@@ -99,7 +100,7 @@ class EvaluateMeasure(Measure):
     exit_scope: Literal["token", "sequence"] = "token"
     """token: every token by its own confidence. sequence: all tokens of a sentence by their mean one."""
     oracle: Literal["token", "sequence"] | None = None
-    """Every label, or every sentence, is read from the first round that has it right: a bound for all rules that stop
+    """Every label, or every sentence, is read from the first round that has it right: a yardstick for rules that stop
     (docs/halting.md); nothing is decoded."""
     max_examples: Size | None = None
     """Spread evenly over the split; None: what the recipe says."""
@@ -111,7 +112,8 @@ class EvaluateMeasure(Measure):
         return as_overrides(self.set)
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """What a model is and how it was trained cannot be changed any more."""
+        """What a model is, what its ids stand for and how it was trained cannot be changed any more."""
+        yield from tokenizer_problems(self.overrides(), f"{path}set.")
         for text in self.overrides():
             if not text.startswith(_CHANGEABLE):
                 key, _, value = text.partition("=")

@@ -216,7 +216,8 @@ class Recipe(Config):
         unranked = first // every if role == "best" and first < training.n_updates else 0
         certain = max(1, -(-training.n_updates // every) - unranked)  # an untrained model has one checkpoint
         if training.selection.patience is not None:
-            certain = min(certain, training.selection.patience + 1 if role == "best" else 1)
+            n_sure = training.selection.patience + 1  # evaluations: the first one is the best so far
+            certain = min(certain, n_sure if role == "best" else -(-n_sure * training.evaluate_every // every))
         if kept < wanted:
             yield Problem(key, checkpoint, f"the run keeps {kept}: set {path}training.keep_{role} to {wanted}")
         elif certain < wanted:

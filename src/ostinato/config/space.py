@@ -12,9 +12,12 @@ from ostinato.config.schema import leaves
 from ostinato.errors import Problem
 
 Name = Annotated[str, Field(min_length=1)]
-SEARCHED = tuple(
-    f"training.{name}"
-    for name in ("optimizer.lr", "n_updates", "evaluate_every", "save_every", "log_every", "selection")
+SEARCHED = (
+    "seed",
+    *(
+        f"training.{name}"
+        for name in ("optimizer.lr", "n_updates", "evaluate_every", "save_every", "log_every", "selection")
+    ),
 )
 """Settings that the search itself decides on, of every training."""
 ASKED = ("task", "data.train", "data.dev")

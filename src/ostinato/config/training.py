@@ -407,7 +407,7 @@ class TrainingConfig(Config):
     the run's, as `ostinato convert --shared` makes them. None: both have the same parameters."""
     extend_vocabulary: bool = False
     """With init_from: words (or characters) of the new training data that the run's tokenizer lacks get ids after its
-    own, and embeddings rows for them that start as in a new model."""
+    own, as data.tokenizer's min_count and vocab_size say, and embeddings rows for them that start as in a new model."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that do not train, by patterns of their names. `*router.*`, `*.experts.*` and `*.norm_*` keep
     routers, experts of feed-forwards and the norms of a sparse layer's experts as they are (`*.query_*`, `*.value_*`
@@ -426,7 +426,8 @@ class TrainingConfig(Config):
     of the best checkpoint and everything that reads a checkpoint then use in place of the last weights (TRM: 0.999).
     None: no mean."""
     accumulate: Size = 1
-    """Batches per update, weighted by their target tokens: N batches give the gradient of one large batch."""
+    """Batches per update, weighted by their target tokens: N batches give the gradient of the task's loss of one large
+    batch. Balance losses, cost of depth and `consistency.states` are means over each batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: autocast; weights, norms, softmaxes and losses stay float32."""
     dropout_draws: Literal["auto", "torch"] = "auto"

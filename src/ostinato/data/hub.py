@@ -86,22 +86,26 @@ def read_rows(
     Args:
         rows: of what `load` returned. where: what the numbers count in. n_before: rows before the first.
         wanted: other columns that are needed; None: all.
-        keeps_words: a text has as many words as its list: blanks inside of one become "_", and so does an empty one.
+        keeps_words: a text has as many words as its list: blanks inside of one become "_", and so does an empty one of
+            a source; of a target it is a label that is missing.
     """
     where, names = where or title(given), [name for name, _ in fields]
     needed = None if wanted is None else {*names, *wanted}
     for number, record in enumerate(_records(rows, given.columns, where, needed, n_before), n_before + 1):
-        row = {name: _joined(value, keeps_words) if name in names else value for name, value in record.items()}
+        row = {
+            name: _joined(value, keeps_words, "" if name == names[-1] else "_") if name in names else value
+            for name, value in record.items()
+        }
         is_blank = len(fields) == 1 and isinstance(text := row.get(names[0]), str) and not text.strip()
         if not is_blank:
             yield number, example_of(row, fields, where, number, "row")
 
 
-def _joined(value: object, keeps_words: bool) -> object:
-    """Return a list of words as a text; all else as it is."""
+def _joined(value: object, keeps_words: bool, empty: str) -> object:
+    """Return a list of words as a text, `empty` for an empty one whose place is kept; all else as it is."""
     if not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
         return value
-    return " ".join(["_".join(word.split()) or "_" for word in value] if keeps_words else value)
+    return " ".join(["_".join(word.split()) or empty for word in value] if keeps_words else value)
 
 
 def why_missing(given: DataSetConfig) -> str | None:

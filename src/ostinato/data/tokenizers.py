@@ -70,19 +70,19 @@ class Tokenizers:
             data: says how often a new symbol has to occur, and how many ids there are at most.
 
         Raises:
-            ConfigError: the tokenizers are of subwords, which cannot be extended.
+            ConfigError: the tokenizers are of subwords, which cannot be extended, or as large as `data` allows.
         """
         rows = list(examples)
         if self.is_joint:
-            joint = _extended(self.source, data.tokenizer, _all_texts(rows))
+            joint = _extended(self.source, data, "tokenizer", list(_all_texts(rows)))
             return Tokenizers(joint, joint)
         sources = [example.source for example in rows if example.source is not None]
-        source = _extended(self.source, data.tokenizer, sources)
+        source = _extended(self.source, data, "tokenizer", sources)
         # A new task has a new list of labels anyway.
         if isinstance(self.target, LabelTokenizer):
             return Tokenizers(source, self.target)
-        target = data.target_tokenizer or data.tokenizer
-        return Tokenizers(source, _extended(self.target, target, [example.target for example in rows]))
+        name = "target_tokenizer" if data.target_tokenizer else "tokenizer"
+        return Tokenizers(source, _extended(self.target, data, name, [example.target for example in rows]))
 
     def with_labels(self, examples: Iterable[Example], reads: Reads) -> Tokenizers:
         """Return the source's tokenizer beside the labels of the examples; beside itself where there are no labels."""
@@ -250,10 +250,17 @@ def _symbol(given: object) -> str:
     return str(given["content"]) if isinstance(given, dict) else str(given)
 
 
-def _extended(tokenizer: Tokenizer, config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def _extended(tokenizer: Tokenizer, data: DataConfig, name: str, texts: Sequence[str]) -> Tokenizer:
+    config: TokenizerConfig = getattr(data, name)
     if isinstance(tokenizer, SymbolTokenizer):
-        return tokenizer.extended(texts, config.min_count, config.vocab_size)
-    reason = f"the run's tokenizer is one of subwords ({tokenizer.kind}), which cut every text: leave it out"
+        n_ids, most = tokenizer.vocab_size, config.vocab_size
+        has_room = most is None or most > n_ids
+        if has_room or tokenizer.extended(texts, config.min_count).vocab_size == n_ids:  # nothing is new
+            return tokenizer.extended(texts, config.min_count, most)
+        limit = f"data.{name} of kind {tokenizer.kind} has vocab_size={most}"
+        reason = f"has no effect: the run has {n_ids} ids, and {limit}: raise it"
+    else:
+        reason = f"the run's tokenizer is one of subwords ({tokenizer.kind}), which cut every text: leave it out"
     raise ConfigError([Problem("training.extend_vocabulary", True, reason)])
 
 

@@ -27,7 +27,7 @@ from ostinato.models.checkpoint import checkpoint_folders, newest_updates, save_
 from ostinato.tasks.recipes import load_recipe
 
 _CHECKPOINTS, _METRICS, _NOTE, _WEIGHTS = "checkpoints", "metrics.jsonl", "average.json", "model.safetensors"
-_LOCK = ".average.lock"
+_LOCK, _RESULTS = ".average.lock", "results.json"
 _NAME = re.compile(r"(best|last):(.*)")
 
 Role = Literal["best", "last"]
@@ -112,6 +112,9 @@ def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:
         reason = "the run has not saved more so far"
         if (kept := training.keep_best if role == "best" else training.keep_last) < n:
             reason = f"training.keep_{role} is {kept}; train with training.keep_{role}={n} to keep more"
+        elif (directory / _RESULTS).is_file():
+            key, every = ("evaluate", training.evaluate_every) if role == "best" else ("save", training.save_every)
+            reason = f"the run is finished; train with a smaller training.{key}_every ({every}) to save more"
         if (target / _WEIGHTS).is_file() and read_members(target):
             reason = f"their mean was made when there were {n}, and is kept: --checkpoint {target.name} reads it"
         raise CheckpointError(f"{directory} has {len(updates)} {which} ({names}), not {n}: {reason}")

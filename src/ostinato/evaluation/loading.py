@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from ostinato.config.data import tokenizer_problems
 from ostinato.config.decoding import DecodingConfig, with_strategy
 from ostinato.config.files import UNFINISHED_RUN, say_once
 from ostinato.config.load import check_recipe, settle
@@ -358,9 +359,8 @@ def load(
         if key.partition(".")[0] == "model":
             reason = "a run's model is loaded as it was trained: leave it out, or train another (training.init_from)"
             raise ConfigError([Problem(key, value, reason)])
-        if key.startswith(("data.tokenizer", "data.target_tokenizer")):
-            reason = "a run keeps the tokenizers that it was trained with: leave it out"
-            raise ConfigError([Problem(key, value, reason)])
+    if problems := list(tokenizer_problems(overrides)):
+        raise ConfigError(problems)
     directory = Path(path)
     check_run(directory)
     recipe = load_recipe(directory, overrides)

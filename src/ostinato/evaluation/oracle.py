@@ -4,9 +4,11 @@
 
 of every label, or of whole sentences: the first round with all labels right. Answers and depths are those of one pass
 in which every token of the stack that the output is read from runs all rounds; other stacks run as they do. So no
-number of rounds up to that has a higher share of right labels (sentences), and no rule that chooses for every label
-(sentence) one of the rounds' readouts has, however it decides. Tokens that stop one by one and are then frozen are seen
-by others as they stopped, which those of such a pass are not: to these rules it is a yardstick, and no strict bound.
+number of rounds up to that, each read out by itself, has a higher share of right labels (sentences), and no rule that
+chooses for every label (sentence) one of the rounds' readouts has, however it decides. Tokens that stop one by one and
+are then frozen are seen by others as they stopped, which those of such a pass are not: to these rules it is a
+yardstick, and no strict bound. Nor is it one to a model whose rule mixes rounds (ACT, stick-breaking): the weighted sum
+of their states may be right where none of them is.
 
 A token that has no label (of a source, of a text of which a part is hidden) runs as many rounds as the deepest label of
 its sentence; where a sentence has no label, all. Multiply-accumulates are those of tokens that stop after these rounds
@@ -117,6 +119,14 @@ def with_oracle(tuning: Tuning, model: Model, metric: str, evaluate: Callable[[E
     stacks = dict.fromkeys((*tuning.trained.skipped, result["oracle"]["stack"]))
     point = point_of(None, metric, result, {name: model.n_rounds()[name] for name in stacks})
     return replace(tuning, oracle=point, oracle_metric=metric)
+
+
+def row_name(tuning: Tuning, model: Model) -> str:
+    """Return what tables call the oracle: with its metric where that is another, and whether it bounds the model."""
+    notes = [] if tuning.oracle_metric == tuning.metric else [str(tuning.oracle_metric)]
+    if list(model.stacks.values())[-1].halting.mixes:
+        notes.append("no bound")
+    return f"oracle ({', '.join(notes)})" if notes else "oracle"
 
 
 def oracle_pass(model: Model, oracle: Oracle, batch: Batch, n_steps: int | None = None) -> ModelOutput:

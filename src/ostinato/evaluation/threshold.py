@@ -198,6 +198,11 @@ class Tuning:
         """The point of the trained thresholds, with which the others are compared."""
         return self.points[0]
 
+    @property
+    def heading(self) -> str:
+        """What tables and axes call the thresholds: those of a criterion are of another number than the model's."""
+        return "threshold" if self.exit is None else f"threshold of {self.exit} ({self.exit_scope})"
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
         plain = {key: value for key, value in asdict(self).items() if key != "files"}

@@ -54,6 +54,8 @@ class Act(HaltingRule):
         is_global: one probability a sentence, the mean of its tokens': they all halt together.
     """
 
+    mixes = True
+
     def __init__(
         self, unit: ActUnit, threshold: float, *, mix: Mix, freezes: bool, forces_remainder: bool, is_global: bool
     ) -> None:

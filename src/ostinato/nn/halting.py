@@ -36,6 +36,7 @@ class HaltingRule(ABC):
         freezes: a halted token stays as it was; only then is there nothing left to compute for it.
         chooses_tokens: routers choose the tokens of every round, which see each other only, and weigh what it adds:
             another rule would be another model.
+        mixes: a token's output is a weighted sum of the states that left its rounds, and no state of one round.
         unit: the parameter set that is asked, a gate or routers, where there is one.
     """
 
@@ -43,6 +44,7 @@ class HaltingRule(ABC):
     threshold: float = math.inf
     freezes: bool = True
     chooses_tokens: bool = False
+    mixes: bool = False
 
     def at(self, threshold: float) -> HaltingRule:
         """Return the same rule, with the same unit, at another threshold; itself where it has none."""

@@ -68,6 +68,8 @@ class StickBreaking(HaltingRule):
         detaches_weight: routers do not pass the gradient of what is left of a token on to the gate.
     """
 
+    mixes = True
+
     def __init__(self, unit: StickBreakingUnit, threshold: float, *, detaches_weight: bool) -> None:
         self.unit, self.threshold, self.detaches_weight = unit, threshold, detaches_weight
 

@@ -42,17 +42,20 @@ def check_is_run(path: str | Path) -> None:
         raise ConfigError([Problem(_KEY, str(path), reason)])
 
 
-def keep_tokenizers(recipe: Recipe, run: str | Path) -> tuple[Recipe, list[Problem]]:
+def keep_tokenizers(recipe: Recipe, run: str | Path, *, is_resumed: bool = False) -> tuple[Recipe, list[Problem]]:
     """Return a recipe with the settings of the tokenizers that a run has, and where it says others.
+
+    Args:
+        is_resumed: the run is the recipe's own, which was begun: nothing is added to its vocabularies any more.
 
     Raises:
         ConfigError: there is no run.
     """
     check_is_run(run)
-    return with_tokenizers_of(recipe, load_recipe(run).data)
+    return with_tokenizers_of(recipe, load_recipe(run).data, is_resumed=is_resumed)
 
 
-def with_tokenizers_of(recipe: Recipe, theirs: DataConfig) -> tuple[Recipe, list[Problem]]:
+def with_tokenizers_of(recipe: Recipe, theirs: DataConfig, *, is_resumed: bool = False) -> tuple[Recipe, list[Problem]]:
     """Return a recipe with the settings of the tokenizers that a run with these settings has; see `keep_tokenizers`.
 
     Where `training.extend_vocabulary` adds symbols to those of the same kind, the recipe's own say which.
@@ -62,10 +65,11 @@ def with_tokenizers_of(recipe: Recipe, theirs: DataConfig) -> tuple[Recipe, list
         target = None
     elif recipe.model.joins_pairs:  # it has the vocabulary of what is written
         tokenizer, target = target or tokenizer, None
+    extends = recipe.training.extend_vocabulary and not is_resumed
     problems, kept = [], {"tokenizer": tokenizer, "target_tokenizer": target}
     for name, own in kept.items():
         given = getattr(recipe.data, name)
-        if recipe.training.extend_vocabulary and given and own and given.kind == own.kind:
+        if extends and given and own and given.kind == own.kind:
             kept[name] = given
         elif given != own:
             shown = None if given is None else given.model_dump(exclude_none=True)

@@ -94,7 +94,7 @@ def learning_notes(recipe: Recipe) -> list[str]:
     if loss == "improvement" and not training.freeze:
         found.append(
             "training.round_loss.kind=improvement is the loss of a gate alone, and nothing is frozen: all parameters "
-            'learn to please it (training.freeze=["*"] training.freeze_except=["*.halting.*"])'
+            """learn to please it ('training.freeze=["*"]' 'training.freeze_except=["*.halting.*"]')"""
         )
     elif loss == "improvement" and recipe.evaluation.checkpoint.startswith("best"):
         found.append(

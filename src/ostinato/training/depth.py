@@ -10,7 +10,7 @@ left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -80,23 +80,22 @@ class DepthWatch(Watch):
     """Warns of stacks whose tokens nearly all have one depth.
 
     Args:
-        full_depth: stacks that run all rounds in training, by their rule: no warning that they do.
+        advice: of stacks, see `HaltingRuleConfig`; of others there is no warning.
     """
 
-    def __init__(self, warmup: int, full_depth: Collection[str] = ()) -> None:
+    def __init__(self, warmup: int, advice: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(warmup)
-        self._full_depth = full_depth
+        self._advice = advice
 
     def _message(self, name: str, found: Mapping[str, Any]) -> str | None:
         histogram: Sequence[int] = found["histogram"]
         n, rounds = sum(histogram), len(histogram)
-        if rounds == 1 or not n:
+        if rounds == 1 or not n or name not in self._advice:
             return None
         first, last = histogram[0] / n, histogram[-1] / n
+        if_shallow, if_deep = self._advice[name]
         if first > STUCK:
-            advice = "a smaller training.halting.weight, or training.halting.off_updates, lets them go deeper"
-            return f"the {name} halts {100 * first:.0f} % of its tokens after one of {rounds} rounds; {advice}"
-        if last > STUCK and name not in self._full_depth:
-            advice = "a larger training.halting.weight or a lower threshold lets them halt"
-            return f"the {name} runs {100 * last:.0f} % of its tokens through all {rounds} rounds; {advice}"
+            return f"the {name} halts {100 * first:.0f} % of its tokens after one of {rounds} rounds; {if_shallow}"
+        if last > STUCK:
+            return f"the {name} runs {100 * last:.0f} % of its tokens through all {rounds} rounds; {if_deep}"
         return None

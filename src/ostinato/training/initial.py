@@ -1,7 +1,8 @@
 """Start a run from a trained model: for fine-tuning, or to add a halting rule to a model that has been trained.
 
-By default every weight of the trained model must have a parameter of the same name and shape in the new one. Settings
-name what may differ: `training.init_except` leaves parameters out (an exchanged head), `training.extend_vocabulary`
+By default every weight of the trained model must have a parameter of the same name and shape in the new one; gates of
+a stack that halts by another rule there are left, and those of the new rule begin as in any new model. Settings name
+what else may differ: `training.init_except` leaves parameters out (an exchanged head), `training.extend_vocabulary`
 gives embeddings rows for new symbols, `training.init_shared` makes weights that steps share of those of every step.
 Where every parameter comes from is written to initial.json in the new run's directory.
 """
@@ -18,7 +19,7 @@ from ostinato.config.model import ModelConfig
 from ostinato.config.training import TrainingConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.evaluation.loading import find_checkpoint
-from ostinato.interop.recursive import Shared, to_recursive
+from ostinato.interop.recursive import Shared, gates_of_other_rules, to_recursive
 from ostinato.models import Encoder, Model, build_model
 from ostinato.models.checkpoint import load_model, weights_hash
 from ostinato.tasks.start import check_is_run
@@ -36,7 +37,8 @@ class InitialReport:
 
     Args:
         checkpoint: the folder the run's weights are in. weights: their SHA-256; None of earlier versions.
-        taken: copied. fresh: initialised as in any new model, because the run has none, or a pattern leaves them out.
+        taken: copied. fresh: initialised as in any new model, because the run has none, a pattern leaves them out, or
+            they are gates of another halting rule.
         made: of several of the run's (`init_shared`). resized: rows in the run and in this model; the run's are copied.
         left: of the run, not used.
     """
@@ -58,7 +60,7 @@ def check_start(config: ModelConfig, training: TrainingConfig) -> None:
     if training.init_shared is not None:
         to_recursive(donor.to(model.device), model, training.init_shared)
     else:
-        _taken(donor.state_dict(), model.state_dict(), training)
+        _taken(donor, model, training)
 
 
 def start_from(model: Model, config: TrainingConfig) -> InitialReport:
@@ -73,8 +75,9 @@ def start_from(model: Model, config: TrainingConfig) -> InitialReport:
     weights = weights_hash(folder)
     if config.init_shared is not None:
         return _start_converted(model, load_model(folder, model.device), config.init_shared, folder, weights)
-    trained, own = load_model(folder).state_dict(), model.state_dict()
-    taken, grows = _taken(trained, own, config)
+    donor = load_model(folder)
+    trained, own = donor.state_dict(), model.state_dict()
+    taken, grows = _taken(donor, model, config)
     with torch.no_grad():
         for name, found in taken.items():
             if name not in grows:
@@ -101,16 +104,20 @@ def _checkpoint(config: TrainingConfig) -> Path:
     return find_checkpoint(Path(path), config.init_checkpoint)
 
 
-def _taken(
-    trained: dict[str, Tensor], own: dict[str, Tensor], config: TrainingConfig
-) -> tuple[dict[str, Tensor], set[str]]:
+def _taken(donor: Model, model: Model, config: TrainingConfig) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights that a model takes of a trained one, and the names of those that get more rows in it.
 
     Raises:
         ConfigError: see `start_from`.
     """
+    trained, own = donor.state_dict(), model.state_dict()
     check_patterns(_EXCEPT, config.init_except, [*trained, *own], lambda _: " of either model")
-    taken = {name: found for name, found in trained.items() if not matches(name, config.init_except)}
+    gates = gates_of_other_rules(donor, model)
+    taken = {
+        name: found
+        for name, found in trained.items()
+        if not matches(name, config.init_except) and not name.startswith(gates)
+    }
     # Matrices with more rows here and otherwise the same shape.
     grows = {
         name
@@ -141,5 +148,5 @@ def _start_converted(model: Model, donor: Model, shared: Shared, folder: Path, w
     taken = [name for name in own if name in theirs and torch.equal(theirs[name], own[name])]
     fresh = [name for name, x in own.items() if x._version == versions[name] and name not in taken]
     made = [name for name in own if name not in {*taken, *fresh}]
-    left = [name for name in theirs if name not in own]
+    left = [name for name in theirs if name not in own or name in fresh]
     return InitialReport(str(folder), weights, taken=taken, fresh=fresh, made=made, left=left)

@@ -116,7 +116,8 @@ def prepare(
     others: list[Problem] = []
     if recipe.training.init_from is not None:
         # A run that was begun needs no longer the one that it started from.
-        recipe, others = keep_tokenizers(recipe, run.path if is_resumed else recipe.training.init_from)
+        origin = run.path if is_resumed else recipe.training.init_from
+        recipe, others = keep_tokenizers(recipe, origin, is_resumed=is_resumed)
         if problems := list(recipe.problems()):
             raise ConfigError(problems)
     train_split = task.splits()[0]
@@ -153,7 +154,10 @@ def prepare(
     if changes:
         run.change(recipe, changes, new_splits)
     elif is_resumed and run.keep(recipe.training) and run.results() is not None:
-        notes.append("training.keep_last and keep_best change nothing of a finished run: give training.n_updates, too")
+        notes.append(
+            "training.keep_last and keep_best change nothing of a finished run, unless training.n_updates makes it "
+            "longer (where its schedule is constant or inverse_sqrt)"
+        )
     if not is_resumed:
         described = describe_data(task, recipe.data, other_splits(recipe, train_split))
         described["splits"] = {train_split: data.describe(tokenizers), **described["splits"]}

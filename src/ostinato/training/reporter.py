@@ -36,8 +36,10 @@ class Reporter:
         labels_per_second, peak_memory in bytes (where the system says).
 
         `loss` is smoothed, and like `nll` without balance losses and costs of depth; these are in `routing`, where
-        there are routers, and in `depth`, where tokens halt. With `training.consistency` `loss` includes that of the
-        second pass, weighted; `consistency` has it, and the distance of states, raw and weighted.
+        there are routers, and in `depth`, where tokens halt. Where `training.round_loss` weighs several rounds, `loss`
+        is their weighted loss and `nll` that of the last one; with its kind improvement `loss` is the gate's cross
+        entropy. With `training.consistency` `loss` includes that of the second pass, weighted; `consistency` has it,
+        and the distance of states, raw and weighted.
         """
 
     def on_note(self, update: int, message: str) -> None:

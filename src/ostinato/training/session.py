@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from ostinato.config.halting import ExitConfig
 from ostinato.data.batch import Batch
 from ostinato.data.example import Example, take_evenly
 from ostinato.errors import DataError, TrainingError
@@ -105,10 +104,11 @@ class Session:
         # Seconds inside updates, and their labels, since the last record; unlike the window of losses not saved.
         self._busy, self._busy_labels = 0.0, 0
         self._collapse_watch = CollapseWatch(self.config.schedule.warmup)
-        exits = [
-            name for name, stack in prepared.recipe.model.stacks().items() if isinstance(stack.halting, ExitConfig)
-        ]
-        self._depth_watch = DepthWatch(max(self.config.schedule.warmup, self.config.halting.settled), exits)
+        advice = {name: stack.halting.advice for name, stack in prepared.recipe.model.stacks().items()}
+        self._depth_watch = DepthWatch(
+            max(self.config.schedule.warmup, self.config.halting.settled),
+            {name: found for name, found in advice.items() if found is not None},
+        )
         self._selection: list[Example] | None = None
         self._interrupts = Interrupts(processes)
 

@@ -58,6 +58,7 @@ TINY = {
     "arms": [{"name": "two"}, {"name": "three", "seeds": [1], "set": {"model.encoder.n_steps": 3}}],
     "measures": [
         {"name": "loss", "kind": "result", "split": "test", "path": "loss"},
+        {"name": "dev loss", "kind": "evaluate", "split": "dev", "path": "loss", "metrics": []},
         {
             "name": "entropy",
             "kind": "analysis",

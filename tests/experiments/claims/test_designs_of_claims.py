@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from claim_files import DESIGN, DIFFERENCE, TINY, claim_file, swept_claim
+from claim_files import ALIKE, DESIGN, DIFFERENCE, TINY, claim_file, swept_claim
 
-from ostinato.config.claim import DesignConfig
+from ostinato.config.claim import DesignConfig, TuningConfig
 from ostinato.config.sweep import SweepConfig
 from ostinato.errors import ConfigError, TrainingError
 from ostinato.experiments.claims import files as claims
-from ostinato.experiments.claims.design import check_alike
+from ostinato.experiments.claims.design import check_alike, check_tuning, source_sweep
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.experiments.claims.staleness import why_stale
 from ostinato.experiments.sweep.executors import InProcess, JobResult
@@ -49,7 +49,7 @@ def test_what_an_earlier_outcome_has_is_not_trained_again(tmp_path):
     assert [row["values"] for row in filled.rows] == [row["values"] for row in first.rows]
     assert filled.rows[0] == first.rows[0]
     # Trials are in no row, and began before every run.
-    tuning = {"key": "training.optimizer.lr", "values": [1e-3, 1e-2], "measure": "loss", "seeds": [101]}
+    tuning = {"key": "training.optimizer.lr", "values": [1e-3, 1e-2], "measure": "dev loss", "seeds": [101]}
     tuned = swept_claim(tmp_path, "two/loss", design=DESIGN | {"tuning": tuning}, seeds=[1])
     first = reproduce(tuned, Resources(tmp_path / "a"))
     earlier = claims.Outcome(first.head | {"began": "2020-01-01T00:00:00+00:00"}, first.rows)
@@ -95,7 +95,7 @@ def test_an_arm_from_scratch_is_not_compared_with_one_that_starts_from_a_run():
 
 @pytest.mark.slow
 def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
-    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [101]}
+    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "dev loss", "seeds": [101]}
     expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
     claim = swept_claim(tmp_path, "", expect=expect, design=DESIGN | {"tuning": tuning}, seeds=[1])
     lines = []
@@ -121,7 +121,7 @@ def test_every_arm_chooses_from_the_same_grid_on_the_tuning_seeds(tmp_path):
 
 @pytest.mark.slow
 def test_a_setting_with_which_an_arm_diverges_is_the_worst_and_an_error_where_there_is_no_other(tmp_path):
-    tuning = {"key": "training.optimizer.lr", "values": [1e-2, 1e38], "measure": "loss", "seeds": [101]}
+    tuning = {"key": "training.optimizer.lr", "values": [1e-2, 1e38], "measure": "dev loss", "seeds": [101]}
     claim = swept_claim(tmp_path, "two/loss", design=DESIGN | {"tuning": tuning}, seeds=[1])
     lines = []
     outcome = reproduce(claim, Resources(tmp_path / "store", on_event=lines.append))
@@ -135,7 +135,7 @@ def test_a_setting_with_which_an_arm_diverges_is_the_worst_and_an_error_where_th
 
 @pytest.mark.slow
 def test_a_trial_that_fails_otherwise_is_an_error(tmp_path):
-    tuning = {"key": "training.optimizer.lr", "values": [1e-2, 1e-3], "measure": "loss", "seeds": [101]}
+    tuning = {"key": "training.optimizer.lr", "values": [1e-2, 1e-3], "measure": "dev loss", "seeds": [101]}
     claim = swept_claim(tmp_path, "two/loss", design=DESIGN | {"tuning": tuning}, seeds=[1])
 
     class OnFullDisk(InProcess):
@@ -149,12 +149,33 @@ def test_a_trial_that_fails_otherwise_is_an_error(tmp_path):
 @pytest.mark.parametrize("source", [{"seeds": [1]}, {}], ids=["the claim's", "the sweep's"])
 @pytest.mark.parametrize("chosen", ["pilot_seeds", "tuning"])
 def test_seeds_that_settings_were_chosen_on_are_refused_before_any_training(tmp_path, source, chosen):
-    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [1, 7]}
+    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "dev loss", "seeds": [1, 7]}
     design = DESIGN | {chosen: [1, 7] if chosen == "pilot_seeds" else tuning}
     claim = swept_claim(tmp_path, "two/loss", design=design, **source)
     with pytest.raises(ConfigError, match=r"source\.seeds is \[1\]: settings were chosen on them"):
         reproduce(claim, Resources(tmp_path / "store"))
     assert not list((tmp_path / "store").glob("*/checkpoints"))
+
+
+def test_a_setting_that_is_chosen_on_the_split_of_a_number_is_refused_before_any_training(tmp_path):
+    tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [101]}
+    compared = [ALIKE | {"split": "test"}]
+    for term, own in (("two/loss", {}), ("two/alike", {"compared": compared})):
+        claim = swept_claim(tmp_path, term, design=DESIGN | {"tuning": tuning}, seeds=[1], **own)
+        with pytest.raises(ConfigError, match=r"tuning\.measure is 'loss': is of the split test, which the claim"):
+            reproduce(claim, Resources(tmp_path / "store"))
+    assert not list((tmp_path / "store").glob("*/checkpoints"))
+    # A control's number is not tested.
+    sweep, source = source_sweep(claim.config.source, {}), claim.config.source
+    check_tuning(sweep, source, TuningConfig(**tuning | {"measure": "dev loss"}), claim.config.expect)
+    check_tuning(sweep, source, TuningConfig(**tuning), [])
+
+
+def test_no_claim_of_the_library_reports_the_split_it_is_tuned_on():
+    for claim in claims.with_variants(claims.list_claims()):
+        source, design = claim.config.source, claim.config.design
+        if design is not None and design.tuning is not None:
+            check_tuning(source_sweep(source, None), source, design.tuning, claim.config.expect)
 
 
 @pytest.mark.slow
@@ -171,7 +192,7 @@ def test_what_arms_chose_on_other_files_is_chosen_anew(tmp_path, monkeypatch):
     data = dict.fromkeys(("data.train", "data.dev", "data.test"), "input:pairs")
     arms = [arm | {"set": arm.get("set", {}) | data} for arm in TINY["arms"]]
     tiny = TINY | {"recipe": "files/template", "arms": arms, "overrides": [*TINY["overrides"][2:], *SMALL_TEMPLATE]}
-    tuning = {"key": "training.optimizer.lr", "values": [1e-3, 1e-2], "measure": "loss", "seeds": [101]}
+    tuning = {"key": "training.optimizer.lr", "values": [1e-3, 1e-2], "measure": "dev loss", "seeds": [101]}
     expect = [DIFFERENCE | {"statistic": {"kind": "difference", "of": "two/loss", "minus": "three/loss"}}]
     design = DESIGN | {"tuning": tuning}
     claim = swept_claim(tmp_path, "", expect=expect, design=design, sweep=tiny, inputs={"pairs": "texts"}, seeds=[1])

@@ -15,7 +15,7 @@ from ostinato.budget import count_macs, count_parameters
 from ostinato.errors import ConfigError, DataError
 from ostinato.evaluation.stored import Outputs
 from ostinato.experiments.compare import systems
-from ostinato.experiments.compare.paired import _origin, compare
+from ostinato.experiments.compare.paired import _HALTING, _origin, compare
 from ostinato.experiments.compare.paired_tables import score_table
 from ostinato.experiments.compare.systems import Choices, System
 from ostinato.experiments.results import read_rows, write_rows
@@ -248,6 +248,9 @@ def row_of(metric: str, **changes: Any) -> dict[str, Any]:
         "parameters": 1000,
         "macs": None,
         "checkpoint": "update-000002",
+        "halting_threshold": None,
+        "halting_threshold_from": None,
+        "exit": None,
         "decoding": {"seconds": 1.0, "settings": {"beam": 1}},
     } | changes
 
@@ -260,6 +263,8 @@ def row_of(metric: str, **changes: Any) -> dict[str, Any]:
         ({"seed": 2}, "seed: 2 and 1"),
         ({"parameters": 2000, "seed": 2}, "seed: 2 and 1, parameters: 2000 and 1000"),
         ({"decoding": {"seconds": 1.0, "settings": {"beam": 5}}}, "decoding.beam: 5 and 1"),
+        ({"halting_threshold": {"decoder": 0.2}}, "halting_threshold: {'decoder': 0.2} and None"),
+        ({"exit": {"criterion": "change"}}, "exit: {'criterion': 'change'} and None"),
     ],
 )
 def test_rows_of_one_name_that_are_of_something_else_are_not_one_system(
@@ -281,6 +286,14 @@ def test_rows_of_scores_for_which_nothing_is_decoded_join_those_of_outputs(tmp_p
     (row,) = compare([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
     assert set(row["metrics"]) == {"loss", "bleu"}
     assert row["decoding"]["settings"] == {"beam": 1}
+
+
+def test_rows_of_earlier_versions_say_nothing_of_how_tokens_halted_and_are_joined(tmp_path: Path) -> None:
+    earlier = {key: value for key, value in row_of("loss").items() if key not in _HALTING}
+    write_rows([earlier], tmp_path / "1.jsonl")
+    write_rows([row_of("bleu", halting_threshold={"decoder": 0.2})], tmp_path / "2.jsonl")
+    (row,) = compare([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
+    assert set(row["metrics"]) == {"loss", "bleu"}
 
 
 def test_rows_of_a_split_with_another_number_of_examples_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from tiny_sweeps import tiny
 
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
-from ostinato.experiments.sweep.watch import Event, LinesWatcher, RichWatcher, Watcher, make_watcher
+from ostinato.experiments.sweep.watch import Event, EventReporter, LinesWatcher, RichWatcher, Watcher, make_watcher
 
 
 @pytest.fixture
@@ -66,6 +66,24 @@ def test_bars_go_and_what_is_worth_keeping_stays(runs: list[PlannedRun]) -> None
     play(watcher, runs)  # of a control, say, whose runs have the same names
     assert "[3/4] base, seed 1: done" in out.getvalue()
     assert "[4/4] slow, seed 1: failed: a reason" in out.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_note_is_said_once_however_many_runs_of_a_sweep_have_it(is_terminal: bool, runs: list[PlannedRun]) -> None:
+    out = io.StringIO()
+    watcher = make_watcher(
+        Console(file=out, force_terminal=is_terminal, width=120), lambda line: out.write(f"{line}\n")
+    )
+    for _ in range(2):  # another sweep says it again
+        watcher.on_plan(runs, 0)
+        for run in runs:
+            reporter = EventReporter(run.name, watcher.on_event)
+            reporter.on_note(0, "a note")
+            reporter.on_note(1, f"of {run.name}")
+        watcher.close()
+    text = out.getvalue()
+    notes = ("base, seed 1: a note", "slow, seed 1: a note", "base, seed 1: of base", "slow, seed 1: of slow")
+    assert [text.count(note) for note in notes] == [2, 0, 2, 2]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -12,7 +12,7 @@ from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, 
 from ostinato.analysis.threshold_figure import figure_of
 from ostinato.data.example import Example, take_evenly
 from ostinato.evaluation.evaluate import evaluate
-from ostinato.evaluation.oracle import why_no_oracle, with_oracle
+from ostinato.evaluation.oracle import row_name, why_no_oracle, with_oracle
 from ostinato.evaluation.threshold import CURVE, Point, Tuning, choose, read_curve, sweep, tuning_metric
 from ostinato.models.build import Model
 from ostinato.nn.execution import ExitScope
@@ -46,7 +46,7 @@ def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
     stacks = list((found.oracle or found.trained).skipped)
     rows: list[list[object]] = [
         [
-            _name_of(point, found),
+            _name_of(point, found, subject.model),
             point.score,
             *(100 * point.skipped[stack] if stack in point.skipped else None for stack in stacks),
             point.macs["realised"] / 1e6,
@@ -55,14 +55,14 @@ def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
         for point in (*found.points, *([found.oracle] if found.oracle else []))
     ]
     skipped = [f"{stack} skipped, %" for stack in stacks]
-    names = ("threshold", found.metric, *skipped, "M MACs an example", "of full depth, %")
+    names = (found.heading, found.metric, *skipped, "M MACs an example", "of full depth, %")
     note = f"{found.n:,} examples of {found.split}, {found.checkpoint}. {note}"
     return Finding(names, rows, found.as_dict(), lambda narrow: figure_of(found, narrow), note=note)
 
 
-def _name_of(point: Point, found: Tuning) -> str | float:
+def _name_of(point: Point, found: Tuning, model: Model) -> str | float:
     if point is found.oracle:
-        return "oracle" if found.oracle_metric == found.metric else f"oracle ({found.oracle_metric})"
+        return row_name(found, model)
     return "trained" if point.threshold is None else point.threshold
 
 
@@ -73,7 +73,8 @@ THRESHOLDS = Study(
         "Left: the score against the share of token-rounds that are skipped; a line that stays level far to the right "
         "can halt early for nothing. Right: score, skipped rounds and multiply-accumulates by threshold. The square is "
         "the trained threshold, the ring the cheapest one that loses no more than 0.2 points, or what was asked for. "
-        "The star is an oracle: every label in the first round that has it right, to which rules come close."
+        "The star is an oracle: every label in the first round that has it right, to which rules come close; no "
+        "bound, where the table says so: the model's output mixes its rounds, and may be right where none of them is."
     ),
     why_not_model=no_threshold,
     extra_examples=lambda subjects: sum(
@@ -131,7 +132,7 @@ _COLUMNS = ("stack", "rounds", "trained for", "token accuracy", "every label rig
 
 
 def _test_depth(subject: Subject, on_progress: OnProgress) -> Finding:
-    """Return accuracy and loss of every stack by its rounds, the other stack as trained."""
+    """Return accuracy and loss of every stack by its rounds, the other stack as the run is loaded."""
     trained_of = {name: subject.model.stacks[name].plan.n_rounds for name in variable_stacks(subject.model)}
     found: dict[str, Points] = {
         name: {n: _at(subject, name, n, on_progress) for n in rounds_to_try(trained)}

@@ -174,6 +174,26 @@ def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
         raise ConfigError(problems)
 
 
+def check_tuning(
+    sweep: SweepConfig, source: SweepSource, tuning: TuningConfig, expect: Iterable[ExpectationConfig]
+) -> None:
+    """Refuse settings that are chosen on a split that the claim's numbers are of; those of controls may be of it.
+
+    Args:
+        sweep: with all of its measures.
+
+    Raises:
+        ConfigError: names the split.
+    """
+    reported, compared = named_part(sweep, source, named_by(expect))
+    splits = {getattr(measure, "split", None) for measure in (*reported.measures, *compared)}
+    for measure in sweep.measures:
+        split = getattr(measure, "split", None)  # None: it names none, as a count of parameters
+        if measure.name == tuning.measure and split is not None and split in splits:
+            reason = f"is of the split {split}, which the claim reports: name a measure of another one"
+            raise ConfigError([Problem("design.tuning.measure", tuning.measure, reason)])
+
+
 def tuned(sweep: SweepConfig, tuning: TuningConfig, run: Callable[[SweepConfig], Rows]) -> dict[str, Any]:
     """Return the setting that every arm chooses, and what it was tried with.
 

@@ -35,6 +35,7 @@ from ostinato.experiments.claims.counts import counted_rows, sized
 from ostinato.experiments.claims.design import (
     Rows,
     check_alike,
+    check_tuning,
     named_by,
     named_part,
     source_sweep,
@@ -181,6 +182,8 @@ class _Trained:
         if design is not None:
             check_alike(sweep, design)
         tuning = None if design is None else design.tuning
+        if tuning is not None:
+            check_tuning(whole, source, tuning, self.claim.config.expect)
         n_trials = 0 if tuning is None else len(sweep.arms) * len(tuning.values) * len(tuning.seeds)
         # Of one run or trial.
         minutes = self.claim.config.minutes / (n_trials + sum(len(sweep.seeds_of(arm)) for arm in sweep.arms))

@@ -26,6 +26,9 @@ from ostinato.metrics.bootstrap import LEVEL, paired_bootstrap
 from ostinato.tasks.registry import build_task
 from ostinato.version import __version__
 
+_HALTING = ("halting_threshold", "halting_threshold_from", "exit")
+"""Of an evaluation: at which thresholds tokens halted, and by which criterion; rows of earlier versions lack them."""
+
 
 def compare(
     paths: Sequence[Path], choices: Choices | None = None, on_line: Callable[[str], None] = lambda line: None
@@ -38,8 +41,9 @@ def compare(
 
     Returns:
         split, system, reference (the first system), n, metrics: name -> {value, low, high, signature, difference:
-        {value, low, high}, verdict}, the last two None for the reference; bootstrap: {n_samples, seed, level}; recipe,
-        task, seed, parameters (stored), macs: see `System.macs`, n_updates, training_seconds,
+        {value, low, high}, verdict}, the last two None for the reference; halting_threshold (by stack),
+        halting_threshold_from, exit: as of an evaluation, None where there is none; bootstrap: {n_samples, seed,
+        level}; recipe, task, seed, parameters (stored), macs: see `System.macs`, n_updates, training_seconds,
         training_tokens_per_second (target tokens, median over the run), checkpoint; decoding: {seconds,
         tokens_per_second (of the outputs, end symbols included), n_generated, n_unfinished, device, n_threads,
         settings, is_new (decoded for this comparison)}; version. What is not known of a file is None.
@@ -108,6 +112,7 @@ def compare(
                     "reference": systems[0].name,
                     "n": len(wanted),
                     "metrics": {name: found[i] for name, found in scores.items()},
+                    **{name: (written[i].evaluation or {}).get(name) for name in _HALTING},
                     "bootstrap": {"n_samples": choices.n_samples, "seed": choices.seed, "level": LEVEL},
                     **costs[i],
                     "macs": system.macs(written[i], choices.lengths),
@@ -158,9 +163,9 @@ def _rows_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
 def _check_same(row: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
     """Raise a DataError where two rows of one split and system are of something else: their scores are not of one run.
 
-    How outputs were decoded is compared where both say it.
+    How outputs were decoded, and by which rule tokens halted, is compared where both say it.
     """
-    names = ("n", "checkpoint", "seed", "parameters")
+    names = ("n", "checkpoint", "seed", "parameters", *(name for name in _HALTING if name in row and name in other))
     pairs = {name: (row.get(name), other.get(name)) for name in names}
     if row["decoding"] and other["decoding"]:
         of_row, of_other = (one["decoding"]["settings"] for one in (row, other))

@@ -143,7 +143,7 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
                         found = load_recipe(job.directory)
                         check_kept(job.directory, found, job.recipe, job.name)
                         recipe = _placed_as(found, job.recipe)
-                    train(recipe, job.directory, resume=True, access=job.access, reporter=reporter)
+                    train(recipe, job.directory, resume=run.exists, access=job.access, reporter=reporter)
                     words = []
                 values_of(job.measures, job.directory, job.access, recipe=job.recipe)
             except Exception:  # what tells why stands in the run's directory

@@ -40,7 +40,7 @@ class Event:
     """
 
     name: str
-    kind: Literal["start", "update", "warning", "evaluation", "end"]
+    kind: Literal["start", "update", "note", "warning", "evaluation", "end"]
     update: int
     text: str
 
@@ -62,6 +62,10 @@ class EventReporter(Reporter):
     def on_update(self, record: dict[str, Any]) -> None:
         """Send how far it is."""
         self.send(Event(self.name, "update", record["update"], update_text(record)))
+
+    def on_note(self, update: int, message: str) -> None:
+        """Send it, without the update: runs of a sweep that have it in common send the same."""
+        self.send(Event(self.name, "note", update, message))
 
     def on_warning(self, update: int, message: str) -> None:
         """Send it."""
@@ -101,7 +105,7 @@ class Watcher:
 
 
 class LinesWatcher(Watcher):
-    """One plain line an event, but for updates: of a run at most one a minute.
+    """One plain line an event, but for updates, of a run at most one a minute, and notes, once for all runs of a sweep.
 
     Args:
         say: takes every line.
@@ -111,6 +115,7 @@ class LinesWatcher(Watcher):
         self._say = say
         self._n_runs = self._n_ended = 0
         self._said: dict[str, float] = {}
+        self._noted: set[str] = set()
 
     def say(self, line: str) -> None:
         """Say a line; where nobody hears it, the sweep goes on."""
@@ -124,10 +129,13 @@ class LinesWatcher(Watcher):
     def on_plan(self, runs: Sequence[PlannedRun], n_there: int) -> None:
         """Say how many there are; several plans of one command add up."""
         self._n_runs += len(runs)
+        self._noted.clear()
         self.say(f"{len(runs)} runs to do, {n_there} there")
 
     def on_event(self, event: Event) -> None:
         """Say it."""
+        if event.kind == "note" and not is_new(event.text, self._noted):
+            return
         now = time.monotonic()
         if event.kind == "update" and now - self._said.get(event.name, 0.0) < _LINE_EVERY_S:
             return
@@ -155,6 +163,7 @@ class RichWatcher(Watcher):
         self._bars: dict[str, TaskID] = {}
         self._sizes: dict[str, int] = {}
         self._done: dict[str, int] = {}
+        self._noted: set[str] = set()
         self._n_runs = self._n_ended = 0
         self._began = time.monotonic()
 
@@ -170,6 +179,7 @@ class RichWatcher(Watcher):
         # Runs of another sweep may have the names of those before.
         self._sizes = {run.name: run.recipe.training.n_updates for run in runs}
         self._bars, self._done = {}, {}
+        self._noted.clear()
         self._n_runs += len(runs)
         self._print(f"{len(runs)} runs to do, {n_there} there")
         if not runs:
@@ -182,7 +192,7 @@ class RichWatcher(Watcher):
         self._progress.start()
 
     def on_event(self, event: Event) -> None:
-        """Move the bars; write warnings above them."""
+        """Move the bars; write warnings above them, and notes, once for all runs of a sweep."""
         if self._progress is None:
             return
         self._done[event.name] = event.update
@@ -193,7 +203,7 @@ class RichWatcher(Watcher):
         self._progress.update(bar, completed=event.update)
         if event.kind in ("update", "evaluation"):
             self._progress.update(bar, text=event.text)
-        elif event.kind == "warning":
+        elif event.kind == "warning" or (event.kind == "note" and is_new(event.text, self._noted)):
             self._print(f"{event.name}: {event.text}")
         self._move()
 
@@ -220,6 +230,13 @@ class RichWatcher(Watcher):
         if self._progress is not None:
             text = f"{self._n_ended} of {self._n_runs} runs, {duration(time.monotonic() - self._began)}"
             self._progress.update(self._progress.task_ids[0], completed=sum(self._done.values()), text=text)
+
+
+def is_new(text: str, said: set[str]) -> bool:
+    """Return whether a text has not been said yet, and note that it is said now."""
+    is_first = text not in said
+    said.add(text)
+    return is_first
 
 
 def result_text(name: str, directory: Path, status: str, reason: str) -> str:
