@@ -396,7 +396,7 @@ class TrainingConfig(Config):
     """A second pass with fewer rounds."""
     init_from: str | None = None
     """A run directory: the model starts from the weights of its best checkpoint, and reads text as that run does.
-    Parameters that it lacks (gates of a halting rule, say) start as they would without it."""
+    Parameters that it lacks, or has for another halting rule of the stack, start as they would without it."""
     init_checkpoint: str = "best"
     """Which of its checkpoints: best, last, a mean (best:5, last:5), or a name such as update-000500."""
     init_except: list[str] = Field(default_factory=list)

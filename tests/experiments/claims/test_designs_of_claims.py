@@ -159,8 +159,9 @@ def test_seeds_that_settings_were_chosen_on_are_refused_before_any_training(tmp_
 
 def test_a_setting_that_is_chosen_on_the_split_of_a_number_is_refused_before_any_training(tmp_path):
     tuning = {"key": "training.optimizer.lr", "values": [1e-6, 1e-2], "measure": "loss", "seeds": [101]}
-    compared = [ALIKE | {"split": "test"}]
-    for term, own in (("two/loss", {}), ("two/alike", {"compared": compared})):
+    # Without a split a comparison is of the first that is scored.
+    alike = [[ALIKE | split] for split in ({"split": "test"}, {})]
+    for term, own in (("two/loss", {}), *(("two/alike", {"compared": compared}) for compared in alike)):
         claim = swept_claim(tmp_path, term, design=DESIGN | {"tuning": tuning}, seeds=[1], **own)
         with pytest.raises(ConfigError, match=r"tuning\.measure is 'loss': is of the split test, which the claim"):
             reproduce(claim, Resources(tmp_path / "store"))

@@ -294,6 +294,10 @@ def test_rows_of_earlier_versions_say_nothing_of_how_tokens_halted_and_are_joine
     write_rows([row_of("bleu", halting_threshold={"decoder": 0.2})], tmp_path / "2.jsonl")
     (row,) = compare([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
     assert set(row["metrics"]) == {"loss", "bleu"}
+    assert row["halting_threshold"] == {"decoder": 0.2}
+    write_rows([row_of("chrf", halting_threshold={"decoder": 0.5})], tmp_path / "3.jsonl")
+    with pytest.raises(DataError, match="halting_threshold"):
+        compare([tmp_path / f"{number}.jsonl" for number in (1, 2, 3)])
 
 
 def test_rows_of_a_split_with_another_number_of_examples_are_refused(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ from typing import Any
 from ostinato.config.claim import ComparedConfig, DesignConfig, ExpectationConfig, SweepSource, TuningConfig
 from ostinato.config.files import parse_value
 from ostinato.config.load import check_settings
+from ostinato.config.measures import AnalysisMeasure
 from ostinato.config.schema import leaves
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem, TrainingError
 from ostinato.experiments.claims.statistics import measured_by, terms_of
 from ostinato.experiments.sweep.files import first_recipe, load_sweep, read_sweep_settings
 from ostinato.experiments.sweep.run_key import key_settings
+from ostinato.tasks.registry import build_task
+from ostinato.training.prepare import with_splits
 
 _LENGTH = "training.n_updates"
 _FILES = ("train", "dev", "test")
@@ -186,10 +189,18 @@ def check_tuning(
         ConfigError: names the split.
     """
     reported, compared = named_part(sweep, source, named_by(expect))
-    splits = {getattr(measure, "split", None) for measure in (*reported.measures, *compared)}
+
+    def split_of(measure: object) -> str | None:
+        """Return the split that a measure is of; None: of none, as a count of parameters."""
+        if not isinstance(measure, AnalysisMeasure | ComparedConfig) or measure.split is not None:
+            return getattr(measure, "split", None)
+        recipe = first_recipe(sweep, sweep.arms[0])
+        scored = with_splits(recipe, build_task(recipe.task, recipe.data)).evaluation.splits
+        return scored[0] if scored else None
+
+    splits = {split_of(measure) for measure in (*reported.measures, *compared)} - {None}
     for measure in sweep.measures:
-        split = getattr(measure, "split", None)  # None: it names none, as a count of parameters
-        if measure.name == tuning.measure and split is not None and split in splits:
+        if measure.name == tuning.measure and (split := split_of(measure)) in splits:
             reason = f"is of the split {split}, which the claim reports: name a measure of another one"
             raise ConfigError([Problem("design.tuning.measure", tuning.measure, reason)])
 

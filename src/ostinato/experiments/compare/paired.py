@@ -153,7 +153,8 @@ def _rows_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
                     raise DataError(f"{path}: {row['system']} has other scores in another file: show them one by one")
                 # Nothing is decoded for teacher-forced scores: what another file knows of it is kept.
                 decoding = same["decoding"] or row["decoding"]
-                found[where] = same | {"metrics": row["metrics"] | metrics, "decoding": decoding}
+                halting = {name: row[name] for name in _HALTING if name in row}  # of earlier versions it is not known
+                found[where] = same | halting | {"metrics": row["metrics"] | metrics, "decoding": decoding}
     if len(made) > 1 or len(lengths) > 1:
         names = " and ".join(map(str, paths))
         raise DataError(f"{names} have other references, samples or counted lengths: show them one by one")
