@@ -67,6 +67,7 @@ class ActConfig(HaltingRuleConfig):
         _GO_DEEPER,
         "a larger training.halting.weight or halting.epsilon lets them halt",
     )
+    """See `HaltingRuleConfig`."""
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """A token halts when its probabilities add up to 1 - epsilon; may be changed after training."""
     initial_bias: float = -3.0
@@ -95,6 +96,7 @@ class StickBreakingConfig(HaltingRuleConfig):
         _GO_DEEPER,
         "a larger training.halting.weight or a lower halting.threshold lets them halt",
     )
+    """See `HaltingRuleConfig`."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """A token halts once its halting probabilities add up to this; may be changed after training. 0: after one
     round."""
@@ -150,6 +152,7 @@ class TokenChoiceConfig(ChoosingConfig):
 
     kind: Literal["token_choice"] = "token_choice"
     advice: ClassVar[tuple[str, str] | None] = (_SPREAD, _SPREAD)
+    """See `HaltingRuleConfig`."""
     scale: Positive = 1.0
     """g is the probability of T times this."""
 
