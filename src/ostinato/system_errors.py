@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -130,11 +131,11 @@ def _memory_line(error: BaseException, words: Sequence[str]) -> str:
     command = words[0] if words else ""
     # An evaluation of the training has a note, too, of the cache and not of gradients.
     if command == "train" and (not planned or "gradients" in planned):
-        recipe = " ".join(word for word in words[1:3] if not word.startswith("-"))
+        given = [word for word in words[1:] if not word.startswith("-")]
+        plan = shlex.join(["ostinato", "plan", *given[:1], *(word for word in given[1:] if "=" in word)])
         return (
             f"out of memory{amount}{planned}: lower data.tokens_per_batch and raise training.accumulate by as much, "
-            f"or set training.checkpoint_activations=true; ostinato plan {recipe} --batch-size N says what N "
-            "sentences take"
+            f"or set training.checkpoint_activations=true; {plan} --batch-size N says what N sentences take"
         )
     return f"out of memory{amount}{planned}: smaller batches (data.eval_tokens_per_batch), beams or models take less"
 

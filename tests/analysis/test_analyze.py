@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,6 +127,22 @@ def test_results_of_texts_begin_with_what_is_compared_without_decoding(tmp_path:
         html = write_report(tmp_path / f"{name}.html", given, [], {}).read_text(encoding="utf-8")
         results = html[html.index("<h3>Results</h3>") : html.index("<details>")]
         assert re.findall(r"<tr><td>([^<]*)</td>", results) == [*scores, "loss", "n"]
+
+
+def test_the_overview_tells_how_many_of_the_planned_updates_were_done(runs: list[Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+
+    def shown() -> str:
+        given = logic.subjects([load(run, device="cpu")], None, 2)
+        html = write_report(tmp_path / "report.html", given, [], {}).read_text(encoding="utf-8")
+        return str(re.findall(r"<td>updates</td><td[^>]*>([^<]*)</td>", html)[0])
+
+    assert shown() == "3"
+    (run / "results.json").write_text(json.dumps(results | {"n_updates": 2}), encoding="utf-8")  # patience ended it
+    assert shown() == "2 of 3"
+    (run / "results.json").unlink()
+    assert shown() == "3 planned, not finished"
 
 
 def test_the_report_can_be_printed(written: logic.Analysed) -> None:

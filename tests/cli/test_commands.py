@@ -340,6 +340,16 @@ def test_a_run_is_resumed_where_it_is(tmp_path: Path) -> None:
     assert default_directory(str(tmp_path), "anything", resume=True) == tmp_path
 
 
+def test_a_run_is_resumed_where_its_recipe_is_and_a_recipe_that_is_no_runs_in_the_default_directory(
+    tmp_path: Path,
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("seed: 1\n", encoding="utf-8")
+    assert default_directory(str(recipe), "mine", resume=True) == Path("runs/mine")
+    (tmp_path / "versions.json").write_text("{}", encoding="utf-8")  # as every run has
+    assert default_directory(str(recipe), "mine", resume=True) == tmp_path
+
+
 def test_table_shows_measured_speeds_and_refuses_to_mix_them_with_runs(run, tmp_path: Path) -> None:
     speed = {
         "study": "decoding_speed",

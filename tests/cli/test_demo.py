@@ -26,7 +26,9 @@ def test_the_command_prints_one_table_what_stopping_saves_and_what_to_try_next(
     monkeypatch.setattr("ostinato.experiments.sweep.schedule.run_sweep", trained)
     monkeypatch.setattr(demo, "committed_rows", lambda: [*rows_of(1), *rows_of(2, 0.6)])
     monkeypatch.setattr(demo, "costs", lambda *_: some_costs())
-    text = " ".join(run("demo", "--run-dir", tmp_path).out.split())
+    text = " ".join(run("demo", "--run-dir", tmp_path / "my demo").out.split())
+    assert f"ostinato evaluate '{tmp_path / 'my demo'}/" in text
+    assert f"ostinato analyze '{tmp_path / 'my demo'}/" in text
     assert asked == [[demo.SEED]]
     assert "looped, a round a bit 1,000 50.0 (55.0 ± 7.1)" in text
     assert "48 rounds for all: 90.0 % right, 2.0 M MACs and 2.00 ms a sequence" in text

@@ -80,9 +80,9 @@ def test_training_without_a_terminal_writes_plain_lines(run, folder: Path, tmp_p
 
 def test_training_names_the_splits_that_are_not_scored(run, folder: Path, tmp_path: Path) -> None:
     outcome = run(
-        "train", folder / "tiny.yaml", "evaluation.splits=[dev]", "training.n_updates=2", "--run-dir", tmp_path / "x"
+        "train", folder / "tiny.yaml", "evaluation.splits=[dev]", "training.n_updates=2", "--run-dir", tmp_path / "a b"
     )
-    said = f"not scored (evaluation.splits): test, long; ostinato evaluate {tmp_path / 'x'} --split test\n"
+    said = f"not scored (evaluation.splits): test, long; ostinato evaluate '{tmp_path / 'a b'}' --split test\n"
     assert said in outcome.out
 
 

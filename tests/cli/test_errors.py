@@ -391,6 +391,8 @@ def test_memory_that_training_lacks_names_the_settings_and_the_plan(run, monkeyp
     assert outcome.code == 1
     assert "data.tokens_per_batch" in outcome.err
     assert "ostinato plan scan/universal --batch-size N" in outcome.err
+    outcome = run("train", "scan/universal", "model.d_model=512", "--json", "evaluation.splits=[test, dev]")
+    assert "ostinato plan scan/universal model.d_model=512 'evaluation.splits=[test, dev]' --batch-size" in outcome.err
 
 
 @pytest.mark.parametrize(

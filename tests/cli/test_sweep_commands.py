@@ -173,6 +173,10 @@ def test_a_table_says_what_is_missing(run, folder: Path, tmp_path: Path) -> None
     outcome = run("table", tmp_path / "mine.yaml", "--store", folder / "store")
     assert outcome.code == 0
     assert outcome.err == "base, seed 3: not trained\nlonger, seed 3: not trained\n"
+    outcome = run("table", folder / "mine.yaml", "--store", tmp_path / "my store")
+    assert outcome.code == 2
+    assert f"no run of it is in {tmp_path / 'my store'}: ostinato sweep" in outcome.err
+    assert f"--store '{tmp_path / 'my store'}'" in outcome.err
     outcome = run("table", folder / "mine.yaml", "--store", tmp_path)
     assert outcome.code == 2
     assert "no run of it is in" in outcome.err

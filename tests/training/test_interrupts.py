@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -46,7 +47,8 @@ def test_an_interrupt_saves_a_checkpoint_after_the_update_it_came_in(
     with pytest.raises(KeyboardInterrupt):
         train(tiny_recipe(tmp_path), tmp_path / "run", reporter=reporter)
     assert last_checkpoint(tmp_path / "run").name == f"update-{update:06d}"
-    assert reporter.notes == [f"{update}: interrupted: a checkpoint is saved, --resume goes on from it"]
+    command = shlex.join(["ostinato", "train", str(tmp_path / "run"), "--resume"])
+    assert reporter.notes == [f"{update}: interrupted: a checkpoint is saved; {command} goes on from it"]
     _assert_goes_on_like_undisturbed(tmp_path)
 
 
@@ -122,9 +124,10 @@ def test_an_interrupt_in_the_last_save_is_heard_before_the_last_evaluation(tmp_p
 
     reporter = Interrupting()
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe(tmp_path, n_updates=2, save_every=2), tmp_path / "run", reporter=reporter)
-    assert reporter.notes == ["2: interrupted: a checkpoint is saved, --resume goes on from it"]
-    assert "best_update" in train(tiny_recipe(tmp_path, n_updates=2, save_every=2), tmp_path / "run", resume=True)
+        train(tiny_recipe(tmp_path, n_updates=2, save_every=2), tmp_path / "my run", reporter=reporter)
+    command = f"ostinato train '{tmp_path / 'my run'}' --resume"
+    assert reporter.notes == [f"2: interrupted: a checkpoint is saved; {command} goes on from it"]
+    assert "best_update" in train(tiny_recipe(tmp_path, n_updates=2, save_every=2), tmp_path / "my run", resume=True)
 
 
 def test_half_a_record_that_a_full_disk_left_stops_no_run(tmp_path: Path) -> None:

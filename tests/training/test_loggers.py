@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -25,20 +26,27 @@ TINY = [
 class Recorder(Reporter):
     def __init__(self) -> None:
         self.updates: list[dict[str, Any]] = []
+        self.said: list[str] = []
+
+    def on_warning(self, update: int, message: str) -> None:
+        self.said.append(f"{update}: {message}")
+
+    def close(self) -> None:
+        self.said.append("closed")
 
     def on_update(self, record: dict[str, Any]) -> None:
         self.updates.append(record)
 
 
-def fake_tracker(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Put a module in wandb's place, and return the list of its calls."""
+def fake_tracker(monkeypatch: pytest.MonkeyPatch, name: str = "wandb") -> list[tuple[str, Any]]:
+    """Put a module in the place of a logger's, and return the list of its calls."""
     calls: list[tuple[str, Any]] = []
-    module = ModuleType("wandb")
+    module = ModuleType(name)
     module.__spec__ = pytest.__spec__  # as of a module that is installed
     module.init = lambda **given: calls.append(("init", given))  # type: ignore[attr-defined]
     module.log = lambda numbers, step: calls.append(("log", (step, numbers)))  # type: ignore[attr-defined]
     module.finish = lambda: calls.append(("finish", None))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setitem(sys.modules, name, module)
     return calls
 
 
@@ -82,6 +90,71 @@ def test_a_tracker_that_refuses_to_start_is_one_line(tmp_path: Path, monkeypatch
         train(load_recipe("digits/universal", [*TINY, "training.loggers=[wandb]"]), tmp_path / "run")
     assert str(caught.value) == "training.loggers is 'wandb': it does not start: No API key configured. Log in."
     assert calls == []
+
+
+@pytest.mark.parametrize(("function", "told"), [("log", ["init"]), ("finish", ["init", "log", "log", "log"])])
+def test_a_tracker_that_fails_later_is_told_no_more_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, told: list[str]
+) -> None:
+    calls, reporter = fake_tracker(monkeypatch), Recorder()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(32, "Broken\npipe")
+
+    monkeypatch.setattr(f"wandb.{function}", fail)
+    recipe = load_recipe("digits/universal", [*TINY, "training.loggers=[wandb]"])
+    assert train(recipe, tmp_path / "run", reporter=reporter)["n_updates"] == 4
+    assert [name for name, _ in calls] == told
+    update = {"log": 2, "finish": 4}[function]
+    reason = "[Errno 32] Broken pipe; the run does without it, its own logs are whole"
+    assert reporter.said == [f"{update}: wandb takes no more: {reason}", "closed"]
+    assert [record["update"] for record in metrics(tmp_path / "run")] == [2, 4, 4]
+
+
+def test_a_full_disk_under_event_files_ends_them_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fail)
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.close", fail)
+    reporter = Recorder()
+    recipe = load_recipe("digits/universal", [*TINY, "training.loggers=[tensorboard]"])
+    assert train(recipe, tmp_path / "run", reporter=reporter)["n_updates"] == 4
+    reason = "[Errno 28] No space left on device; the run does without it, its own logs are whole"
+    assert reporter.said == [f"2: tensorboard takes no more: {reason}", "closed"]
+
+
+def test_what_a_tracker_prints_is_no_part_of_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_tracker(monkeypatch, "trackio")
+    for function in ("init", "log", "finish"):
+        monkeypatch.setattr(f"trackio.{function}", lambda *_, function=function, **__: print(f"* {function}"))
+    given = [*TINY, "training.loggers=[trackio]", "--run-dir", str(tmp_path / "run"), "--json"]
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "digits/universal", *given])
+    assert not caught.value.code
+    out, err = capsys.readouterr()
+    assert json.loads(out)["n_updates"] == 4
+    assert [line for line in err.splitlines() if line.startswith("*")] == ["* init", *["* log"] * 3, "* finish"]
+
+
+def test_a_run_that_is_resumed_goes_on_in_its_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb, trackio = fake_tracker(monkeypatch), fake_tracker(monkeypatch, "trackio")
+    given = [*TINY, "training.loggers=[wandb, trackio]"]
+    train(load_recipe("digits/universal", given), tmp_path / "run")
+    train(load_recipe("digits/universal", given), tmp_path / "other")
+    # As those of runs that began in the same second are.
+    shutil.copy(tmp_path / "run" / "versions.json", tmp_path / "other" / "versions.json")
+    longer = load_recipe("digits/universal", [*given, "training.n_updates=6"])
+    for run in ("run", "other"):
+        train(longer, tmp_path / run, resume=True)
+    first, other, resumed, other_resumed = (call for name, call in wandb if name == "init")
+    assert first["id"] == resumed["id"] not in (other["id"], other_resumed["id"])
+    assert [one["resume"] for one in (first, other, resumed, other_resumed)] == ["allow"] * 4
+    assert [call.get("resume") for name, call in trackio if name == "init"] == [None, None, "allow", "allow"]
 
 
 def test_a_logger_that_is_not_installed_is_a_line_before_anything_is_written(

@@ -4,9 +4,11 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 from tiny_runs import tiny_recipe
 
+from ostinato.cli.output import console as command_console
 from ostinato.data.packs.make import Progress
 from ostinato.training.reporter import LinesReporter, Reporter, RichReporter, duration, make_reporter
 
@@ -58,6 +60,35 @@ def test_a_terminal_gets_a_progress_bar_with_loss_speed_and_time_left(tmp_path: 
     assert "4/12" in text
     assert "update 6  dev: loss 1.5000  (best)" in text
     assert text.rstrip().endswith("12 updates in 1:05; best: update 6")
+
+
+def test_a_dumb_terminal_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = io.StringIO()
+    reporter = make_reporter(Console(file=stream, force_terminal=True))
+    _tell(reporter, tmp_path)
+    assert "update 4/12  loss 2.2500" in stream.getvalue()
+
+
+def test_colours_that_are_forced_into_a_pipe_bring_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    found = command_console()
+    assert found.is_terminal, "as rich sees it: tables have colours"
+    assert isinstance(make_reporter(found), LinesReporter)
+
+
+def test_a_bar_tells_the_time_left_of_a_run_whose_records_come_rarely(tmp_path: Path) -> None:
+    stream, clock = io.StringIO(), [0.0]
+    reporter = make_reporter(
+        Console(file=stream, force_terminal=True, width=120, color_system=None, get_time=lambda: clock[0])
+    )
+    reporter.on_start(tiny_recipe(tmp_path), {"device": "cpu", "parameters": 1, "n_examples": 60, "update": 0})
+    for update in (2, 4):
+        clock[0] += 3600.0
+        reporter.on_update({"update": update, "nll": 2.25, "lr": 1e-3, "grad_norm": 0.5})
+    reporter.on_note(4, "drawn again")
+    reporter.close()
+    assert "4:00:00" in stream.getvalue()
 
 
 def test_without_a_console_nothing_is_said(tmp_path: Path, capsys: Any) -> None:

@@ -36,8 +36,10 @@ def test_the_runs_of_a_sweep_are_named_by_arm_and_seed_whether_or_not_they_have_
     path = str(write_sweep(tmp_path))
     found = choose_runs([path], tmp_path / "store")
     assert [(run.name, run.n_updates) for run in found] == [("base, seed 1", 2), ("slow, seed 1", 2)]
-    with pytest.raises(DataError, match=r"two.yaml: no run of it is finished in .*: ostinato sweep"):
-        choose_runs([path], tmp_path / "store", finished=True)
+    with pytest.raises(
+        DataError, match=r"two.yaml: no run of it is finished in .*: ostinato sweep .* --store '.*/my store'"
+    ):
+        choose_runs([path], tmp_path / "my store", finished=True)
     with pytest.raises(ConfigError, match="there is no such file"):
         choose_runs([str(tmp_path / "three.yaml")], tmp_path)
 

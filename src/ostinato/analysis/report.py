@@ -160,11 +160,16 @@ def _beside(found: Mapping[str, Mapping[str, object]], corner: str, missing: obj
 def _facts_of_run(subject: Subject) -> dict[str, object]:
     recipe, model, stored = subject.run.recipe, subject.model, subject.stored_results()
     parameters = count_parameters(model.config)
+    n_planned = recipe.training.n_updates
+    updates = f"{n_planned:,} planned, not finished"
+    if (n_done := stored.get("n_updates")) is not None:
+        with reading(subject.run.directory / "results.json"):
+            updates = f"{n_done:,}" if n_done == n_planned else f"{n_done:,} of {n_planned:,}"
     found: dict[str, object] = {
         "recipe": recipe.name,
         "task": recipe.task.kind,
         "seed": recipe.seed,
-        "updates": f"{recipe.training.n_updates:,}",
+        "updates": updates,
         "checkpoint": subject.run.checkpoint.name,
         "width of states": model.config.d_model,
         "rounds": ", ".join(f"{name} {stack.plan.n_rounds}" for name, stack in model.stacks.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,8 +71,9 @@ def demo(
     else:
         print_line(f"wrote results.jsonl and timings.jsonl to {folder}; no figure was drawn: {HOW_TO_GET_FIGURES}")
     print_line("next:")
-    print_line(f"  ostinato evaluate {looped} --split long --n-steps 96")
-    print_line(f"  ostinato analyze {looped} --only rounds --split long")
+    quoted = shlex.quote(str(looped))
+    print_line(f"  ostinato evaluate {quoted} --split long --n-steps 96")
+    print_line(f"  ostinato analyze {quoted} --only rounds --split long")
     print_line("  ostinato train parity/looped task.max_length=6 --run-dir runs/six-bits")
 
 

@@ -157,4 +157,4 @@ def evaluate(
         if line := loaded.mean_line:
             print_line(line)
         if oracle is None:
-            print_published(loaded.recipe.reference, results)
+            print_published(loaded.recipe.reference, task.config, results)

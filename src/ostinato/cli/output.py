@@ -29,7 +29,8 @@ def console() -> Console:
     """Return a console on standard output; into a file or pipe it writes plain text, `WIDTH_WITHOUT_TERMINAL` wide."""
     from rich.console import Console
 
-    found = Console(highlight=False)
+    # Colours may be forced into a pipe or a file (FORCE_COLOR); a bar that is drawn again and again is for a terminal.
+    found = Console(highlight=False, force_interactive=None if sys.stdout.isatty() else False)
     return found if found.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
 
 

@@ -13,6 +13,7 @@ from ostinato.cli.output import print_line, print_table
 if TYPE_CHECKING:
     from ostinato.config.recipe import ReferenceRow
     from ostinato.evaluation.loading import LoadedRun
+    from ostinato.tasks.base import TaskConfig
 
 _NOT_SCORES = (
     *("by", "macro", "name", "decoding", "halting", "halting_threshold", "halting_threshold_from"),
@@ -82,11 +83,12 @@ def print_splits(results: Mapping[str, Scores], forced: Sequence[str] = ()) -> N
             _print_groups(f"{split} by {column}", values, macro, list(shown))
 
 
-def print_published(rows: Sequence[ReferenceRow], results: Mapping[str, Scores]) -> None:
-    """Print the published numbers of the splits that were scored, with ours beside them where they were measured."""
+def print_published(rows: Sequence[ReferenceRow], task: TaskConfig, results: Mapping[str, Scores]) -> None:
+    """Print the published numbers of this task and the splits that were scored, with ours beside those we measured."""
     lines = []
+    settings = task.model_dump()
     for row in rows:
-        if row.split in results:
+        if row.split in results and row.task.items() <= settings.items():
             of = ", ".join(f"{column} {value}" for column, value in (row.by or {}).items())
             ours, score = results[row.split], row.metric
             if isinstance(ours.get(score), Mapping):  # Ranking has groups of its own.

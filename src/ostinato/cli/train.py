@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -59,10 +60,10 @@ def train(
     else:
         task = build_task(resolved.task, resolved.data, access)
         print_splits(result["splits"], task.forced)
-        print_published(resolved.reference, result["splits"])
+        print_published(resolved.reference, task.config, result["splits"])
         known = {task.train_split, resolved.training.selection.split, *result["splits"]}
         if left := [split for split in task.splits() if split not in known]:
-            command = f"ostinato evaluate {directory} --split {left[0]}"
+            command = shlex.join(["ostinato", "evaluate", str(directory), "--split", left[0]])
             print_line(f"not scored (evaluation.splits): {', '.join(left)}; {command}")
         print_line(f"results: {directory / 'results.json'}")
 
@@ -76,8 +77,13 @@ def default_directory(recipe: str, name: str, resume: bool, *, is_main: bool = T
     Args:
         is_main: False: make none. Of several processes of one run that of rank 0 is used.
     """
-    if resume and (Path(recipe) / "recipe.yaml").is_file():
-        return Path(recipe)
+    from ostinato.config.files import RUN_RECIPE, RUN_VERSIONS
+
+    given = Path(recipe)
+    if resume and (given / RUN_RECIPE).is_file():
+        return given
+    if resume and given.name == RUN_RECIPE and (given.parent / RUN_VERSIONS).is_file():
+        return given.parent
     first = Path("runs") / name.replace("/", "-")
     if resume or not is_main:
         return first

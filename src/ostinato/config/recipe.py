@@ -60,6 +60,8 @@ class ReferenceRow(Config):
     """The published value."""
     by: dict[str, int | str] | None = None
     """Column and value of the examples it is of, such as {bin: 7}; None: the whole split."""
+    task: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the task that it is of, such as {split: mcd1}; where the run has others it is not shown."""
     band: tuple[float, float] | None = Field(default=None, strict=False)
     """Where our own result is expected."""
 

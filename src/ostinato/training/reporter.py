@@ -5,6 +5,7 @@ A record is what metrics.jsonl gets (see `ostinato.training.records`), joined wi
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -166,7 +167,8 @@ class RichReporter(_TextReporter):
         self.close()
         super().on_start(recipe, info)
         columns = (TextColumn("{task.fields[text]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=self.console, transient=True, speed_estimate_period=300)
+        # Records may come hours apart; the time left is told from two of them.
+        self._progress = Progress(*columns, console=self.console, transient=True, speed_estimate_period=math.inf)
         self._progress.add_task("train", total=recipe.training.n_updates, completed=info["update"], text="")
         self._progress.start()
 
@@ -189,10 +191,10 @@ class RichReporter(_TextReporter):
 
 
 def make_reporter(console: Console | None) -> Reporter:
-    """Return a progress bar for a terminal, plain lines for another stream, silence without a console."""
+    """Return a progress bar for a terminal, plain lines for a dumb one or another stream, silence without a console."""
     if console is None:
         return Reporter()
-    if console.is_terminal:
+    if console.is_interactive:
         return RichReporter(console)
     return LinesReporter(console.file)
 

@@ -8,6 +8,7 @@ results that rank 0 broadcasts, or sums over all processes.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -225,7 +226,8 @@ class Session:
         """Save and end; an evaluation that is due after this update is done when the run is resumed."""
         if self.processes.broadcast(self.checkpoints.last_update) != self.progress.update:
             self._save()
-        self.reporter.on_note(self.progress.update, "interrupted: a checkpoint is saved, --resume goes on from it")
+        command = shlex.join(["ostinato", "train", str(self.records.metrics.parent), "--resume"])
+        self.reporter.on_note(self.progress.update, f"interrupted: a checkpoint is saved; {command} goes on from it")
         raise KeyboardInterrupt
 
     def _update(self) -> Gradient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ def _runs_of(
     runs = plan_runs(load_sweep(text, inputs), store, access)
     there = [run for run in runs if not finished or RunDirectory(run.directory).results() is not None]
     if not there:
-        raise DataError(f"{text}: no run of it is finished in {store}: ostinato sweep {text} --store {store}")
+        command = shlex.join(["ostinato", "sweep", text, "--store", str(store)])
+        raise DataError(f"{text}: no run of it is finished in {store}: {command}")
     for run in there:
         yield ChosenRun(run.name, run.directory, run.recipe.training.n_updates)

@@ -96,8 +96,12 @@ def test_where_nobody_looks_the_sweep_goes_on(is_terminal: bool, runs: list[Plan
     play(make_watcher(Console(file=gone, force_terminal=is_terminal), gone.write), runs)
 
 
-def test_another_stream_gets_lines_and_nobody_gets_nothing(runs: list[PlannedRun]) -> None:
+def test_another_stream_gets_lines_and_nobody_gets_nothing(
+    runs: list[PlannedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(make_watcher(Console(file=io.StringIO()), lambda line: None), LinesWatcher)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_watcher(Console(file=io.StringIO(), force_terminal=True), lambda line: None), LinesWatcher)
     silent = make_watcher(None, lambda line: None)
     assert isinstance(silent, Watcher)
     play(silent, runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import copyfile
@@ -32,7 +33,8 @@ def import_run(path: Path, runs: Sequence[PlannedRun]) -> PlannedRun | None:
     results = RunDirectory(path).results()
     key = key_of_run(path)
     if results is None:
-        raise CheckpointError(f"{path} is not finished: go on with it (ostinato train {path} --resume)")
+        command = shlex.join(["ostinato", "train", str(path), "--resume"])
+        raise CheckpointError(f"{path} is not finished: go on with it ({command})")
     mine = [run for run in runs if run.key == key]
     if not mine:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -323,11 +324,11 @@ def open_sweep(
         rows, missing = collect_rows(sweep, runs, access)
         there = {(row["arm"], row["seed"]) for row in rows}
         source = OpenedSweep(rows, missing, sweep, tuple(run for run in runs if (run.arm, run.seed) in there))
+    command = shlex.join(["ostinato", "sweep", str(path), "--store", str(store)])
     if not source.rows and (unmeasured := [line["why"] for line in source.missing if "measured" in line["why"]]):
-        command = f"ostinato sweep {path} --store {store}"
         raise DataError(f"{path}: its runs in {store} have no rows ({unmeasured[0]}), which {command} adds")
     if not source.rows:
-        reason = f"{path}: no run of it is in {store}: ostinato sweep {path} --store {store}"
+        reason = f"{path}: no run of it is in {store}: {command}"
         folder = None if source.sweep is None else results_folder(source.sweep, store)
         if earlier := [] if folder is None else [one for one in folder.rglob(RESULTS) if one.stat().st_size]:
             newest = max(earlier, key=lambda one: one.stat().st_mtime)

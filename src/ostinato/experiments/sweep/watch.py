@@ -250,7 +250,7 @@ def kept_text(folder: Path) -> str:
 
 
 def make_watcher(console: Console | None, say: Callable[[str], None]) -> Watcher:
-    """Return bars for a terminal, lines for another stream, silence without a console."""
+    """Return bars for a terminal, lines for a dumb one or another stream, silence without a console."""
     if console is None:
         return Watcher()
-    return RichWatcher(console) if console.is_terminal else LinesWatcher(say)
+    return RichWatcher(console) if console.is_interactive else LinesWatcher(say)
