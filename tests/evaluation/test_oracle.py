@@ -22,10 +22,10 @@ from ostinato.data.collate import collate
 from ostinato.data.rows import encode_examples
 from ostinato.errors import ConfigError
 from ostinato.evaluation import evaluate
-from ostinato.evaluation.oracle import Oracle, oracle_of, oracle_pass, row_name
+from ostinato.evaluation.oracle import Oracle, oracle_of, oracle_pass, row_name, with_oracle
 from ostinato.evaluation.passes import Passes
 from ostinato.evaluation.scores import score_sentences
-from ostinato.evaluation.threshold import Point, Tuning
+from ostinato.evaluation.threshold import Point, Tuning, sweep
 from ostinato.models import Encoder, LanguageModel, LstmLanguageModel, Seq2Seq
 from ostinato.nn.execution import CRITERIA_AT_TEST, ExitScope
 
@@ -320,6 +320,23 @@ def test_other_stacks_keep_their_rules() -> None:
     assert 1 < own["depth"]["encoder"] == found["depth"]["encoder"] < N_ROUNDS
     assert found["halting_threshold"] == {"encoder": pytest.approx(0.99)}
     assert own["halting"]["encoder"] == found["halting"]["encoder"]
+
+
+def test_no_round_is_called_skipped_that_is_computed_for_halted_tokens() -> None:
+    listing = ActConfig(initial_bias=-0.5, mix="interpolate", freeze_halted_state=False, force_remainder_at_max=False)
+    model = _seq2seq(encoder=listing, decoder=listing)
+    points, n = sweep(model, "token_accuracy", [0.5], lambda: _numbers(model))
+    for point in points:
+        assert point.skipped == {"encoder": 0.0, "decoder": 0.0}
+        assert point.macs["realised"] == point.macs["full"]
+    # A criterion freezes the tokens that it stops, and so does an oracle in its own stack.
+    stopped = sweep(model, "token_accuracy", [0.5], lambda: _numbers(model), exit="change")[0][1]
+    assert min(stopped.skipped.values()) > 0
+    assert stopped.macs["realised"] < stopped.macs["full"]
+    tuning = Tuning("update-1", "dev", "token_accuracy", 1.0, 0.0, n, tuple(points), points[0])
+    oracle = with_oracle(tuning, model, "token_accuracy", lambda scope: _numbers(model, oracle=scope)).oracle
+    assert oracle is not None
+    assert oracle.skipped["encoder"] == 0 < oracle.skipped["decoder"]
 
 
 @pytest.mark.parametrize("chosen", [{"halting_threshold": 0.3}, {"exit": "change", "halting_threshold": 0.5}])

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ostinato.budget.depth import expected_depths
 from ostinato.config.model import EncoderConfig
 from ostinato.data.batch import Batch
 from ostinato.errors import ConfigError, Problem, see
@@ -116,8 +117,10 @@ def with_oracle(tuning: Tuning, model: Model, metric: str, evaluate: Callable[[E
         return tuning
     with model.execution(halting_threshold=None, exit=None, exit_scope="token"):
         result = evaluate("sequence" if tuning.exit_scope == "sequence" else "token")
-    stacks = dict.fromkeys((*tuning.trained.skipped, result["oracle"]["stack"]))
-    point = point_of(None, metric, result, {name: model.n_rounds()[name] for name in stacks})
+    own = result["oracle"]["stack"]
+    depths = expected_depths(model.config, n_steps=model.n_rounds(), exits=[own])
+    stacks = dict.fromkeys((*tuning.trained.skipped, own))
+    point = point_of(None, metric, result, {name: depths[name] for name in stacks})
     return replace(tuning, oracle=point, oracle_metric=metric)
 
 

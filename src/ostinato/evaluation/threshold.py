@@ -4,7 +4,8 @@ A threshold may be changed after training without changing a weight (Sparse Univ
 then halt earlier, which changes their states, so the model is evaluated anew for every threshold:
 
     score            a metric of decoded outputs, or of teacher forcing where nothing is decoded
-    skipped share    1 - token-rounds that ran / (tokens x rounds), of every stack
+    skipped share    1 - token-rounds that ran / (tokens x rounds), of every stack; 0 where halted tokens are computed
+                     all the same (`ostinato.budget.depth.ExpectedDepth.skips_halted`)
     realised MACs    `ostinato.budget.macs`: mean over the examples of one teacher-forced pass
 
 The choice is the threshold of the fewest realised MACs whose score is at most `max_drop` below that at the trained
@@ -22,11 +23,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ostinato.budget.depth import ExpectedDepth, expected_depths
 from ostinato.config.recipe import Recipe
 from ostinato.data.disk import write_json
 from ostinato.data.registry import DataAccess
@@ -236,9 +238,10 @@ def sweep(
     for threshold in (None, *thresholds):
         changes = trained if threshold is None else by_criterion | {"halting_threshold": threshold}
         with model.execution(**changes):
-            result, n_rounds = evaluate(), model.n_rounds()
+            result = evaluate()
+            depths = expected_depths(model.config, n_steps=model.n_rounds(), exits=model.exits())
         n = result["n"]
-        points.append(point_of(threshold, metric, result, {name: n_rounds[name] for name in stacks}))
+        points.append(point_of(threshold, metric, result, {name: depths[name] for name in stacks}))
         on_point(points[-1])
     return points, n
 
@@ -283,9 +286,13 @@ def read_curve(run: LoadedRun) -> Tuning | None:
     return found if found is not None and is_of(found, run.checkpoint.name, run.hashes[1]) else None
 
 
-def point_of(threshold: float | None, metric: str, result: dict[str, Any], n_rounds: dict[str, int]) -> Point:
-    """Return the point of an evaluation's result, given the rounds of the stacks whose tokens may skip some."""
-    skipped = {stack: 1.0 - result["depth"][stack] / rounds for stack, rounds in n_rounds.items()}
+def point_of(
+    threshold: float | None, metric: str, result: dict[str, Any], depths: Mapping[str, ExpectedDepth]
+) -> Point:
+    """Return the point of an evaluation's result, given the stacks whose tokens may halt."""
+    skipped = {
+        stack: 1.0 - result["depth"][stack] / one.rounds if one.skips_halted else 0.0 for stack, one in depths.items()
+    }
     return Point(
         threshold,
         # A model whose tokens all run all rounds has none.

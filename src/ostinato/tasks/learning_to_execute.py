@@ -96,7 +96,8 @@ class LearningToExecuteTask(Task):
     target is given at test time (character_accuracy_free, exact_match). Zaremba and Sutskever: teacher-forced, the true
     characters before are given (token_accuracy, sequence_accuracy_forced), which is easier. By length and nesting.
     Selection: dev, which has all difficulties; nothing is selected on test.
-    Departures: training sees `n_train` programs again and again, where the papers draw fresh ones for every batch. A
+    Departures: training sees `n_train` programs again and again, where the papers draw fresh ones for every batch.
+    Which operations the UT paper's `program` has is not published: ours is + - if, and `all` is the other reading. A
     stage of the curriculum (strategy naive or combined) is a run, the next one starts from its weights
     (training.init_from): the length grows by one, then begins at 1 with one more nesting; at 95 % accuracy the papers
     move on.

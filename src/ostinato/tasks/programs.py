@@ -31,7 +31,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "double": (),
     "reverse": (),
 }
-"""Operations by family; the families without operations repeat or reverse a number."""
+"""Operations by family; the families without operations repeat or reverse a number.
+
+Which operations the paper's `program` has is not published: ours is the generator's + - if, `all` is the other reading.
+"""
 MEMORY = tuple(family for family, operations in FAMILIES.items() if not operations)
 
 _N_VARIABLES = 10

@@ -1,4 +1,6 @@
-"""Run one sweep twice: undisturbed, and in sessions that are killed by SIGKILL at random moments and started again.
+"""Run one sweep undisturbed, and in sessions that are killed by SIGKILL at random moments and started again.
+
+A session may end before its kill: then the sweep is run once more in a fresh folder, until enough were killed.
 
 Run as a program, so that the killed processes are its own children. `fork` sessions share one import of torch and do
 the runs themselves; `command` sessions are real `ostinato sweep` processes with workers of their own. Prints a JSON
@@ -15,7 +17,9 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from ostinato.experiments.sweep.files import load_sweep
 from ostinato.experiments.sweep.schedule import run_sweep
 
 TIME_LIMIT = 300.0
+MOST_FOLDERS = 8
 WORKERS = 2
 
 
@@ -100,30 +105,44 @@ def wait_for_end(session: int) -> float:
     return time.monotonic() - began
 
 
-def main() -> None:
-    how, folder, n_kills, seed, n_updates, n_seeds = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:7])
-    start = {"fork": fork_session, "command": command_session}[how]
-    generator = random.Random(seed)
-    file = write_file(folder, n_updates, n_seeds)
-    assert os.waitstatus_to_exitcode(os.waitpid(start(file, folder / "undisturbed"), 0)[1]) == 0
-    whole = progress(folder / "undisturbed")
+def kill_sessions(
+    start: Callable[[Path], int], store: Path, n_kills: int, whole: int, generator: random.Random
+) -> list[dict[str, Any]]:
+    """Kill one session of a sweep after the other until one has ended by itself; return the kills."""
     kills: list[dict[str, Any]] = []
     for number in range(n_kills):
-        pid = start(file, folder / "killed")
+        pid = start(store)
         # By what has been done, so that a session ends neither before its kill nor always in its imports.
         wanted = (number + generator.random()) / (n_kills + 1) * whole
-        while progress(folder / "killed") < wanted and not has_ended(pid):
+        while progress(store) < wanted and not has_ended(pid):
             time.sleep(0.01)
         time.sleep(generator.uniform(0, 0.3))
         os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code == 0:
+            break
         # Started again while workers of the killed one may still be there.
-        finished = len(list((folder / "killed").glob("*/results.json")))
-        kills.append({"code": code, "finished": finished, "session": pid})
-    pid = start(file, folder / "killed")
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        kills.append({"code": code, "finished": len(list(store.glob("*/results.json"))), "session": pid})
+    return kills
+
+
+def main() -> None:
+    how, folder, n_kills, seed, n_updates, n_seeds = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:7])
+    generator = random.Random(seed)
+    session = {"fork": fork_session, "command": command_session}[how]
+    start = partial(session, write_file(folder, n_updates, n_seeds))
+    assert os.waitstatus_to_exitcode(os.waitpid(start(folder / "undisturbed"), 0)[1]) == 0
+    whole = progress(folder / "undisturbed")
+    kills: list[dict[str, Any]] = []
+    codes = []
+    for number in range(MOST_FOLDERS):
+        store = folder / f"killed-{number}"
+        kills += kill_sessions(start, store, n_kills - len(kills), whole, generator)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(start(store), 0)[1]))
+        if len(kills) == n_kills:
+            break
     outlived = [wait_for_end(kill["session"]) for kill in kills]
-    print(json.dumps({"kills": kills, "code": code, "outlived": outlived}))
+    print(json.dumps({"kills": kills, "codes": codes, "outlived": outlived}))
 
 
 if __name__ == "__main__":

@@ -22,26 +22,29 @@ def run_and_kill(
     found = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert found.returncode == 0, found.stderr
     report: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
-    assert report["code"] == 0, [path.read_text() for path in folder.glob("*.log")]
+    assert set(report["codes"]) == {0}, [path.read_text() for path in folder.glob("*.log")]
+    assert [kill["code"] for kill in report["kills"]] == [-9] * n_kills
     return report
 
 
 def check_same_results(folder: Path, n_runs: int = 6) -> None:
-    undisturbed, killed = folder / "undisturbed", folder / "killed"
+    undisturbed = folder / "undisturbed"
     written = (undisturbed / FOLDER / "results.jsonl").read_bytes()
     assert len(written.splitlines()) == n_runs
-    assert (killed / FOLDER / "results.jsonl").read_bytes() == written
     runs = sorted(path.parent.name for path in undisturbed.glob("*/recipe.yaml"))
-    assert sorted(path.parent.name for path in killed.glob("*/recipe.yaml")) == runs
-    for run in runs:
-        assert (killed / run / "metrics.jsonl").read_bytes() == (undisturbed / run / "metrics.jsonl").read_bytes()
-    assert not list(killed.rglob(".partial-*"))
+    stores = list(folder.glob("killed-[0-9]"))
+    assert stores
+    for killed in stores:
+        assert (killed / FOLDER / "results.jsonl").read_bytes() == written
+        assert sorted(path.parent.name for path in killed.glob("*/recipe.yaml")) == runs
+        for run in runs:
+            assert (killed / run / "metrics.jsonl").read_bytes() == (undisturbed / run / "metrics.jsonl").read_bytes()
+        assert not list(killed.rglob(".partial-*"))
 
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_and_started_again_ends_with_the_same_results(tmp_path: Path) -> None:
     report = run_and_kill("fork", tmp_path, n_kills=1, seed=3, n_updates=9, n_seeds=1)
-    assert [kill["code"] for kill in report["kills"]] == [-9]
     assert report["kills"][0]["finished"] < 3
     check_same_results(tmp_path, n_runs=3)
 
@@ -49,7 +52,6 @@ def test_a_sweep_that_is_killed_and_started_again_ends_with_the_same_results(tmp
 @pytest.mark.slow
 def test_five_kills_of_the_command_leave_no_trace_in_the_results_and_no_worker_behind(tmp_path: Path) -> None:
     report = run_and_kill("command", tmp_path, n_kills=5, seed=5)
-    assert [kill["code"] for kill in report["kills"]].count(-9) >= 2
     assert max(report["outlived"]) < 1
     check_same_results(tmp_path)
 
