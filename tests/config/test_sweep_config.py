@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from ostinato.config.files import parse_overrides
 from ostinato.config.load import check_settings
 from ostinato.config.measures import EvaluateMeasure, as_overrides
 from ostinato.config.sweep import SweepConfig
@@ -25,6 +26,20 @@ def test_settings_of_an_arm_are_dotted_or_nested_and_of_any_type() -> None:
     assert as_overrides(settings) == [
         *("a.b=1e-05", "c.d.e=null", 'c.f=[1, "x"]', "g={}", "h=\"${seed} and 'é'\"", "i=true")
     ]
+
+
+def test_names_of_the_users_own_keep_the_dots_that_are_in_them() -> None:
+    mixture = {"column": "set", "weights": {"wiki.en": 2, "books.en": 1}}
+    settings = {"data": {"mixture": mixture, "test": {"wmt.14": "t.jsonl"}, "train": "a"}, "data.test": {"gen": "g"}}
+    found = as_overrides(settings)
+    assert found == [
+        'data.mixture.column="set"',
+        'data.mixture.weights={"wiki.en": 2, "books.en": 1}',
+        *('data.test={"wmt.14": "t.jsonl"}', 'data.train="a"', 'data.test.gen="g"'),
+    ]
+    names = {"mixture": mixture, "test": {"wmt.14": "t.jsonl", "gen": "g"}, "train": "a"}
+    assert parse_overrides(found) == {"data": names}
+    assert as_overrides({"data.mixture": {"weights": {"a.b": 1}}}) == ['data.mixture.weights={"a.b": 1}']
 
 
 def test_everything_wrong_in_the_types_of_a_sweep_is_reported_at_once_also_inside_of_lists() -> None:
@@ -106,6 +121,9 @@ def test_times_are_told_from_what_is_the_same_every_time() -> None:
     paths = ["training_seconds", "seconds", "decoding_seconds", "by.seconds.exact_match", "tokens_per_second", "loss"]
     sweep = check(measures=[{"name": path, "kind": "result", "path": path} for path in paths])
     assert [measure.is_timing for measure in sweep.measures] == [True, True, True, False, True, False]
+    columns = ["ms an example", "parameters", "items"]
+    analyses = [{"name": c, "kind": "analysis", "study": "budget", "table": {"column": c}} for c in columns]
+    assert [measure.is_timing for measure in check(measures=analyses).measures] == [True, False, False]
 
 
 def test_evaluations_that_differ_in_name_and_path_only_have_the_same_settings() -> None:

@@ -216,6 +216,18 @@ def test_markdown_leaves_missing_scores_empty_and_groups_thousands() -> None:
     ]
 
 
+def test_markdown_keeps_bars_of_names_inside_their_cells_and_writes_large_numbers_out() -> None:
+    text = markdown(["a|b", "M MACs"], [["x|y", 12345.67], ["z", 999.96], ["w", 1e20], ["v", float("inf")]])
+    assert text.splitlines() == [
+        r"| a\|b | M MACs |",
+        "|---|---|",
+        r"| x\|y | 12,345.7 |",
+        "| z | 1000 |",
+        "| w | 1e+20 |",
+        "| v | inf |",
+    ]
+
+
 def test_a_share_that_is_not_all_is_not_written_as_1() -> None:
     texts = [four_digits(value) for value in (29_999 / 30_000, 1 - 2**-53, 1.0, 1.00001, 0.99994)]
     assert texts == ["0.99997", "0.9999999999999999", "1", "1", "0.9999"]

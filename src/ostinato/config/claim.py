@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ostinato.config.base import Config, Count, Positive, Size, SizeOrZero
+from ostinato.config.files import INPUT
 from ostinato.config.measures import TableSelection
 from ostinato.config.sweep import EqualConfig
 from ostinato.errors import Problem
@@ -318,8 +319,8 @@ class ClaimConfig(Config):
     design: DesignConfig | None = None
     """What the arms differ in, and what is equal. A sweep needs one."""
     inputs: dict[str, str] = Field(default_factory=dict)
-    """Files that the user names (`--input NAME=PATH`), with what they should be; "input:NAME" anywhere in the source
-    stands for the path."""
+    """Files that the user names (`--input NAME=PATH`), with what they should be; "input:NAME" in the source's
+    sweep stands for the path."""
     minutes: Positive
     """Duration on two CPU cores when nothing has been trained yet."""
     expect: Annotated[list[ExpectationConfig], Field(min_length=1)]
@@ -333,7 +334,7 @@ class ClaimConfig(Config):
     """The same claim for one hour of a large GPU: settings that replace those above, by dotted keys."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Limits that are no effect; trained models without design or control."""
+        """Limits that are no effect; trained models without design or control; inputs outside the sweep."""
         for place, one in enumerate(self.expect):
             low, high = one.band
             if isinstance(one.statistic, SpreadStatistic) and (low not in (None, 0.0) or high is None or high <= 0):
@@ -351,6 +352,11 @@ class ClaimConfig(Config):
             yield Problem(f"{path}controls", twice, "each control needs words of its own, by which it is named")
         if not isinstance(self.source, SweepSource):
             return
+        of_controls = {f"controls.{place}": control.overrides for place, control in enumerate(self.controls)}
+        for name, overrides in {"source": self.source.overrides, **of_controls}.items():
+            if any(INPUT in text for text in overrides):
+                reason = f"{INPUT}NAME stands for a file in source.sweep only: write it there, under an arm's set"
+                yield Problem(f"{path}{name}.overrides", overrides, reason)
         if self.design is None:
             yield Problem(f"{path}design", None, "must say what the arms differ in: models are trained")
         if not self.controls:

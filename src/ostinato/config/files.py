@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
+from ostinato.config.measures import as_overrides
 from ostinato.config.renamed import with_new_names
 from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slots_of
 from ostinato.errors import ConfigError, Problem, on_one_line, without_controls
@@ -165,6 +166,8 @@ def say_once(line: str) -> None:
 def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
     """Return settings in which every "input:NAME" is the absolute path of the file that the user gave this name.
 
+    It is filled in inside the texts of a sweep's `overrides`, too.
+
     Raises:
         ConfigError: names without a file, files that are not there, and names that occur nowhere.
     """
@@ -178,6 +181,8 @@ def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
         return str(Path(inputs.get(name, name)).absolute())
 
     found: Settings = map_texts(settings, filled)
+    if isinstance(texts := settings.get("overrides"), list):
+        found["overrides"] = [new for text in texts for new in map_override(text, lambda own: map_texts(own, filled))]
     known = f"it has {', '.join(wanted)}" if wanted else "it has none"
     missing = [name for name in wanted if name not in inputs]
     problems = [Problem(f"input.{name}", None, f"needs a file: --input {name}=PATH") for name in missing]
@@ -327,6 +332,16 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
             nested = {name: nested}
         settings = merge(settings, nested, None)
     return settings
+
+
+def map_override(override: Any, change: Callable[[Settings], Settings]) -> list[Any]:
+    """Return what one override becomes when its settings are changed: itself where nothing is, or where it is none."""
+    try:
+        given = parse_overrides([override]) if isinstance(override, str) else {}
+    except ConfigError:  # the check of the sweep says what is wrong with it
+        given = {}
+    changed = change(given)
+    return [override] if changed == given else as_overrides(changed)
 
 
 def parse_value(text: str) -> Any:

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from ostinato.config.base import Config, Size
 from ostinato.config.data import tokenizer_problems
-from ostinato.config.schema import leaves
+from ostinato.config.recipe import Recipe
+from ostinato.config.schema import free_groups, leaves
 from ostinato.errors import Problem
 
 BudgetName = Literal["parameters", "macs", "bytes"]
@@ -29,6 +30,7 @@ FigureName = (
 activations, cache: bytes of each."""
 _TIMES = ("seconds", "per_second")
 _CHANGEABLE = ("decoding.", "data.", "task.")
+_FREE_GROUPS = frozenset(free_groups(Recipe))
 
 
 class Measure(Config):
@@ -148,10 +150,18 @@ class AnalysisMeasure(Measure):
     max_examples: Size = 1000
     """Spread evenly over the split."""
 
+    @property
+    def is_timing(self) -> bool:
+        """True for milliseconds, by the heading of the column."""
+        return self.table.column.startswith("ms ")
+
 
 AnyMeasure = Annotated[ResultMeasure | BudgetMeasure | EvaluateMeasure | AnalysisMeasure, Field(discriminator="kind")]
 
 
 def as_overrides(settings: dict[str, Any]) -> list[str]:
-    """Return settings, dotted or nested, as `dotted.key=value` with the value in JSON, which is YAML."""
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(settings)]
+    """Return settings of a recipe, dotted or nested, as `dotted.key=value` with the value in JSON, which is YAML.
+
+    A group of names of the user's own is one value where a name has a dot in it, which leads to no setting.
+    """
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(settings, free=_FREE_GROUPS)]

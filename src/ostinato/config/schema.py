@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -121,11 +121,16 @@ def map_groups(
     return {key: below(value, slots[key]) if key in slots else value for key, value in changed.items()}
 
 
-def leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting that is not a group of settings, by dotted path."""
+def leaves(settings: Settings, path: str = "", free: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every setting that is not a group of settings, by dotted path.
+
+    Args:
+        free: paths of groups whose keys are names of the user's own: one with a dot in a name is yielded as it is.
+    """
     for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{path}{key}.")
+        has_dots = f"{path}{key}" in free and isinstance(value, dict) and any("." in name for name in value)
+        if isinstance(value, dict) and value and not has_dots:
+            yield from leaves(value, f"{path}{key}.", free)
         else:
             yield f"{path}{key}", value
 
@@ -137,6 +142,23 @@ def fields_below(node: type[BaseModel], path: PathTuple = ()) -> Iterator[PathTu
         inner = slot.nodes.get(slot.default_kind or "") if slot.is_union else slot.nodes.get("")
         if inner is not None and get_origin(slot.annotation) is not list:
             yield from fields_below(inner, (*path, name))
+
+
+def free_groups(node: type[BaseModel], path: PathTuple = ()) -> Iterator[str]:
+    """Yield the settings below a configuration, dotted, whose keys are names of the user's own: they may have dots."""
+
+    def has_names(annotation: Any) -> bool:
+        if get_origin(annotation) is Annotated:
+            return has_names(get_args(annotation)[0])
+        members = _members(annotation)
+        return get_origin(annotation) is dict or (len(members) > 1 and any(map(has_names, members)))
+
+    for name, slot in slots_of(node).items():
+        if has_names(slot.annotation):
+            yield dotted((*path, name))
+        elif get_origin(slot.annotation) is not list:
+            for inner in slot.nodes.values():
+                yield from free_groups(inner, (*path, name))
 
 
 def suggestions(root: type[BaseModel], node: type[BaseModel], path: PathTuple) -> list[PathTuple]:

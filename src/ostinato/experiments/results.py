@@ -227,14 +227,14 @@ def four_digits(value: float) -> str:
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """Return a table in Markdown, numbers with four digits."""
+    """Return a table in Markdown, numbers with four digits, from 1,000 on to a tenth as on a terminal."""
 
     def text(value: object) -> str:
         if value is None:
             return ""
         if isinstance(value, float):
-            return four_digits(value)
-        return f"{value:,}" if isinstance(value, int) else str(value)
+            return f"{value:,.1f}" if 1000 <= abs(value) < 1e15 else four_digits(value)
+        return f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
 
-    body = [f"| {' | '.join(text(cell) for cell in line)} |\n" for line in lines]
-    return "".join([f"| {' | '.join(columns)} |\n", "|---" * len(columns) + "|\n", *body])
+    head, *body = (f"| {' | '.join(map(text, line))} |\n" for line in (columns, *lines))
+    return "".join([head, "|---" * len(columns) + "|\n", *body])

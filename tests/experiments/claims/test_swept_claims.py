@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from claim_files import ALIKE, DIFFERENCE, TINY, swept_claim
 
+from ostinato.config.claim import TuningConfig
 from ostinato.config.files import fill_inputs
 from ostinato.config.measures import TableSelection
 from ostinato.errors import ConfigError, DataError
-from ostinato.experiments.claims.design import named_part, source_sweep
+from ostinato.experiments.claims.design import named_part, source_sweep, tuned, with_chosen
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.experiments.claims.staleness import arm_fingerprints
-from ostinato.experiments.sweep.files import first_recipe
+from ostinato.experiments.sweep.files import first_recipe, load_sweep
 from ostinato.experiments.sweep.measures import select
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -102,11 +103,103 @@ def test_a_claims_changes_make_no_untrained_arm_a_trained_one(tmp_path):
     assert {first_recipe(part, arm).training.n_updates for arm in part.arms} == {0}
 
 
+def test_changes_of_arms_are_added_to_what_the_arms_set_themselves(tmp_path):
+    arms = [{"name": name, "set": {"model": {"encoder": {"n_steps": n}}}} for name, n in (("two", 2), ("three", 3))]
+    claim = swept_claim(tmp_path, "two/loss", sweep=TINY | {"arms": arms}, overrides=["model={d_model: 24}"])
+    source, both = claim.config.source, {("two", "loss"), ("three", "loss")}
+    part, _ = named_part(source_sweep(source, {}), source, both, ["model.decoder={n_steps: 1}"])
+    models = [first_recipe(part, arm).model for arm in part.arms]
+    assert [(one.encoder.n_steps, one.decoder.n_steps, one.d_model) for one in models] == [(2, 1, 24), (3, 1, 24)]
+
+
+def test_changes_win_over_a_setting_that_an_arm_has_dotted_and_nested(tmp_path):
+    dotted = {"training.optimizer.lr": 1e-3, "training.n_updates": 50}
+    nested = dotted | {"training": {"optimizer": {"lr": 3e-3}, "n_updates": 60}}
+    arms = [{"name": "two", "set": dotted}, {"name": "three", "set": nested}]
+    source = swept_claim(tmp_path, "two/loss", sweep=TINY | {"arms": arms}).config.source
+    both = {("two", "loss"), ("three", "loss")}
+    part, _ = named_part(source_sweep(source, {}), source, both, ["training.n_updates=0"])
+    assert [first_recipe(part, arm).training.n_updates for arm in part.arms] == [0, 0]
+
+    part, _ = named_part(source_sweep(source, {}), source, both)
+    tuning = TuningConfig(key="training.optimizer.lr", values=[1e-4, 2e-4], measure="loss", seeds=[101])
+
+    def train_none(trials):
+        rates = [first_recipe(trials, arm).training.optimizer.lr for arm in trials.arms]
+        return [{"arm": arm.name, "values": {"loss": rate}} for arm, rate in zip(trials.arms, rates, strict=True)]
+
+    found = tuned(part, tuning, train_none)
+    assert [one["tried"] for one in found.values()] == [{"0.0001": 1e-4, "0.0002": 2e-4}] * 2
+    chosen = with_chosen(part, tuning, found)
+    assert [first_recipe(chosen, arm).training.optimizer.lr for arm in chosen.arms] == [1e-4, 1e-4]
+
+
+BY_LENGTH = {"name": "by", "kind": "result", "split": "test", "path": "by.length_bucket.*.loss"}
+
+
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        ("two/lsos", r"expect is 'two/lsos': is no measure of two; there are loss, dev loss, entropy, by\.\*, alike$"),
+        ("three/entropy", "'three/entropy': is no measure of three; there are loss, dev loss"),
+        ("two/by", r"'two/by': is no measure of two; there are .* by\.\*"),
+        ("two/loss.3", r"'two/loss\.3': is no measure"),
+        ("three/alike", "'three/alike': is no measure of three"),
+    ],
+)
+def test_a_number_that_no_run_will_have_is_refused_before_any_training(tmp_path, term, said):
+    sweep = TINY | {"measures": [*TINY["measures"], BY_LENGTH]}
+    wrong = [DIFFERENCE | {"statistic": {"kind": "mean", "of": term}}]
+    of_own_runs = [wrong[0] | {"overrides": ["training.n_updates=0"]}]
+    for claim in (
+        swept_claim(tmp_path, "", expect=wrong, sweep=sweep, compared=[ALIKE]),
+        swept_claim(tmp_path, "two/loss", controls=wrong, sweep=sweep, compared=[ALIKE]),
+        swept_claim(tmp_path, "two/loss", controls=of_own_runs, sweep=sweep, compared=[ALIKE]),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            reproduce(claim, Resources(tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_number_of_a_measure_with_several_is_named_with_its_part(tmp_path):
+    claim = swept_claim(tmp_path, "two/by.1-5", sweep=TINY | {"measures": [*TINY["measures"], BY_LENGTH]})
+    part, _ = named_part(source_sweep(claim.config.source, {}), claim.config.source, {("two", "by.1-5")})
+    assert [measure.name for measure in part.measures] == ["by"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"study": "similarty"}, r"source\.compared\.alike\.study is 'similarty': must be one of"),
+        ({"study": "consistency"}, r"alike\.study is 'consistency': does not apply: no sub-layer of its model chooses"),
+        ({"others": [], "over": "each"}, r"alike\.study is 'similarity': does not apply: "),
+        ({"study": "attention"}, r"alike\.table is 'run': is no column; there are stack"),
+        ({"split": "tset"}, r"alike\.split is 'tset': the task"),
+    ],
+)
+def test_a_comparison_that_will_not_be_there_is_refused_before_any_training(tmp_path, changes, said):
+    compared, own = [ALIKE | changes], {"overrides": ["training.n_updates=0"]}
+    control = DIFFERENCE | own | {"statistic": {"kind": "mean", "of": "two/alike"}}
+    for claim in (
+        swept_claim(tmp_path, "two/alike", compared=compared),
+        swept_claim(tmp_path, "two/loss", controls=[control], compared=compared),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            reproduce(claim, Resources(tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_setting_is_not_chosen_by_a_measure_of_several_numbers(tmp_path):
+    tuning = TuningConfig(key="training.optimizer.lr", values=[1e-4, 2e-4], measure="by", seeds=[101])
+    with pytest.raises(ConfigError, match=r"design\.tuning\.measure is 'by': gives several values"):
+        tuned(load_sweep(TINY | {"measures": [BY_LENGTH]}), tuning, lambda trials: pytest.fail("trains"))
+
+
 def test_an_analysis_that_does_not_apply_says_why(tmp_path):
     source = {**TINY, "seeds": [1], "arms": TINY["arms"][:1], "measures": TINY["measures"][:1]}
-    experts = ALIKE | {"name": "IC", "study": "consistency", "others": [], "table": {"column": "IC"}}
-    claim = swept_claim(tmp_path, "two/IC", sweep=source, compared=[experts])
-    with pytest.raises(DataError, match="consistency does not apply"):
+    alone = ALIKE | {"others": [], "table": {"column": "CKA"}}
+    claim = swept_claim(tmp_path, "two/alike", sweep=source, compared=[alone])
+    with pytest.raises(DataError, match="similarity does not apply"):
         reproduce(claim, Resources(tmp_path / "store"))
 
 
@@ -130,6 +223,24 @@ def test_numbers_of_a_table_are_taken_as_asked():
         take: select(table, TableSelection(column="x", take=take), "it") for take in ("mean", "first", "last", "min")
     }
     assert found == {"mean": 3.0, "first": 3.0, "last": 5.0, "min": 1.0}
+
+
+def test_inputs_are_filled_in_in_the_overrides_of_a_sweep_and_refused_in_those_of_a_claim(tmp_path):
+    file = tmp_path / "text, 1.jsonl"
+    file.touch()
+    overrides = ["data.train=input:text", "data={dev: ['input:text', x], test: null}", "model.d_model=", "seed=1"]
+    filled = fill_inputs({"overrides": overrides, "arms": []}, {"text": str(file)})["overrides"]
+    own = f'"{file}"'
+    assert filled == [f"data.train={own}", f'data.dev=[{own}, "x"]', "data.test=null", "model.d_model=", "seed=1"]
+    with pytest.raises(ConfigError, match=r"input\.text is None: needs a file: --input text=PATH"):
+        load_sweep(TINY | {"overrides": ["data.train=input:text"]})
+    with pytest.raises(
+        ConfigError, match=r"source\.overrides is .*: input:NAME stands for a file in source\.sweep only"
+    ):
+        swept_claim(tmp_path, "two/loss", overrides=["data.train=input:text"])
+    control = DIFFERENCE | {"statistic": {"kind": "mean", "of": "two/loss"}, "overrides": ["data.train=input:text"]}
+    with pytest.raises(ConfigError, match=r"controls\.0\.overrides is .*: input:NAME stands for a file"):
+        swept_claim(tmp_path, "two/loss", controls=[control])
 
 
 def test_inputs_are_asked_for_checked_and_filled_in(tmp_path):

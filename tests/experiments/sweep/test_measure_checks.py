@@ -92,6 +92,21 @@ def test_a_measure_that_names_nothing_is_refused_once(measure: dict[str, Any], m
     assert len(caught.value.problems) == 1, "of two arms"
 
 
+def test_a_result_of_a_split_that_is_not_scored_is_refused_also_where_the_recipe_names_none(tmp_path: Path) -> None:
+    files = {split: tmp_path / f"{split}.jsonl" for split in ("train", "dev", "test")}
+    for file in files.values():
+        file.write_text('{"source": "a b", "target": "x"}\n' * 3)
+    measure = {"name": "m", "kind": "result", "split": "dev", "path": "accuracy"}
+    overrides = [f"data.{split}={file}" for split, file in files.items()]
+    settings = sweep_of() | {"recipe": "classification/small", "overrides": overrides, "arms": [{"name": "a"}]}
+    with pytest.raises(
+        ConfigError, match=r"m\.split is 'dev': runs are evaluated on test: name it in evaluation\.splits"
+    ):
+        load_sweep(settings | {"measures": [measure]})
+    load_sweep(settings | {"measures": [measure | {"split": "test"}]})
+    load_sweep(settings | {"measures": [measure], "overrides": [*overrides, "evaluation.splits=[dev]"]})
+
+
 UNIVERSAL = {
     "model.encoder.self_attention.share": "all",
     "model.encoder.ffn.share": "all",

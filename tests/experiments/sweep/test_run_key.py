@@ -461,7 +461,7 @@ def test_of_a_folder_of_runs_those_of_the_sweep_are_taken(tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_not_of_the_sweep_is_refused_with_its_differences(tmp_path: Path) -> None:
-    run = tmp_path / "mine"
+    run = tmp_path / "my run"
     train(load_recipe("digits/transformer", [*SMALL, "seed=9", "training.optimizer.lr=0.5"]), run)
     planned = plan_runs(tiny(seeds=[1]), tmp_path / "store")
     line = "of base, seed 1 it differs in: training.optimizer.lr is 0.5 there and 0.003 in the sweep; seed is 9 there"
@@ -472,7 +472,7 @@ def test_a_run_that_is_not_of_the_sweep_is_refused_with_its_differences(tmp_path
     (run / "versions.json").write_text(json.dumps(versions | {"ostinato": "0.0.1"}))
     assert "it was trained by version 0.0.1, this is" in import_runs([run], planned)[1][run]
     (run / "results.json").unlink()
-    with pytest.raises(ConfigError, match="is not finished"):
+    with pytest.raises(ConfigError, match=r"is not finished: go on with it \(ostinato train '.*/my run' --resume\)"):
         import_runs([run], planned)
     shutil.rmtree(run)
     with pytest.raises(CheckpointError, match="holds no run"):

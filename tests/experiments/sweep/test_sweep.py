@@ -239,6 +239,24 @@ def test_an_arm_starts_from_the_finished_run_of_the_arm_it_comes_after(tmp_path:
         assert (by_name[arm, seed] / "initial.json").is_file()
 
 
+@pytest.mark.slow
+def test_a_run_that_learned_nothing_before_its_store_was_moved_says_what_to_do(tmp_path: Path) -> None:
+    sweep = tiny(seeds=[1], arms=[{"name": "base"}, {"name": "next", "after": "base"}])
+    rows = run_sweep(sweep, tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    begun = tmp_path / "new" / rows[1]["key"][:16]
+    for left in ("results.json", "metrics.jsonl", "timings.jsonl"):
+        (begun / left).unlink()
+    (begun / "checkpoints").rename(begun / "away")
+    said = (
+        r"next: has no checkpoint yet, and the run that it starts from is not at .*/old/.* any more: move it away, and"
+    )
+    with pytest.raises(SweepError, match=said.replace("next", begun.name)):
+        run_sweep(sweep, tmp_path / "new")
+    begun.rename(tmp_path / "interrupted")
+    assert [row["values"] for row in run_sweep(sweep, tmp_path / "new")] == [row["values"] for row in rows]
+
+
 def test_a_run_that_fails_is_named_with_what_waited_for_it_and_the_others_are_done(tmp_path: Path) -> None:
     broken = {"name": "broken", "set": {"training.optimizer.lr": 1e30, "training.schedule.warmup": 0}}
     sweep = tiny(seeds=[1], arms=[broken, {"name": "next", "after": "broken"}, {"name": "base"}])

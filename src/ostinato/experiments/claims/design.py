@@ -12,14 +12,15 @@ from statistics import fmean
 from typing import Any
 
 from ostinato.config.claim import ComparedConfig, DesignConfig, ExpectationConfig, SweepSource, TuningConfig
-from ostinato.config.files import parse_value
+from ostinato.config.files import parse_overrides
 from ostinato.config.load import check_settings
-from ostinato.config.measures import AnalysisMeasure
+from ostinato.config.measures import AnalysisMeasure, Measure, as_overrides
 from ostinato.config.schema import leaves
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem, TrainingError
 from ostinato.experiments.claims.statistics import measured_by, terms_of
 from ostinato.experiments.sweep.files import first_recipe, load_sweep, read_sweep_settings
+from ostinato.experiments.sweep.measure_checks import comparison_problems
 from ostinato.experiments.sweep.run_key import key_settings
 from ostinato.tasks.registry import build_task
 from ostinato.training.prepare import with_splits
@@ -63,32 +64,54 @@ def named_part(
     The arms have the claim's changes, `source.overrides`, and then those of `overrides`.
 
     Raises:
-        ConfigError: arms that the sweep does not have, or a change of the claim's that some arm has of its own: it
-            would make an untrained arm a trained one.
+        ConfigError: arms or measures that the sweep does not have, or a change of the claim's that some arm has of its
+            own: it would make an untrained arm a trained one.
     """
     compared = [one for one in source.compared if (one.arm, one.name) in named]
     names = dict.fromkeys([*(arm for arm, _ in sorted(named)), *(arm for one in compared for arm in one.others)])
     known = {arm.name: arm for arm in sweep.arms}
     if missing := [name for name in names if name not in known]:
         raise ConfigError([Problem("expect", name, f"is no arm; there are {', '.join(known)}") for name in missing])
+    of_several = {(one.arm, one.name) for one in compared}
+    problems = []
+    for name, own in sorted(named - of_several):
+        if not any(_gives(measure, own) for measure in sweep.measures_of(name)):
+            there = [f"{one.name}.*" if _has_parts(one) else one.name for one in sweep.measures_of(name)]
+            there += [one.name for one in source.compared if one.arm == name]
+            reason = f"is no measure of {name}; there are {', '.join(there) or 'none'}"
+            problems.append(Problem("expect", f"{name}/{own}", reason))
+    if problems:
+        raise ConfigError(problems)
     waiting = list(names)
     while waiting:
         after = known[waiting.pop()].after
         if after is not None and after not in names:
             names[after] = None
             waiting.append(after)
-    measures = [
-        measure
-        for measure in sweep.measures
-        # One measure may give several values, NAME.PART.
-        if any(own == measure.name or own.startswith(f"{measure.name}.") for _, own in named)
-    ]
+    measures = [measure for measure in sweep.measures if any(_gives(measure, own) for _, own in named)]
     arms = [arm for arm in sweep.arms if arm.name in names]
     _check_changes(arms, source.overrides)
-    split = (text.partition("=") for text in (*source.overrides, *overrides))
-    changes = {key: parse_value(value) for key, _, value in split}
-    arms = [arm.model_copy(update={"set": {**arm.set, **changes}}) for arm in arms]
+    arms = [_changed(arm, (*source.overrides, *overrides)) for arm in arms]
     return sweep.model_copy(update={"arms": arms, "measures": measures}), compared
+
+
+def _has_parts(measure: Measure) -> bool:
+    """Return whether a measure gives several values, NAME.PART."""
+    return "*" in (measure.picks or "")
+
+
+def _gives(measure: Measure, name: str) -> bool:
+    """Return whether a value of a measure may have a name."""
+    return name.startswith(f"{measure.name}.") if _has_parts(measure) else name == measure.name
+
+
+def _changed(arm: ArmConfig, changes: Sequence[str], **others: Any) -> ArmConfig:
+    """Return an arm with changes after its own, as overrides of a recipe are: a group adds to what is inside it.
+
+    Args:
+        changes: `dotted.key=value`. others: fields of the arm that are replaced.
+    """
+    return arm.model_copy(update={"set": parse_overrides([*arm.overrides(), *changes]), **others})
 
 
 def _check_changes(arms: Sequence[ArmConfig], overrides: Sequence[str]) -> None:
@@ -99,12 +122,12 @@ def _check_changes(arms: Sequence[ArmConfig], overrides: Sequence[str]) -> None:
     """
     problems = []
     for text in overrides:
-        key = text.partition("=")[0].strip()
+        keys = [key for key, _ in leaves(parse_overrides([text]))]
         own = {
             arm.name: {
                 name: value
                 for name, value in leaves(arm.set)
-                if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.")
+                if any(f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for key in keys)
             }
             for arm in arms
         }
@@ -177,6 +200,22 @@ def check_alike(sweep: SweepConfig, design: DesignConfig) -> None:
         raise ConfigError(problems)
 
 
+def check_compared(sweep: SweepConfig, compared: Iterable[ComparedConfig]) -> None:
+    """Refuse measures of several runs that name a study, a column or a split that no run of their arms will have.
+
+    Raises:
+        ConfigError: all of them.
+    """
+    problems = (
+        problem
+        for measure in compared
+        for name in (measure.arm, *measure.others)
+        for problem in comparison_problems(measure, first_recipe(sweep, sweep.arm(name)))
+    )
+    if once := {str(problem): problem for problem in problems}:
+        raise ConfigError(once.values())
+
+
 def check_tuning(
     sweep: SweepConfig, source: SweepSource, tuning: TuningConfig, expect: Iterable[ExpectationConfig]
 ) -> None:
@@ -217,7 +256,8 @@ def tuned(sweep: SweepConfig, tuning: TuningConfig, run: Callable[[SweepConfig],
         By arm {chosen, tried: {value: mean, or None where a trial has no row}}.
 
     Raises:
-        ConfigError: no such measure, or arms that start from others, whose start would have to be tuned first.
+        ConfigError: no such measure, or one of several values; arms that start from others, whose start would have to
+            be tuned first.
         TrainingError: an arm that has no value with all of its rows.
     """
     measures = [measure for measure in sweep.measures if measure.name == tuning.measure]
@@ -225,12 +265,15 @@ def tuned(sweep: SweepConfig, tuning: TuningConfig, run: Callable[[SweepConfig],
         raise ConfigError(
             [Problem("design.tuning.measure", tuning.measure, "is no measure that the claim's sweep has")]
         )
+    if any(map(_has_parts, measures)):
+        reason = "gives several values, and one is needed to choose by: name one in place of * in its path"
+        raise ConfigError([Problem("design.tuning.measure", tuning.measure, reason)])
     trained = [arm for arm in sweep.arms if first_recipe(sweep, arm).training.n_updates]
     if started := [arm.name for arm in trained if arm.after is not None]:
         raise ConfigError([Problem("design.tuning", started[0], "starts from another arm: give it its settings")])
     tries = {(arm.name, str(value)): value for arm in trained for value in tuning.values}
     trials = [
-        arm.model_copy(update={"name": f"{arm.name}, {value}", "set": {**arm.set, tuning.key: value}, "seeds": None})
+        _changed(arm, as_overrides({tuning.key: value}), name=f"{arm.name}, {value}", seeds=None)
         for arm in trained
         for value in tuning.values
     ]
@@ -258,7 +301,7 @@ def tuned(sweep: SweepConfig, tuning: TuningConfig, run: Callable[[SweepConfig],
 def with_chosen(sweep: SweepConfig, tuning: TuningConfig, found: Mapping[str, Any]) -> SweepConfig:
     """Return a sweep whose arms have the setting that they chose; untrained ones chose nothing."""
     arms = [
-        arm.model_copy(update={"set": {**arm.set, tuning.key: found[arm.name]["chosen"]}}) if arm.name in found else arm
+        _changed(arm, as_overrides({tuning.key: found[arm.name]["chosen"]})) if arm.name in found else arm
         for arm in sweep.arms
     ]
     return sweep.model_copy(update={"arms": arms})

@@ -35,6 +35,7 @@ from ostinato.experiments.claims.counts import counted_rows, sized
 from ostinato.experiments.claims.design import (
     Rows,
     check_alike,
+    check_compared,
     check_tuning,
     named_by,
     named_part,
@@ -106,6 +107,9 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
         case SweepSource():
             kept = None if earlier is None or why_stale(claim, earlier) else earlier
             trained = _Trained(claim, source, resources, kept, now["source"])
+            for control in config.controls:
+                if control.overrides:  # what is wrong with it is found before anything is trained
+                    trained.part([control], control)
             rows = trained.rows([*config.expect, *(c for c in config.controls if not c.overrides)])
             control_rows = {c.what: trained.rows([c], c) for c in config.controls if c.overrides}
             chosen = trained.chosen
@@ -158,6 +162,7 @@ class _Trained:
     ) -> None:
         self.claim, self.source, self.resources, self.code = claim, source, resources, code
         self.design = claim.config.design
+        self.whole = source_sweep(source, resources.inputs)
         self.kept: Rows = [] if kept is None else kept.rows
         self.chosen: dict[str, Any] = {} if kept is None else kept.head["tuning"]
         self.kept_began: list[str] = [] if kept is None else [kept.head["began"]]
@@ -165,22 +170,36 @@ class _Trained:
         self.began: list[str] = []
         """When every run began, those of trials and of controls among them."""
 
+    def part(
+        self, expectations: Sequence[ExpectationConfig], control: ControlConfig | None = None
+    ) -> tuple[SweepConfig, list[ComparedConfig]]:
+        """Return the part of the sweep that some numbers name, and the comparisons among them, checked.
+
+        Args:
+            control: whose own runs these are; None: the claim's.
+
+        Raises:
+            ConfigError: what the numbers name is not there, or the arms are not alike.
+        """
+        changes = () if control is None else control.overrides
+        sweep, compared = named_part(self.whole, self.source, named_by(expectations), changes)
+        if self.design is not None:
+            check_alike(sweep, self.design)
+        check_compared(sweep, compared)
+        return sweep, compared
+
     def rows(self, expectations: Sequence[ExpectationConfig], control: ControlConfig | None = None) -> Rows:
         """Return the rows of all arms and seeds that some numbers name; what is missing is trained.
 
         Args:
-            control: whose own runs these are; None: the claim's.
+            control: see `part`.
         """
-        source, resources, design = self.source, self.resources, self.design
-        whole = source_sweep(source, resources.inputs)
-        changes = () if control is None else control.overrides
-        sweep, compared = named_part(whole, source, named_by(expectations), changes)
+        source, resources, design, whole = self.source, self.resources, self.design, self.whole
+        sweep, compared = self.part(expectations, control)
         own_name = f"claims/{self.claim.name}"  # the sweep it is of may have the claim's name
         if control is not None:  # its rows replace none of the claim's
             own_name += f"-control-{self.claim.config.controls.index(control) + 1}"
         sweep = sweep.model_copy(update={"name": own_name, "equal": None if design is None else design.equal})
-        if design is not None:
-            check_alike(sweep, design)
         tuning = None if design is None else design.tuning
         if tuning is not None:
             check_tuning(whole, source, tuning, self.claim.config.expect)

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 from ostinato.config.measures import AnyMeasure
 from ostinato.config.recipe import Recipe
 from ostinato.data.registry import DataAccess
-from ostinato.errors import OstinatoError
+from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.experiments.sweep.locks import BusyError, run_lock
 from ostinato.experiments.sweep.measures import values_of
 from ostinato.experiments.sweep.remote import RemoteError, RemoteStore
@@ -27,7 +27,9 @@ from ostinato.experiments.sweep.watch import Event, EventReporter
 from ostinato.system_errors import describe_failure
 from ostinato.tasks.own_files import SPLITS
 from ostinato.tasks.recipes import load_recipe
+from ostinato.tasks.start import is_run
 from ostinato.training.changes import is_free
+from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.loop import train
 from ostinato.training.reporter import warning_text
 from ostinato.training.rundir import RunDirectory
@@ -142,6 +144,7 @@ def attempt(job: Job, on_event: TakeEvent) -> JobResult:
                     if run.exists:  # What was started under this key is the same run, even if it was called otherwise.
                         found = load_recipe(job.directory)
                         check_kept(job.directory, found, job.recipe, job.name)
+                        _check_begun(run, found)
                         recipe = _placed_as(found, job.recipe)
                     train(recipe, job.directory, resume=run.exists, access=job.access, reporter=reporter)
                     words = []
@@ -174,6 +177,18 @@ def _fetch_start(job: Job, remote: RemoteStore) -> None:
     remote.fetch(Path(start))
     if RunDirectory(Path(start)).results() is None:
         raise RemoteError(f"--store: {remote.name}/{Path(start).name}: is not there, and {job.name} starts from it")
+
+
+def _check_begun(run: RunDirectory, recipe: Recipe) -> None:
+    """Refuse a run that has learned nothing yet, and whose start is gone: in a store that was moved.
+
+    Raises:
+        CheckpointError: it has no checkpoint to go on from, and is to be begun anew.
+    """
+    start = recipe.training.init_from
+    if start is not None and not is_run(start) and Checkpoints(run.checkpoints, keep_last=1).last_update() is None:
+        reason = f"has no checkpoint yet, and the run that it starts from is not at {start} any more"
+        raise CheckpointError(f"{run.path}: {reason}: move it away, and run it again")
 
 
 def _placed_as(recipe: Recipe, other: Recipe) -> Recipe:

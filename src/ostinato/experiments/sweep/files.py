@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ from ostinato.config.files import (
     find_file,
     from_file,
     map_data_paths,
-    parse_overrides,
+    map_override,
     read_yaml,
     shipped_files,
 )
 from ostinato.config.load import check_settings
-from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
@@ -64,18 +63,10 @@ def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
         if isinstance(changes, dict):
             group["set"] = map_data_paths(changes, place)
     if isinstance(overrides := settings.get("overrides"), list):
-        settings["overrides"] = [new for text in overrides for new in _placed(text, place)]
+        settings["overrides"] = [
+            new for text in overrides for new in map_override(text, lambda given: map_data_paths(given, place))
+        ]
     return settings
-
-
-def _placed(override: Any, place: Callable[[str, str], str]) -> list[Any]:
-    """Return what one override becomes when its paths are changed: itself where it has none, or is none."""
-    try:
-        given = parse_overrides([override]) if isinstance(override, str) else {}
-    except ConfigError:  # the check of the sweep says what is wrong with it
-        given = {}
-    changed = map_data_paths(given, place)
-    return [override] if changed == given else as_overrides(changed)
 
 
 def arm_recipe(

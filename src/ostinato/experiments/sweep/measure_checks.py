@@ -15,6 +15,7 @@ from typing import Any
 
 from ostinato.analysis.studies import STUDIES
 from ostinato.budget.sizes import chosen_experts, plans
+from ostinato.config.claim import ComparedConfig
 from ostinato.config.halting import TokenChoiceConfig
 from ostinato.config.measures import AnalysisMeasure, EvaluateMeasure, Measure, ResultMeasure
 from ostinato.config.model import ModelConfig
@@ -47,17 +48,21 @@ def measure_problems(measure: Measure, recipe: Recipe) -> Iterator[Problem]:
     Args:
         recipe: that the run is trained with, with the changes of the measure's `set`.
     """
+    where = f"measures.{measure.name}"
     if isinstance(measure, AnalysisMeasure):
-        yield from _study_problems(measure, recipe)
+        yield from _study_problems(measure, recipe, where, is_alone=True)
     if not isinstance(measure, ResultMeasure | EvaluateMeasure | AnalysisMeasure):
         return
     try:
         task = build_task(recipe.task, recipe.data)
     except ConfigError:  # files that are not here yet: the check of the recipe says so
         return
-    where = f"measures.{measure.name}"
+    scored = with_splits(recipe, task).evaluation.splits or []
     if measure.split is not None and measure.split not in task.splits():
         reason = task.why_no_split(measure.split)
+        yield Problem(f"{where}.split", measure.split, reason)
+    elif isinstance(measure, ResultMeasure) and measure.split is not None and measure.split not in scored:
+        reason = f"runs are evaluated on {', '.join(scored) or 'no split'}: name it in evaluation.splits"
         yield Problem(f"{where}.split", measure.split, reason)
     elif isinstance(measure, EvaluateMeasure):
         yield from _evaluation_problems(measure, recipe, task)
@@ -67,6 +72,19 @@ def measure_problems(measure: Measure, recipe: Recipe) -> Iterator[Problem]:
         tree = _of_a_run(recipe, task) if split is None else _of_a_split(evaluated, recipe, task, split)
         if (lost := _why_no_number(tree, measure.path.split("."), measure.path.count(_ANY) == 1)) is not None:
             yield Problem(f"{where}.path", measure.path, lost)
+
+
+def comparison_problems(measure: ComparedConfig, recipe: Recipe) -> Iterator[Problem]:
+    """Yield what a measure of several runs names and a run of a recipe will not have: a study, a column, a split."""
+    where = f"source.compared.{measure.name}"
+    is_alone = measure.over == "each" and not measure.others
+    yield from _study_problems(measure, recipe, where, is_alone=is_alone)
+    try:
+        task = build_task(recipe.task, recipe.data)
+    except ConfigError:  # files that are not here yet: the check of the recipe says so
+        return
+    if measure.split is not None and measure.split not in task.splits():
+        yield Problem(f"{where}.split", measure.split, task.why_no_split(measure.split))
 
 
 def check_measurable(measures: Sequence[Measure]) -> None:
@@ -87,14 +105,17 @@ def check_measurable(measures: Sequence[Measure]) -> None:
         raise ConfigError(problems)
 
 
-def _study_problems(measure: AnalysisMeasure, recipe: Recipe) -> Iterator[Problem]:
-    key = f"measures.{measure.name}"
+def _study_problems(
+    measure: AnalysisMeasure | ComparedConfig, recipe: Recipe, key: str, *, is_alone: bool
+) -> Iterator[Problem]:
+    """Yield what is wrong with the study and the columns of a measure; `is_alone`: it sees one run at a time."""
     study = next((study for study in STUDIES if study.name == measure.study), None)
     if study is None:
         yield Problem(f"{key}.study", measure.study, f"must be one of {', '.join(study.name for study in STUDIES)}")
         return
     # No run is as many as one where runs are compared.
-    if (why := study.why_never(without_memory(recipe.model)) or study.why_not_together(())) is not None:
+    why = study.why_never(without_memory(recipe.model)) or (study.why_not_together(()) if is_alone else None)
+    if why is not None:
         yield Problem(f"{key}.study", measure.study, f"does not apply: {why}")
     elif study.columns:
         for column in measure.table.missing(study.columns):
