@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ostinato.config.base import Config, Count, Positive, Size, SizeOrZero
-from ostinato.config.files import INPUT
+from ostinato.config.files import INPUT, parse_overrides, texts_of
 from ostinato.config.measures import TableSelection
 from ostinato.config.sweep import EqualConfig
-from ostinato.errors import Problem
+from ostinato.errors import ConfigError, Problem
 
 Paper = Literal["universal-transformer", "sparse-universal-transformer", "one-wide-ffn", "x-moe", "depth"]
 Measured = Annotated[str, Field(pattern=r"^[^/]+/.+$")]
@@ -354,7 +354,11 @@ class ClaimConfig(Config):
             return
         of_controls = {f"controls.{place}": control.overrides for place, control in enumerate(self.controls)}
         for name, overrides in {"source": self.source.overrides, **of_controls}.items():
-            if any(INPUT in text for text in overrides):
+            try:
+                values = [value for _, value in texts_of(parse_overrides(overrides))]
+            except ConfigError:  # the check of overrides says what is wrong with them
+                values = []
+            if any(value.startswith(INPUT) for value in values):
                 reason = f"{INPUT}NAME stands for a file in source.sweep only: write it there, under an arm's set"
                 yield Problem(f"{path}{name}.overrides", overrides, reason)
         if self.design is None:

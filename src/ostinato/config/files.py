@@ -24,7 +24,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from ostinato.config.measures import as_overrides
 from ostinato.config.renamed import with_new_names
 from ostinato.config.schema import Settings, are_alike, child, is_open, keeps_on_change, slots_of
 from ostinato.errors import ConfigError, Problem, on_one_line, without_controls
@@ -161,39 +160,6 @@ def _is_relative(text: str) -> bool:
 def say_once(line: str) -> None:
     """Say a line to the log, once a process."""
     _log.warning(without_controls(line))
-
-
-def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
-    """Return settings in which every "input:NAME" is the absolute path of the file that the user gave this name.
-
-    It is filled in inside the texts of a sweep's `overrides`, too.
-
-    Raises:
-        ConfigError: names without a file, files that are not there, and names that occur nowhere.
-    """
-    wanted: dict[str, None] = {}
-
-    def filled(text: str) -> str:
-        if not text.startswith(INPUT):
-            return text
-        name = text.removeprefix(INPUT)
-        wanted[name] = None
-        return str(Path(inputs.get(name, name)).absolute())
-
-    found: Settings = map_texts(settings, filled)
-    if isinstance(texts := settings.get("overrides"), list):
-        found["overrides"] = [new for text in texts for new in map_override(text, lambda own: map_texts(own, filled))]
-    known = f"it has {', '.join(wanted)}" if wanted else "it has none"
-    missing = [name for name in wanted if name not in inputs]
-    problems = [Problem(f"input.{name}", None, f"needs a file: --input {name}=PATH") for name in missing]
-    for name, path in inputs.items():
-        if name not in wanted:
-            problems.append(Problem(f"input.{name}", path, f"no such input: {known}"))
-        elif not Path(path).is_file():
-            problems.append(Problem(f"input.{name}", path, "there is no such file"))
-    if problems:
-        raise ConfigError(problems)
-    return found
 
 
 def refuse_sweep(path: Path, settings: Settings) -> None:
@@ -334,16 +300,6 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def map_override(override: Any, change: Callable[[Settings], Settings]) -> list[Any]:
-    """Return what one override becomes when its settings are changed: itself where nothing is, or where it is none."""
-    try:
-        given = parse_overrides([override]) if isinstance(override, str) else {}
-    except ConfigError:  # the check of the sweep says what is wrong with it
-        given = {}
-    changed = change(given)
-    return [override] if changed == given else as_overrides(changed)
-
-
 def parse_value(text: str) -> Any:
     """Return what YAML text means: `1e-3` a number, `[a, null]` a list, `null` None; `*.txt` is text."""
     if text.lstrip().startswith("*"):  # to YAML an alias, for which a value by itself has no anchor
@@ -387,7 +343,7 @@ def resolve_references(settings: Settings) -> Settings:
     Raises:
         ConfigError: a reference to nothing, or to what holds references itself, or anything else in `${...}`.
     """
-    texts = dict(_texts(settings))
+    texts = dict(texts_of(settings))
     if not any("${" in text for text in texts.values()):
         return copy.deepcopy(settings)
     holders = [key for key, text in texts.items() if _REFERENCE.search(text)]
@@ -442,17 +398,17 @@ def map_texts(value: Any, change: Callable[[str], str] = str) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def texts_of(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield every text among settings, by its path as OmegaConf writes it."""
     match value:
         case str():
             yield path, value
         case dict():
             for key, item in value.items():
-                yield from _texts(item, f"{path}.{key}" if path else str(key))
+                yield from texts_of(item, f"{path}.{key}" if path else str(key))
         case list():
             for i, item in enumerate(value):
-                yield from _texts(item, f"{path}[{i}]")
+                yield from texts_of(item, f"{path}[{i}]")
 
 
 def _short(text: str) -> str:

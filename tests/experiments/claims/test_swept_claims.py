@@ -6,13 +6,12 @@ import pytest
 from claim_files import ALIKE, DIFFERENCE, TINY, swept_claim
 
 from ostinato.config.claim import TuningConfig
-from ostinato.config.files import fill_inputs
 from ostinato.config.measures import TableSelection
 from ostinato.errors import ConfigError, DataError
 from ostinato.experiments.claims.design import named_part, source_sweep, tuned, with_chosen
 from ostinato.experiments.claims.reproduce import Resources, reproduce
 from ostinato.experiments.claims.staleness import arm_fingerprints
-from ostinato.experiments.sweep.files import first_recipe, load_sweep
+from ostinato.experiments.sweep.files import fill_inputs, first_recipe, load_sweep
 from ostinato.experiments.sweep.measures import select
 from ostinato.tasks.recipes import load_recipe
 from ostinato.training import train
@@ -241,6 +240,8 @@ def test_inputs_are_filled_in_in_the_overrides_of_a_sweep_and_refused_in_those_o
     control = DIFFERENCE | {"statistic": {"kind": "mean", "of": "two/loss"}, "overrides": ["data.train=input:text"]}
     with pytest.raises(ConfigError, match=r"controls\.0\.overrides is .*: input:NAME stands for a file"):
         swept_claim(tmp_path, "two/loss", controls=[control])
+    # A column may have that name.
+    swept_claim(tmp_path, "two/loss", overrides=["data.train.columns={input: source, target: answer}"])
 
 
 def test_inputs_are_asked_for_checked_and_filled_in(tmp_path):

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ostinato.config.files import (
+    INPUT,
     YAML_SUFFIXES,
-    fill_inputs,
     find_file,
     from_file,
     map_data_paths,
-    map_override,
+    map_texts,
+    parse_overrides,
     read_yaml,
     shipped_files,
 )
 from ostinato.config.load import check_settings
+from ostinato.config.measures import as_overrides
 from ostinato.config.recipe import Recipe
+from ostinato.config.schema import Settings
 from ostinato.config.sweep import ArmConfig, SweepConfig
 from ostinato.errors import ConfigError, Problem
 from ostinato.experiments.sweep.measure_checks import measure_problems
@@ -64,9 +67,52 @@ def read_sweep_settings(name_or_path: str | Path) -> dict[str, Any]:
             group["set"] = map_data_paths(changes, place)
     if isinstance(overrides := settings.get("overrides"), list):
         settings["overrides"] = [
-            new for text in overrides for new in map_override(text, lambda given: map_data_paths(given, place))
+            new for text in overrides for new in _map_override(text, lambda given: map_data_paths(given, place))
         ]
     return settings
+
+
+def fill_inputs(settings: Settings, inputs: Mapping[str, str]) -> Settings:
+    """Return settings in which every "input:NAME" is the absolute path of the file that the user gave this name.
+
+    It is filled in inside the texts of a sweep's `overrides`, too.
+
+    Raises:
+        ConfigError: names without a file, files that are not there, and names that occur nowhere.
+    """
+    wanted: dict[str, None] = {}
+
+    def filled(text: str) -> str:
+        if not text.startswith(INPUT):
+            return text
+        name = text.removeprefix(INPUT)
+        wanted[name] = None
+        return str(Path(inputs.get(name, name)).absolute())
+
+    found: Settings = map_texts(settings, filled)
+    if isinstance(texts := settings.get("overrides"), list):
+        found["overrides"] = [new for text in texts for new in _map_override(text, lambda own: map_texts(own, filled))]
+    known = f"it has {', '.join(wanted)}" if wanted else "it has none"
+    missing = [name for name in wanted if name not in inputs]
+    problems = [Problem(f"input.{name}", None, f"needs a file: --input {name}=PATH") for name in missing]
+    for name, path in inputs.items():
+        if name not in wanted:
+            problems.append(Problem(f"input.{name}", path, f"no such input: {known}"))
+        elif not Path(path).is_file():
+            problems.append(Problem(f"input.{name}", path, "there is no such file"))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _map_override(override: Any, change: Callable[[Settings], Settings]) -> list[Any]:
+    """Return what one override becomes when its settings are changed: itself where nothing is, or where it is none."""
+    try:
+        given = parse_overrides([override]) if isinstance(override, str) else {}
+    except ConfigError:  # the check of the sweep says what is wrong with it
+        given = {}
+    changed = change(given)
+    return [override] if changed == given else as_overrides(changed)
 
 
 def arm_recipe(
