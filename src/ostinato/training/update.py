@@ -134,7 +134,7 @@ class Updater:
         n_labels, n = sum(batch.n_labels for batch in batches), len(batches)
         update = self.config.n_updates if update is None else update
         sums: list[LossSums] = []
-        second_V = torch.zeros(2, device=self.model.device)
+        second_V = torch.zeros(2, device=self.model.device) if self.config.consistency.is_there else None
         observations: _Observations = (None, None)
         drawn = draw_rounds(self.config.rounds, self.seed, update, sum(batch.n_sentences for batch in batches))
         halts, first, cut = update > self.config.halting.off_updates, 0, self.config.rounds
@@ -158,17 +158,21 @@ class Updater:
             ):
                 found, second, observations = self._backward(batch, n_labels, update, observed and number == n)
             sums.append(found)
-            second_V = second_V if second is None else second_V + torch.stack(second).detach().float()
+            if second_V is not None and second is not None:
+                second_V = second_V + torch.stack(second).detach().float()
         depth, routing = observations
         numbers_V = torch.stack([*(s.loss.detach().float() for s in sums), *(s.nll.float() for s in sums)])
-        numbers_V = torch.cat([numbers_V, second_V, *([] if depth is None else [depth.values_V])])
+        if others := [x for x in (second_V, None if depth is None else depth.values_V) if x is not None]:
+            numbers_V = torch.cat([numbers_V, *others])
         numbers_V = self.parallel.add_up(numbers_V)
         norm_scalar = self.parallel.norm()
         tensors = [norm_scalar[None].float(), numbers_V, *([] if routing is None else [routing.values_V])]
         # All numbers come to the host in one copy, for which a process waits (docs/gpu.md says for what else it does).
         values = iter(torch.cat(tensors).tolist())
         norm, losses, nlls = next(values), list(islice(values, n)), list(islice(values, n))
-        consistency = _record_of_second(list(islice(values, 2)), self.config.consistency)
+        consistency = None
+        if second_V is not None:
+            consistency = _record_of_second(list(islice(values, 2)), self.config.consistency)
         depths, routed = (
             None if observation is None else observation.record(list(islice(values, len(observation.values_V))))
             for observation in observations
