@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial
@@ -76,6 +77,11 @@ def read_yaml(path: Path) -> Settings:
         raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    return parse_yaml(text, path)
+
+
+def parse_yaml(text: str, path: Path) -> Settings:
+    """Return the settings in the text of a YAML file, as `read_yaml` does."""
     try:
         data = _parsed(text)
     except yaml.MarkedYAMLError as error:
@@ -169,7 +175,8 @@ def refuse_sweep(path: Path, settings: Settings) -> None:
         ConfigError: with the commands that read a sweep.
     """
     if isinstance(settings.get("arms"), list):
-        raise ConfigError(f"{path}: is a sweep, not a recipe: ostinato sweep {path}, ostinato table {path}")
+        named = shlex.quote(str(path))
+        raise ConfigError(f"{path}: is a sweep, not a recipe: ostinato sweep {named}, ostinato table {named}")
 
 
 def read_recipe(

@@ -18,11 +18,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ostinato.config.claim import SweepSource
-from ostinato.config.files import read_yaml, shipped_files
+from ostinato.config.files import parse_yaml, read_yaml, shipped_files
 from ostinato.errors import ConfigError
 from ostinato.experiments.claims.design import named_by
 from ostinato.experiments.claims.files import (
@@ -94,7 +93,7 @@ def why_not_registered(claim: Claim, outcome: Outcome, directory: Path) -> str |
         then = [one for one in _history(path) if one.seconds <= began.timestamp()]
         if not then or then[0].text is None:
             return f"its runs began before the sweep {source.sweep} was committed"
-        if _named_settings(_settings(then[0].text), claim) != _named_settings(read_yaml(path), claim):
+        if _named_settings(parse_yaml(then[0].text, path), claim) != _named_settings(read_yaml(path), claim):
             return f"what it names of the sweep {source.sweep} has changed since its runs ({then[0].name[:7]})"
     own = _seeds_of(outcome.rows)
     for commit in _history(outcome_path(claim, directory)):
@@ -116,17 +115,9 @@ def _seeds_of(rows: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:
 def _hash_of(text: str, claim: Claim) -> str | None:
     """Return what a claim's file registered, given its text; None where it was no YAML."""
     try:
-        return registered_hash(_settings(text), claim.variant)
+        return registered_hash(parse_yaml(text, claim.path), claim.variant)
     except ConfigError:
         return None
-
-
-def _settings(text: str) -> dict[str, Any]:
-    """Return the settings in a YAML file's text."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "committed.yaml"
-        path.write_text(text, encoding="utf-8")
-        return read_yaml(path)
 
 
 def _named_settings(settings: dict[str, Any], claim: Claim) -> dict[str, Any]:
