@@ -9,6 +9,7 @@ from tables import axis, candidate, space
 from ostinato.advise.answer import LATENCY, RATE, Answer, decisive, importance, is_too_slow, make_answer
 from ostinato.advise.candidates import BASE, Candidate
 from ostinato.advise.comparison import adjusted_means, compare
+from ostinato.advise.curves import Expected
 from ostinato.advise.halving import Found
 from ostinato.advise.limits import LatencyLimit, Limits
 from ostinato.advise.trials import Trial, TrialOutcome
@@ -333,6 +334,18 @@ def test_one_rate_of_several_is_a_warning() -> None:
     assert found.warnings == [
         "there was time for the learning rate x 1 only: candidates may differ by what rate suits them"
     ]
+
+
+def test_learning_rates_of_one_seed_are_no_spread_between_seeds() -> None:
+    def expected(rates: list[float]) -> Expected | None:
+        stage = [one for rate in rates for one in outcomes({"a": [rate], "b": [2 * rate]}, 10, rate)]
+        found = make_answer(
+            Found([stage]), [candidate("a"), candidate("b")], SPACE, "loss", "min", Limits(parameters=10),
+            latencies={}, length=90, trainings_an_hour={}, n_untried=0, most_seeds=5,
+        )  # fmt: skip
+        return found.best.expected
+
+    assert expected([1.0, 2.0, 5.0]) == expected([1.0])
 
 
 STOPPED = [outcomes({"a": [1.0], "b": [2.0]}, 10), outcomes({"a": [1.0], "b": [2.0]}, 30)]

@@ -20,7 +20,7 @@ RATES = (0.3, 1.0, 3.0)
 def pace(folder: Path, hours: float, most: int = 100_000, question: str = "x") -> Pace:
     """Return the pace of trainings of 2 s and 0.1 s an update for the first candidate."""
     journal = Journal(folder, {"question": question})
-    made = Pace(journal, COSTS, Halving(RATES, "min", "c0"), 1, time.monotonic() + 3600 * hours, most)
+    made = Pace(journal, COSTS, Halving(RATES, "min", "c0", length=most), 1, time.monotonic() + 3600 * hours)
     made.probe(Formula(lambda trial: 1.0))
     return made
 
@@ -98,7 +98,7 @@ def test_another_question_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_that_cannot_be_trained_is_an_error(tmp_path: Path) -> None:
     journal = Journal(tmp_path, {})
-    ours = Pace(journal, COSTS, Halving(RATES, "min"), 1, time.monotonic() + 100, 100)
+    ours = Pace(journal, COSTS, Halving(RATES, "min", length=100), 1, time.monotonic() + 100)
     with pytest.raises(ConfigError, match="c0 cannot be trained: update 3: the loss is nan"):
         ours.probe(Formula(lambda trial: None))
 
@@ -109,7 +109,7 @@ def test_of_a_recipe_that_fails_with_a_traceback_the_last_line_is_told(tmp_path:
             lines = ["failed: Traceback (most recent call last):", *["  File"] * 40, "ValueError: shapes"]
             return [TrialOutcome(trial, None, reason="\n".join(lines)) for trial in trials]
 
-    ours = Pace(Journal(tmp_path, {}), COSTS, Halving(RATES, "min"), 1, time.monotonic() + 100, 100)
+    ours = Pace(Journal(tmp_path, {}), COSTS, Halving(RATES, "min", length=100), 1, time.monotonic() + 100)
     with pytest.raises(ConfigError, match=r"c0 cannot be trained: failed: Traceback .*\n  \.\.\.\nValueError: shapes$"):
         ours.probe(Failing())
 
@@ -120,7 +120,8 @@ def test_a_last_stage_is_sized_for_seeds_that_are_trained_one_after_the_other(
 ) -> None:
     def last_stage(n_workers: int) -> int:
         journal = Journal(tmp_path / str(n_workers), {"question": "x"})
-        made = Pace(journal, COSTS, Halving(RATES, "min", "c0"), n_workers, time.monotonic() + 3600, 100_000)
+        halving = Halving(RATES, "min", "c0", length=100_000)
+        made = Pace(journal, COSTS, halving, n_workers, time.monotonic() + 3600)
         made.probe(Formula(lambda trial: 1.0))
         return made.size_of(2, going_on(["c0", "c1", "c2", "c3"], 100, 12.0), list(COSTS), RATES)
 
@@ -130,7 +131,8 @@ def test_a_last_stage_is_sized_for_seeds_that_are_trained_one_after_the_other(
 def test_where_there_is_no_time_for_all_rates_the_one_nearest_the_recipes_is_taken(tmp_path: Path) -> None:
     trainer, grid = Formula(lambda trial: 1.0), (0.02, 0.05, 0.1)
     journal = Journal(tmp_path, {"question": "x"})
-    ours = Pace(journal, COSTS, Halving(grid, "min", "c0"), 1, time.monotonic() + 0.25 * 3600, 100_000)
+    halving = Halving(grid, "min", "c0", length=100_000)
+    ours = Pace(journal, COSTS, halving, 1, time.monotonic() + 0.25 * 3600)
     ours.probe(trainer)
     assert {trial.rate for trial in trainer.trained} == {0.1}
     assert ours.shorten(grid)[1] == (0.1,)

@@ -158,7 +158,7 @@ def advise(
             bounds=range_of(task.metric),
         )
         costs = {one.name: one.figures["macs"] for one in task.candidates.found}
-        pace = Pace(journal, costs, halving, question.n_workers, deadline, halving.length)
+        pace = Pace(journal, costs, halving, question.n_workers, deadline)
         device = task.recipe.training.device
         clock = Latencies(journal, task.candidates.found, task.limits, question.n_threads, device)
         found, n_tried = _searched(trainer, halving, pace, clock, say)

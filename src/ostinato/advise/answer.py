@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.advise.candidates import BASE, Candidate
-from ostinato.advise.comparison import adjusted_means, compare, n_pairs
+from ostinato.advise.comparison import adjusted_means, compare, n_pairs, scores_by_seed
 from ostinato.advise.curves import Expected
 from ostinato.advise.halving import N_STAGES, Found, drift_of, expect
 from ostinato.advise.limits import Limits
@@ -305,11 +305,7 @@ def _is_same_model(a: Trial, b: Trial) -> bool:
 
 def _seed_noise(outcomes: Sequence[TrialOutcome]) -> float:
     """Return the standard deviation between seeds, pooled over candidates; 0 where none has two seeds."""
-    groups: dict[str, list[float]] = {}
-    for one in outcomes:
-        if one.score is not None:
-            groups.setdefault(one.trial.candidate, []).append(one.score)
-    spreads = [stdev(group) ** 2 for group in groups.values() if len(group) > 1]
+    spreads = [stdev(by_seed.values()) ** 2 for by_seed in scores_by_seed(outcomes).values() if len(by_seed) > 1]
     return float(fmean(spreads) ** 0.5) if spreads else 0.0
 
 

@@ -11,7 +11,7 @@ from ostinato.advise.limits import Limits
 from ostinato.errors import OstinatoError
 from ostinato.evaluation.timing import Effort
 from ostinato.experiments.timing.latency import Timer
-from ostinato.experiments.timing.workloads import TimedModel, Workload
+from ostinato.experiments.timing.workloads import Workload
 
 LATENCY_EFFORT = Effort(rounds=5, least=3, seconds=5.0)
 
@@ -63,10 +63,7 @@ class Latencies:
             workload = Workload("decoding", batch_size, *lengths, one.decoding.beam, cached_rounds=kept)
         else:
             workload = Workload("forward", batch_size, *lengths)
-        (measured,) = Timer(self._device, self._n_threads).measure(
-            [TimedModel(name, model)], [workload], LATENCY_EFFORT
-        )
-        return measured.median_s
+        return Timer(self._device, self._n_threads).seconds_of(workload, LATENCY_EFFORT)(model)
 
 
 def _place(one: Candidate) -> str:

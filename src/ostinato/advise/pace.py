@@ -33,7 +33,7 @@ class Pace:
 
     Args:
         costs: multiply-accumulates of every candidate, in the order in which they are to be tried, the recipe first.
-        n_workers: trainings at once. deadline: `time.monotonic()` of the end. most: updates of the whole recipe.
+        n_workers: trainings at once. deadline: `time.monotonic()` of the end.
     """
 
     journal: Journal
@@ -41,7 +41,6 @@ class Pace:
     halving: Halving
     n_workers: int
     deadline: float
-    most: int
     _fixed: float = 0.0
     _slopes: dict[str, float] = field(default_factory=dict)
     _decided: list[int] = field(default_factory=list)
@@ -133,7 +132,7 @@ class Pace:
 
     def _most_of(self, stage: int) -> int:
         """Return the updates beyond which a stage needs none: the recipe's in the last one, a third before it."""
-        return max(1, self.most // int(ETA ** (N_STAGES - 1 - stage)))
+        return max(1, self.halving.length // int(ETA ** (N_STAGES - 1 - stage)))
 
     def _left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
