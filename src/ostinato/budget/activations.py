@@ -110,7 +110,7 @@ def activation_parts(run: TrainingPass, n_steps: int | None, vocab_size: int | N
         tokens = run.tokens(own.stack)
         n_after = run.n_predictions if own.stack == last else 1
         n = n_after if own.is_after_loop else 1
-        parts[own.part] += n * own.saved_of_injection(tokens, config.d_model, FLOAT, run.width)
+        parts[own.part] += n * own.saved_of_injection(tokens, config.d_model, run.width)
         if own.segment.time is not None:
             parts[f"{own.stack}.modulation"] += n * time_bytes(config.d_model, own.n_rounds)
         for name in own.norms:
@@ -251,14 +251,14 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
     has_signal = config.positions.kind == "coordinates" or (loop is not None and loop.segment.vectors is not None)
     if loop is not None and loop.changes_states:
         # So it is with what is injected, which may save the states that it changes itself.
-        has_signal = not loop.saves_states(FLOAT, run.width)
+        has_signal = not loop.saves_states(run.width)
     match config.halting:
         case StickBreakingConfig() as rule:
             saved = (n_rounds - 1) * ((3 if rule.dropout else 2) * states + 4 * numbers)
             # What is left is a constant as long as no gate was asked.
             saved += n_rounds * numbers + (states if n_rounds > 1 else 0)
             for planned in firsts[1:]:
-                if loop is not None and loop.saves_states(FLOAT, run.width):
+                if loop is not None and loop.saves_states(run.width):
                     continue
                 if planned is None and not has_signal:
                     continue  # the same states enter the next round, and are counted there
@@ -268,7 +268,7 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
             return saved + ((n_rounds - 1) * states if run.is_recomputed else 0)
         case ExitConfig():
             saved = n_rounds * 5 * numbers + (n_rounds - 1) * run.tokens(stack)
-            if loop is None or not loop.saves_states(FLOAT, run.width):
+            if loop is None or not loop.saves_states(run.width):
                 for planned in firsts[1:]:
                     if planned is None and not has_signal:
                         continue  # the same states leave the round, whose gate is counted next
@@ -285,7 +285,7 @@ def _halting(run: TrainingPass, stack: str, firsts: list[PlannedUse | None], loo
                 saved += states + (2 if capacity == 1 else 3) * numbers
                 # The scores, where nothing else has kept them.
                 saved += numbers if rule.z and capacity == 1 else 0
-                if loop is not None and loop.saves_states(FLOAT, run.width):
+                if loop is not None and loop.saves_states(run.width):
                     continue
                 if planned is None and rule.mix == "add" and not has_signal:
                     continue  # the round leaves them as they are

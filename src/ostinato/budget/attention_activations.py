@@ -39,6 +39,7 @@ class AttentionBytes:
         self.is_cross = planned.use.kind == "cross_attention"
         self.is_given = self.is_cross or planned.borrows_keys  # keys and values come from elsewhere
         self.relative = None if self.is_cross else planned.relative
+        self.has_reach = self.relative is not None and self.relative.reach is not None
         seen = "encoder" if self.is_cross else stack
         self.tokens, self.length, self.n_keys = run.tokens(stack), run.lengths[stack], run.tokens(seen)
         self.n, self.n_sets = n_choices(attention), planned.n_key_sets
@@ -187,27 +188,24 @@ class AttentionBytes:
         """Note the mask that a kernel keeps. The order of the columns needs none; prefixes, several queries a token or
         sets of keys, and a reach do."""
         run, is_many = self.run, self.n > 1 or self.n_sets > 1
-        reach = None if self.relative is None else self.relative.reach
         if isinstance(self.relative, AlibiConfig):
             # In a stack that hides no keys all steps with the same table save one tensor: `activations._table_bytes`.
             is_own = self._mask or is_many or run.is_mixed
             places = self._places or self.n * self.n_sets * self.length**2
             self.kept["mask"] = run.width * self.attention.n_heads * places if is_own else 0
-        elif not self.is_cross and (run.has_prefixes or is_many or reach is not None or self.planned.sees_some):
+        elif not self.is_cross and (run.config.sees_prefix or is_many or self.has_reach or self.planned.sees_some):
             self.kept["mask"] = run.width * self._mask
 
     @property
     def _places(self) -> int:
         """Places of the mask, of every query by itself: later keys, far ones and those left out are hidden."""
-        reach = None if self.relative is None else self.relative.reach
-        one = self.run.mask(self.planned.stack) or (self.length**2 if reach is not None else 0)
+        one = self.run.mask(self.planned.stack) or (self.length**2 if self.has_reach else 0)
         return self.n * self.n_sets * (self.run.batch * self.length**2 if self.planned.sees_some else one)
 
     @property
     def _mask(self) -> int:
         """Places of the mask that is saved: where each query of a sentence sees the same keys, one row for all."""
-        reach = None if self.relative is None else self.relative.reach
-        hides = bool(self.run.mask(self.planned.stack)) or reach is not None
+        hides = bool(self.run.mask(self.planned.stack)) or self.has_reach
         if self.planned.sees_some and not hides:
             return self.n_sets * self.run.batch * self.length
         return self._places

@@ -22,16 +22,14 @@ has, and less than one token: it is not among the MACs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ostinato.budget.sizes import PlannedUse, hidden_branches, inner_width, keys_width
+from ostinato.budget.training_pass import FLOAT
 from ostinato.config.experts import ExpertAttentionConfig, ExpertFeedForwardConfig
-from ostinato.config.sub_layers import GATED, AttentionConfig, DenseFeedForwardConfig
-
-if TYPE_CHECKING:
-    from ostinato.budget.sizes import PlannedUse
+from ostinato.config.sub_layers import AttentionConfig, DenseFeedForwardConfig
 
 _N_SINUSOIDS = 256
-_FLOAT = 4
 
 
 class DeltaMap(NamedTuple):
@@ -65,7 +63,7 @@ def delta_maps(planned: PlannedUse, d_model: int) -> list[DeltaMap]:
         return []
     match planned.sub:
         case AttentionConfig() as attention:
-            inner, keys = (n * attention.head_width(d_model) for n in (attention.n_heads, attention.n_key_heads))
+            inner, keys = inner_width(attention, d_model), keys_width(attention, d_model)
             made = [] if planned.use.kind == "cross_attention" else [DeltaMap(d_model, keys, makes_keys=True)] * 2
             gate = [DeltaMap(d_model, inner)] if attention.output_gate else []
             out = DeltaMap(inner, d_model)
@@ -77,7 +75,7 @@ def delta_maps(planned: PlannedUse, d_model: int) -> list[DeltaMap]:
             up, down = DeltaMap(d_model, ffn.d_ff), DeltaMap(ffn.d_ff, d_model)
             if isinstance(ffn, ExpertFeedForwardConfig):
                 down = down._replace(n_rows=ffn.top_k, n_saved=ffn.top_k + 1)
-            return [up] * (2 if ffn.activation in GATED else 1) + [down]
+            return [up] * hidden_branches(ffn) + [down]
     raise TypeError(f"no deltas are known for {type(planned.sub).__name__}")
 
 
@@ -113,7 +111,7 @@ def delta_bytes(planned: PlannedUse, tokens: int, d_model: int, width: int, *, r
     """
     maps = [one for one in delta_maps(planned, d_model) if not (one.makes_keys and planned.borrows_keys)]
     saved = width * tokens * planned.delta_rank * sum(one.n_saved for one in maps)
-    if width == _FLOAT or not maps:
+    if width == FLOAT or not maps:
         return saved
     # Autocast copies what is read for every product: queries, keys and values are one, or two; a gate is another.
     n_gates = planned.sub.top_k if isinstance(planned.sub, ExpertAttentionConfig) else 0
@@ -127,9 +125,9 @@ def modulation_bytes(planned: PlannedUse, tokens: int, d_model: int, *, reads_tw
     if planned.use.modulation is None:
         return 0
     n_vectors = (2 if reads_twice else 1) * (4 if planned.is_timed else 1)
-    return _FLOAT * d_model * (tokens * (3 if reads_twice else 2) + n_vectors)
+    return FLOAT * d_model * (tokens * (3 if reads_twice else 2) + n_vectors)
 
 
 def time_bytes(d_model: int, n_rounds: int) -> int:
     """Return what the times of all rounds save."""
-    return _FLOAT * n_rounds * (2 * (_N_SINUSOIDS + 2 * d_model) + d_model)
+    return FLOAT * n_rounds * (2 * (_N_SINUSOIDS + 2 * d_model) + d_model)

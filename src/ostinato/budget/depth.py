@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import Rounds, plans
-from ostinato.config.halting import ActConfig, ByLengthConfig, ExitConfig, TokenChoiceConfig
+from ostinato.config.halting import ByLengthConfig, TokenChoiceConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.sub_layers import SeparableConvConfig
 from ostinato.errors import ConfigError, Problem
@@ -102,11 +102,7 @@ def expected_depths(
             if halting.kind == "length":
                 reason = f"the source's length decides ({setting}): every token runs {own} of {rounds} rounds"
             problems.append(Problem(f"expected_depth.{name}", expected, reason))
-        match halting:
-            case ActConfig() | ExitConfig():
-                freezes = name in exits or halting.freeze_halted_state
-            case _:
-                freezes = True
+        freezes = name in exits or getattr(halting, "freeze_halted_state", True)
         reads_columns = any(isinstance(stacks[name].settings_of(use), SeparableConvConfig) for use in plan.uses())
         kind = "exit" if name in exits else halting.kind
         found[name] = ExpectedDepth(float(expected), rounds, kind, freezes and not reads_columns)

@@ -191,10 +191,11 @@ def _named(config: ModelConfig, name: str) -> list[Setting]:
     found = [setting for setting in everything if setting.has_name(wanted)]
     if found:
         return found
-    if unset := [path for path in _without_value(config) if path.split(".")[-len(wanted) :] == wanted]:
+    others = [one for one in _leaves(config) if one[0].split(".")[-len(wanted) :] == wanted]
+    if unset := [path for path, value, is_listed in others if not is_listed and value in (None, "parity")]:
         reason = f"has no value to start from: give it one, for example {ROOT}{unset[0]}=64"
         raise ConfigError([Problem("free", name, reason)])
-    if listed := [path for path in _in_lists(config) if path.split(".")[-len(wanted) :] == wanted]:
+    if listed := [path for path, _, is_listed in others if is_listed]:
         reason = f"stands in a list ({ROOT}{listed[0]}): only settings outside lists can be solved for"
         raise ConfigError([Problem("free", name, reason)])
     keys = list(dict.fromkeys([*(s.path.rsplit(".", 1)[-1] for s in everything), *_ALIASES]))
@@ -204,27 +205,17 @@ def _named(config: ModelConfig, name: str) -> list[Setting]:
     raise ConfigError([Problem("free", name, f"no integer setting of this model has that name{hint}")])
 
 
-def _without_value(node: Config, path: str = "") -> Iterator[str]:
-    """Yield the settings that are null, or that follow from others ("parity")."""
+def _leaves(node: Config, path: str = "", *, is_listed: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    """Yield every setting that is no group: its path, its value, and whether it stands in a list."""
     for name in type(node).model_fields:
         value = getattr(node, name)
         if isinstance(value, Config):
-            yield from _without_value(value, f"{path}{name}.")
-        elif value is None or value == "parity":
-            yield f"{path}{name}"
-
-
-def _in_lists(node: Config, path: str = "", *, is_listed: bool = False) -> Iterator[str]:
-    """Yield the settings of groups that stand in a list."""
-    for name in type(node).model_fields:
-        value = getattr(node, name)
-        if isinstance(value, Config):
-            yield from _in_lists(value, f"{path}{name}.", is_listed=is_listed)
+            yield from _leaves(value, f"{path}{name}.", is_listed=is_listed)
         elif isinstance(value, list) and any(isinstance(one, Config) for one in value):
             for place, one in enumerate(value):
-                yield from _in_lists(one, f"{path}{name}.{place}.", is_listed=True)
-        elif is_listed:
-            yield f"{path}{name}"
+                yield from _leaves(one, f"{path}{name}.{place}.", is_listed=True)
+        else:
+            yield f"{path}{name}", value, is_listed
 
 
 def all_settings(config: ModelConfig) -> Iterator[Setting]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostinato.budget.sizes import Rounds, Weights, plans
+from ostinato.budget.training_pass import FLOAT
 from ostinato.config.loops import SegmentConfig
 from ostinato.config.model import ModelConfig
 from ostinato.config.norm import NormalisationConfig
@@ -86,27 +87,22 @@ class PlannedSegment:
         """Return the bytes that the end map saves."""
         return width * tokens * d_model if self.settings.end_map else 0
 
-    def saved_of_injection(self, tokens: int, d_model: int, number: int, width: int) -> int:
-        """Return the bytes that injection and end map save.
-
-        Args:
-            number, width: bytes of a float32 and of what a product reads.
-        """
-        states, read = number * tokens * d_model, width * tokens * d_model
-        found = self.saved_at_end(tokens, d_model, width)
-        if self.settings.inject.kind == "linear":
-            is_twice = self.settings.state.kind == "input" and width == number
-            return found + read * (self.n_rounds + (0 if is_twice else 1))
-        if self.settings.inject.kind == "decay":
-            is_twice = self.settings.state.kind == "input" and width == number
-            of_channels = number * d_model * (4 * self.n_rounds + 1)
-            return found + (0 if is_twice else read) + states * (1 + self.n_rounds) + of_channels
+    def saved_of_injection(self, tokens: int, d_model: int, width: int) -> int:
+        """Return the bytes that injection and end map save; `width`: of a number that a product reads."""
+        found, read = self.saved_at_end(tokens, d_model, width), width * tokens * d_model
+        of_input = 0 if self.settings.state.kind == "input" and width == FLOAT else read
+        match self.settings.inject.kind:
+            case "linear":
+                return found + of_input + read * self.n_rounds
+            case "decay":
+                of_rounds = FLOAT * d_model * (tokens * (1 + self.n_rounds) + 4 * self.n_rounds + 1)
+                return found + of_input + of_rounds
         return found
 
-    def saves_states(self, number: int, width: int) -> bool:
+    def saves_states(self, width: int) -> bool:
         """Return whether injection saves the states that a round starts from, as they are."""
         kind = self.settings.inject.kind
-        return kind == "decay" or (kind == "linear" and number == width)
+        return kind == "decay" or (kind == "linear" and width == FLOAT)
 
 
 def planned_segments(config: ModelConfig, n_steps: Rounds = None) -> Iterator[PlannedSegment]:

@@ -90,8 +90,11 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     stack, config = planned.stack, run.config
     n_norms = len(planned.use.norms)
     own = _sub_layer(run, planned)
-    if reads_expected_states(planned):
-        states, is_attention = run.tokens(stack) * config.d_model, isinstance(planned.sub, AttentionConfig)
+    tokens, is_attention = run.tokens(stack), isinstance(planned.sub, AttentionConfig)
+    is_expected = reads_expected_states(planned)
+    is_twice = is_expected and is_attention
+    if is_expected:
+        states = tokens * config.d_model
         # Expected states have a norm of their own. A convolution needs none of the states themselves.
         n_norms += 1 if planned.use.before_keys is not None and is_attention else 0
         own += 0 if saves_its_states(run, planned) else FLOAT * states
@@ -99,11 +102,10 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
         has_copy = run.is_mixed and isinstance(planned.sub, ExpertAttentionConfig)
         own += run.width * states if is_attention and not has_copy else 0
     per_use, per_set = copied_weights(planned, config.d_model)
-    tokens, is_twice = run.tokens(stack), reads_expected_states(planned) and isinstance(planned.sub, AttentionConfig)
     found = Counter(
         {
-            f"{stack}.norms": n_norms * norm_bytes(planned.stack_config.norm, run.tokens(stack), config.d_model),
-            f"{stack}.dropout": run.tokens(stack) * config.d_model if config.dropout else 0,
+            f"{stack}.norms": n_norms * norm_bytes(planned.stack_config.norm, tokens, config.d_model),
+            f"{stack}.dropout": tokens * config.d_model if config.dropout else 0,
             "copies": run.copy_of(per_use + (per_set + value_gate_size(planned) if run.is_recomputed else 0)),
             planned.part: own,
             f"{stack}.modulation": modulation_bytes(planned, tokens, config.d_model, reads_twice=is_twice),
@@ -113,12 +115,10 @@ def use_bytes(run: TrainingPass, planned: PlannedUse) -> Counter[str]:
     )
     if isinstance(heads := planned.sub, HeadExpertAttentionConfig) and not planned.borrows_keys:
         # Both routers read the same states; that of values reads expected ones, of which keys are made, too.
-        is_alone = reads_expected_states(planned) and run.is_mixed
-        shared = 0 if is_alone else FLOAT * run.tokens(stack) * config.d_model
-        found[f"{planned.part}.router"] += _decision(run, heads, run.tokens(stack), heads.n_key_heads) - shared
+        shared = 0 if is_expected and run.is_mixed else FLOAT * tokens * config.d_model
+        found[f"{planned.part}.router"] += _decision(run, heads, tokens, heads.n_key_heads) - shared
     if isinstance(routed := planned.sub, RoutedConfig):
-        n_heads = choosing_heads(routed)
-        found[f"{planned.part}.router"] += _decision(run, routed, run.tokens(stack), n_heads)
+        found[f"{planned.part}.router"] += _decision(run, routed, tokens, choosing_heads(routed))
     return found
 
 
@@ -210,7 +210,7 @@ def _convolution(run: TrainingPass, stack: str, conv: SeparableConvConfig) -> in
     return run.width * (run.batch * per_sentence + taps) + dropped
 
 
-def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int, n_heads: int = 1) -> int:
+def _decision(run: TrainingPass, sub: RoutedConfig, tokens: int, n_heads: int) -> int:
     """Return what choosing experts saves, for so many heads: router, gate and the order of the rows."""
     rows, n_experts = n_heads * sub.top_k * tokens, n_heads * sub.n_experts
     dispatch = 3 * ID * rows + 4 * n_experts
@@ -260,10 +260,9 @@ def saves_its_states(run: TrainingPass, planned: PlannedUse | None) -> bool:
     is_normed = planned.use.before is not None or isinstance(planned.sub, SparseLayerConfig)
     if planned.use.scores is not None:
         return True
-    if planned.use.modulation is not None and planned.use.before is None:
-        return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
-    if "before" in PLACES[planned.stack_config.norm.placement] and is_normed:
-        # The norm saves them, unless there is none: a convolution reads expected states only.
+    is_scaled = planned.use.modulation is not None and planned.use.before is None
+    if is_scaled or ("before" in PLACES[planned.stack_config.norm.placement] and is_normed):
+        # What scales them, or the norm, saves them, unless there is none: a convolution reads expected states only.
         return not (isinstance(planned.sub, SeparableConvConfig) and reads_expected_states(planned))
     if isinstance(planned.sub, RoutedConfig) and planned.sub.has_router:
         return True

@@ -45,12 +45,7 @@ class TrainingPass:
         length = self.lengths[stack]
         if stack not in self.config.causal_stacks or length == 1:
             return 0
-        return (self.batch if self.has_prefixes else 1) * length**2
-
-    @property
-    def has_prefixes(self) -> bool:
-        """Whether sentences have a part whose tokens see each other in both directions."""
-        return self.config.sees_prefix
+        return (self.batch if self.config.sees_prefix else 1) * length**2
 
     def copies_heads(self, attention: AttentionConfig) -> bool:
         """Return True where plain matrix products copy keys and values so that the heads are outermost."""

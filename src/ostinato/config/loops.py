@@ -254,20 +254,16 @@ class SegmentConfig(Config):
         if not self._reads_input and not any(one.state.kind == "input" for one in states):
             reason = f"nothing of what enters the segment would be read: let a state add {INPUT}, or start from it"
             yield Problem(f"{path}states", ", ".join(names), reason)
-        for name, plain in (("norms", "shared"), ("vectors", False), ("delta_rank", 0)):
-            if (value := getattr(self, name)) != plain:
-                yield Problem(
-                    f"{path}{name}", value, f"rounds of several states ({path}states) have nothing of their own"
-                )
-        if self.modulation.kind != "none":
-            reason = f"rounds of several states ({path}states) have nothing of their own"
-            yield Problem(f"{path}modulation.kind", self.modulation.kind, reason)
-        for name, value, unset in (
-            ("state", self.state.kind, "input"),
-            ("inject", self.inject.kind, "none"),
-            ("round_norm", self.round_norm, False),
+        own = f"rounds of several states ({path}states) have nothing of their own"
+        beside = f"has no place beside {path}states, each of which says it for itself: remove it"
+        for key, value, unset, reason in (
+            ("norms", self.norms, "shared", own),
+            ("vectors", self.vectors, False, own),
+            ("delta_rank", self.delta_rank, 0, own),
+            ("modulation.kind", self.modulation.kind, "none", own),
+            ("state.kind", self.state.kind, "input", beside),
+            ("inject.kind", self.inject.kind, "none", beside),
+            ("round_norm", self.round_norm, False, beside),
         ):
             if value != unset:
-                key = name if name == "round_norm" else f"{name}.kind"
-                reason = f"has no place beside {path}states, each of which says it for itself: remove it"
                 yield Problem(f"{path}{key}", value, reason)
