@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 def recipe_names(incomplete: str) -> list[str]:
     """Return the names of recipes that begin so."""
@@ -49,8 +47,4 @@ def recipe_names_and_setting_keys(incomplete: str) -> list[str]:
 def _shipped(kind: str, incomplete: str) -> list[str]:
     from ostinato.config.files import shipped_files
 
-    return _beginning(shipped_files(kind), incomplete)
-
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+    return [name for name in shipped_files(kind) if name.startswith(incomplete)]

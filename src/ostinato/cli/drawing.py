@@ -177,7 +177,7 @@ def _sizes(stack: StackConfig, d_model: int) -> Iterator[str]:
     dense: list[str] = []
     routed: list[str] = []
     for kind, sub in stack.sub_layers():
-        if any(i is not None for i in sub.sets(stack.n_steps)):
+        if not sub.is_absent:
             has_experts = isinstance(sub, RoutedConfig)
             (routed if has_experts else dense).append(f"{kind} {_experts(sub, _width(sub, d_model))}")
     if dense:

@@ -22,12 +22,7 @@ def other_settings(model: ModelConfig) -> dict[str, list[str]]:
 
     stacks = model.stacks()
     found: dict[str, list[str]] = {name: [] for name in ("", *stacks)}
-    absent = {
-        (name, kind)
-        for name, stack in stacks.items()
-        for kind, sub in stack.sub_layers()
-        if all(number is None for number in sub.sets(stack.n_steps))
-    }
+    absent = {(name, kind) for name, stack in stacks.items() for kind, sub in stack.sub_layers() if sub.is_absent}
     for key, value in changed_settings(model, but=drawn_settings()):
         name, _, own = key.partition(".")
         if name not in stacks:

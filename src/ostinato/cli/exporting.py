@@ -14,6 +14,7 @@ from ostinato.cli.results import scored_splits
 from ostinato.errors import ConfigError, see
 
 EPILOG = "Example: ostinato export hf runs/x models/x"
+_MISSING = "the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'" + see("hugging-face")
 
 app = typer.Typer(
     help="Write a run as another library's model.", epilog=EPILOG, no_args_is_help=True, rich_markup_mode=None
@@ -48,9 +49,7 @@ def export_hf(
     try:
         from ostinato.hf.export import export_plain, export_run
     except ImportError as error:
-        raise ConfigError(
-            f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'{see('hugging-face')}"
-        ) from error
+        raise ConfigError(_MISSING.format(error=error)) from error
     loaded = load(run, checkpoint=checkpoint, device="cpu", overrides=settings or [])
     written = export_run(loaded, folder) if plain is None else export_plain(loaded, folder, plain)
     print_line(f"{written}: {loaded.recipe.name}, {loaded.model.n_parameters():,} parameters")
@@ -75,9 +74,7 @@ def export_lm_eval(
     try:
         from ostinato.hf.harness_tasks import write_tasks
     except ImportError as error:
-        raise ConfigError(
-            f"the Hugging Face library is not here ({error}): pip install 'ostinato[hf]'{see('hugging-face')}"
-        ) from error
+        raise ConfigError(_MISSING.format(error=error)) from error
     loaded = load(run, device="cpu", overrides=settings or [])
     for file in write_tasks(loaded, folder, scored_splits(loaded, split), access):
         print_line(str(file))

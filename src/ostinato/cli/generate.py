@@ -166,18 +166,19 @@ def generate(
         n_best=n_best,
         token_scores=token_scores or None,
     )
-    if loaded.decoding(**decoding).token_scores and not json:
+    search = loaded.decoding(**decoding)
+    if search.token_scores and not json:
         raise typer.BadParameter("they have no place in plain text: add --json", param_hint="decoding.token_scores")
     reader = _reader(loaded, input_format, prefix, prefix_field)
-    has_lists, failed = loaded.decoding(**decoding).n_best > 1, False
+    has_lists, failed = search.n_best > 1, False
     paths = files or []
     # Typed lines are answered one by one; a file is faster in long batches.
     window = 1 if not paths and sys.stdin.isatty() else window
     # Output on a terminal itself shows the progress.
     is_drawn = window > 1 and sys.stderr.isatty() and not sys.stdout.isatty()
     sentences = min(window, max(1, loaded.recipe.data.eval_tokens_per_batch // _LINE))
-    planned = noting_plan(loaded.model.config, (sentences, _LINE, _LINE), beam=loaded.decoding(**decoding).beam)
-    question = {"search": loaded.decoding(**decoding).model_dump(mode="json"), "n_steps": n_steps}
+    planned = noting_plan(loaded.model.config, (sentences, _LINE, _LINE), beam=search.beam)
+    question = {"search": search.model_dump(mode="json"), "n_steps": n_steps}
     with (
         planned,
         progress_bar("lines", is_drawn) as (set_total, advance),

@@ -20,6 +20,8 @@ _SPREAD = "a larger training.halting.weight spreads them over the rounds"
 class HaltingRuleConfig(Config):
     """What all rules have in common."""
 
+    has_gate: ClassVar[bool] = True
+    """Whether a token learns when to halt."""
     advice: ClassVar[tuple[str, str] | None] = None
     """What helps where nearly all tokens halt after one round in training, and where nearly all run all rounds; None:
     the rule gives the depth in training."""
@@ -30,7 +32,7 @@ class NoHaltingConfig(HaltingRuleConfig):
 
     kind: Literal["none"] = "none"
     has_gate: ClassVar[bool] = False
-    """Whether a token learns when to halt."""
+    """See `HaltingRuleConfig`."""
 
 
 class ByLengthConfig(HaltingRuleConfig):
@@ -45,7 +47,7 @@ class ByLengthConfig(HaltingRuleConfig):
     extra: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Rounds beside those for tokens; may be below 0."""
     has_gate: ClassVar[bool] = False
-    """Whether a token learns when to halt."""
+    """See `HaltingRuleConfig`."""
 
     def rounds(self, n_tokens: int, n_rounds: int) -> int:
         """Return T(n) of a stack of `n_rounds` rounds."""
@@ -61,8 +63,6 @@ class ActConfig(HaltingRuleConfig):
     """
 
     kind: Literal["act"] = "act"
-    has_gate: ClassVar[bool] = True
-    """Whether a token learns when to halt."""
     advice: ClassVar[tuple[str, str] | None] = (
         _GO_DEEPER,
         "a larger training.halting.weight or halting.epsilon lets them halt",
@@ -90,8 +90,6 @@ class StickBreakingConfig(HaltingRuleConfig):
     """A distribution over rounds for every token (Sparse Universal Transformer): see `ostinato.nn.stick_breaking`."""
 
     kind: Literal["stick_breaking"] = "stick_breaking"
-    has_gate: ClassVar[bool] = True
-    """Whether a token learns when to halt."""
     advice: ClassVar[tuple[str, str] | None] = (
         _GO_DEEPER,
         "a larger training.halting.weight or a lower halting.threshold lets them halt",
@@ -116,8 +114,6 @@ class ExitConfig(HaltingRuleConfig):
     """
 
     kind: Literal["exit"] = "exit"
-    has_gate: ClassVar[bool] = True
-    """Whether a token learns when to halt."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Outside training; may be changed afterwards. 1: the last round. 0: the first."""
     initial_bias: float = 0.0
@@ -130,8 +126,6 @@ class ExitConfig(HaltingRuleConfig):
 class ChoosingConfig(HaltingRuleConfig):
     """What rules have in common by which routers choose the tokens of rounds; those of a round see each other only."""
 
-    has_gate: ClassVar[bool] = True
-    """Whether a token learns when to halt."""
     z: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """What squared scores count in the cost that `training.halting.weight` weighs: the router z-loss of
     Mixture-of-Recursions."""

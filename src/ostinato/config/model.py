@@ -75,7 +75,7 @@ class _StackedConfig(CommonModelConfig):
         seen: dict[tuple[str, str], tuple[str, dict[str, object]]] = {}
         for name, stack in self.stacks().items():
             for kind, sub in stack.sub_layers():
-                if sub.share == "none":
+                if sub.is_absent:
                     continue
                 bank = sub.bank or name
                 mine = dict(leaves(sub.model_dump(exclude={"share", "n_unique", "share_norm", "bank"}), f"{kind}."))
@@ -131,7 +131,7 @@ class Seq2SeqConfig(_StackedConfig, PairModelConfig):
     def _why_texts_touch(self, path: str) -> Iterator[str]:
         """Yield why the texts of a source would not be encoded apart."""
         encoder = self.stacks()["encoder"]
-        if encoder.ffn.kind == "separable_conv" and encoder.ffn.share not in ("none", [None] * encoder.n_steps):
+        if encoder.ffn.kind == "separable_conv" and not encoder.ffn.is_absent:
             yield f"the convolutions of {path}encoder.ffn reach across texts: remove it"
         if encoder.halting.kind in ("select", "length") or getattr(encoder.halting, "scope", "token") == "global":
             yield f"{path}encoder.halting decides by the whole source, and not text by text: remove it"

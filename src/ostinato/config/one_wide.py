@@ -123,8 +123,7 @@ def variant_problems(
     if name is None:
         return
     for stack in variant.stacks:
-        share = stacks[stack].ffn.share
-        if share == "none" or (isinstance(share, list) and all(number is None for number in share)):
+        if stacks[stack].ffn.is_absent:
             reason = f"takes the feed-forwards of {path}{stack}, which has none ({path}{stack}.ffn.share)"
             yield Problem(key, name, reason)
     is_parity = shared_d_ff == "parity" or (shared_d_ff is None and variant.is_parity)

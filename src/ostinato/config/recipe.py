@@ -152,11 +152,11 @@ class Recipe(Config):
             reason = f"has no effect, because {why}: remove it, or set {rules}"
             yield from _refused(self.training.halting, f"{path}training.halting.", reason)
         elif self.training.halting.capacity_warmup and not any(one.halting.kind == "select" for one in stacks.values()):
-            value, reason = (
-                self.training.halting.capacity_warmup,
+            key, reason = (
+                f"{path}training.halting.capacity_warmup",
                 "has no effect without halting.kind=select: remove it",
             )
-            yield Inert(f"{path}training.halting.capacity_warmup", value, reason)
+            yield Inert(key, self.training.halting.capacity_warmup, reason)
 
     def data_by_text(self) -> DataConfig:
         """Return the data with every text a row of its own; a text of blocks, which has any length, is cut to what

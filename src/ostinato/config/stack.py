@@ -215,8 +215,7 @@ class StackConfig(Config):
     @property
     def has_router(self) -> bool:
         """Whether some step of this stack chooses between experts."""
-        absent = ("none", [None] * self.n_steps)
-        used: list[object] = [sub for _, sub in self.sub_layers() if sub.share not in absent]
+        used: list[object] = [sub for _, sub in self.sub_layers() if not sub.is_absent]
         return any(isinstance(sub, RoutedConfig) and sub.has_router for sub in [*used, self.sparse_layer])
 
     def settings_of(self, use: Use) -> SubLayerConfig | SparseLayerConfig:
@@ -318,7 +317,7 @@ class StackConfig(Config):
         if capacities is not None and len(capacities) > n_rounds:
             reason = f"has more numbers than the stack has rounds, {n_rounds}"
             yield Problem(f"{path}halting.capacities", capacities, reason)
-        if isinstance(self.ffn, SeparableConvConfig) and self.ffn.share not in ("none", [None] * self.n_steps):
+        if isinstance(self.ffn, SeparableConvConfig) and not self.ffn.is_absent:
             reason = "a separable convolution reads its neighbours, of which some take no part in a round"
             reason += f": {path}ffn.kind must be dense or experts"
             yield Problem(f"{path}halting.kind", self.halting.kind, reason)
@@ -326,7 +325,7 @@ class StackConfig(Config):
     def size_problems(self, path: str, d_model: int, embedding_width: int) -> Iterator[Problem]:
         """Sizes that do not fit the widths of the model's states and embeddings."""
         for kind, sub in self.sub_layers():
-            if not isinstance(sub, AttentionConfig) or sub.share == "none":
+            if not isinstance(sub, AttentionConfig) or sub.is_absent:
                 continue
             if sub.d_head is None and d_model % sub.n_heads:
                 near = max(h for h in range(1, min(sub.n_heads, d_model) + 1) if d_model % h == 0)

@@ -54,6 +54,11 @@ class SubLayerConfig(Config):
         """Whether it compares queries with keys, or chooses between experts."""
         return False
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether no step has it."""
+        return self.share == "none" or (isinstance(self.share, list) and set(self.share) <= {None})
+
     def sets(self, n_steps: int) -> tuple[int | None, ...]:
         """Return the parameter set of every step."""
         return assign(self.share, n_steps, self.n_unique)

@@ -68,6 +68,11 @@ def sha256_of_all(paths: Iterable[Path]) -> str:
     return hash_of_hashes(map(sha256_of, paths))
 
 
+def hash_of(content: object) -> str:
+    """Return the SHA-256 of plain data as JSON, its keys in order; in hexadecimal."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def hash_of_hashes(hashes: Iterable[str]) -> str:
     """Return the SHA-256 of several hashes, in their order; all in hexadecimal."""
     return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()

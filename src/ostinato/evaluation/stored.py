@@ -7,8 +7,6 @@ settings, the examples themselves, the kind of device and this package's version
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from ostinato.data.disk import hash_of_hashes, make_folder, read_json_object, sha256_of_all, write_json
+from ostinato.data.disk import hash_of, hash_of_hashes, make_folder, read_json_object, sha256_of_all, write_json
 from ostinato.data.example import Fingerprint, fingerprint, take_evenly
 from ostinato.data.lines import read_lines
 from ostinato.data.registry import DataAccess
@@ -132,8 +130,7 @@ def run_outputs(
         settings["exit"] = [execution.exit, execution.exit_scope]
     if execution.paths or execution.cached_rounds is not None:
         settings["rounds"] = [execution.paths, execution.cached_rounds]
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()[:16]
-    note = run.directory / _FOLDER / f"{split}-{key}.json"
+    note = run.directory / _FOLDER / f"{split}-{hash_of(settings)[:16]}.json"
     if not fresh and (stored := _read_stored(note)) is not None:
         return replace(stored, **of_run)
     make_folder(note.parent)

@@ -12,10 +12,10 @@ from typing import Any
 
 from ostinato.config.data import DataConfig, TokenizerConfig
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import make_folder, new_folder
+from ostinato.data.disk import hash_of, make_folder, new_folder
 from ostinato.data.example import Example
 from ostinato.data.file_hashes import file_hash
-from ostinato.data.packs.make import Meter, OnProgress, changed_since, hash_of, held, made_of, packs_folder
+from ostinato.data.packs.make import Meter, OnProgress, changed_since, held, made_of, packs_folder
 from ostinato.data.packs.source import SAMPLE_BYTES, PackSource, all_examples, sample
 from ostinato.data.tokenizers import Tokenizers, tokenizer_files, train_tokenizer
 from ostinato.errors import CheckpointError, ConfigError, DataError, Problem

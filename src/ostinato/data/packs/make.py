@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from ostinato.data.disk import make_folder, new_folder, remove_leftovers, write_json
+from ostinato.data.disk import hash_of, make_folder, new_folder, remove_leftovers, write_json
 from ostinato.data.packs.shards import PACK_FILE, PACK_VERSION, TOKENIZERS, Pack, finished
 from ostinato.data.packs.source import UNIT_BYTES, PackSource, Unit
 from ostinato.data.packs.unit import Work, read_unit
@@ -136,11 +136,6 @@ def changed_since(source: PackSource, before: Mapping[Path, tuple[int, int]]) ->
 def made_of(source: PackSource, others: dict[str, Any]) -> dict[str, Any]:
     """Return what the examples are, how they are read, and whatever else something made of them depends on."""
     return {**others, **source.settings(), **source.content()}
-
-
-def hash_of(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of something as JSON."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _hash_of(tokenizers: Tokenizers) -> str:

@@ -9,7 +9,6 @@ still of its claim and of today's code, `registration` whether the claim was the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal, get_args
 from ostinato.config.claim import ClaimConfig
 from ostinato.config.files import find_file, read_yaml, say_once, shipped_directory, shipped_files
 from ostinato.config.load import check_settings
+from ostinato.data.disk import hash_of
 from ostinato.data.output_files import write_new_text
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.experiments.results import read_rows
@@ -55,7 +55,7 @@ def registered_hash(settings: Mapping[str, Any], variant: str | None = None) -> 
     content = {key: value for key, value in settings.items() if key not in _DESCRIPTIVE}
     if variant is not None:
         content["variant"] = settings.get(variant)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hash_of(content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ models with random weights, or counts.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +24,7 @@ from ostinato.config.claim import (
     TuningConfig,
 )
 from ostinato.config.sweep import SweepConfig
-from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
+from ostinato.data.disk import MADE_AGAIN, hash_of, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.evaluation.loading import LoadedRun
@@ -336,8 +334,8 @@ def _add_comparison(
         (row,) = (row for row in rows if (row["arm"], row["seed"]) == (measure.arm, seed))
         # What an analysis finds is kept in the store and not computed twice.
         others = [one for run in group for one in other_examples(measure, run.directory, access, run.recipe)]
-        text = json.dumps([settings, [run.key for run in group], measuring_source(), *others], sort_keys=True)
-        note = store / _COMPARED / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        decides = [settings, [run.key for run in group], measuring_source(), *others]
+        note = store / _COMPARED / f"{hash_of(decides)[:16]}.json"
         if not note.is_file():
             # The first run of an arm has the arm's name, its further seeds say which they are.
             named: dict[str, LoadedRun] = {}

@@ -9,7 +9,6 @@ outcome of a timing is stale once the source of what it timed has changed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from copy import deepcopy
@@ -22,6 +21,7 @@ from ostinato.config.claim import CountSource, SweepSource, TimingSource
 from ostinato.config.measures import EvaluateMeasure
 from ostinato.config.recipe import Recipe
 from ostinato.config.sweep import SweepConfig
+from ostinato.data.disk import hash_of
 from ostinato.experiments.claims.counts import counted_rows
 from ostinato.experiments.claims.design import named_by, named_part, source_sweep
 from ostinato.experiments.claims.files import Claim, Outcome, State
@@ -135,7 +135,7 @@ def content_of(claim: Claim) -> dict[str, Any]:
 def settings_hash(claim: Claim) -> str:
     """Return SHA-256 of the resolved settings of every arm that the claim names."""
     content = {name: key_settings(recipe, first_names=True) for name, recipe in claim_recipes(claim).items()}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hash_of(content)
 
 
 def measures_hash(claim: Claim) -> str | None:
@@ -148,7 +148,7 @@ def measures_hash(claim: Claim) -> str | None:
     # A measure that names no checkpoint is of those that its arms score.
     scored = ", ".join(sorted({recipe.evaluation.checkpoint for recipe in claim_recipes(claim).values()}))
     content = [_stated(one, scored) for one in (*sweep.measures, *compared)]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hash_of(content)
 
 
 def _stated(measure: BaseModel, scored: str) -> dict[str, Any]:

@@ -58,11 +58,9 @@ def run_lock(directory: Path) -> Iterator[Callable[[], None]]:
         raise BusyError(f"{directory}: another process is at work on this run") from error
 
 
-@contextmanager
-def write_lock(store: Path, name: str) -> Iterator[None]:
-    """Wait until no other process holds the lock of this name, and hold it."""
-    with FileLock(_file(store, name)):
-        yield
+def write_lock(store: Path, name: str) -> FileLock:
+    """Return the lock of this name; to enter it waits until no other process holds it."""
+    return FileLock(_file(store, name))
 
 
 def _file(store: Path, name: str, kind: str = "lock") -> Path:

@@ -8,7 +8,6 @@ is measured again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from ostinato.config.measures import (
     TableSelection,
 )
 from ostinato.config.recipe import Recipe
-from ostinato.data.disk import MADE_AGAIN, read_json_object, reading, write_json
+from ostinato.data.disk import MADE_AGAIN, hash_of, read_json_object, reading, write_json
 from ostinato.data.registry import DataAccess
 from ostinato.errors import DataError
 from ostinato.evaluation.loading import LoadedRun, load
@@ -105,8 +104,8 @@ def take(
     if isinstance(measure, ResultMeasure | BudgetMeasure):
         return _found(measure, run, access, recipe)
     settings = measure.settings()
-    text = json.dumps([settings, measuring_source(), *other_examples(measure, run, access, recipe)], sort_keys=True)
-    note = run / MEASURES / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    decides = [settings, measuring_source(), *other_examples(measure, run, access, recipe)]
+    note = run / MEASURES / f"{hash_of(decides)[:16]}.json"
     if not note.is_file():
         if only_kept:
             raise LookupError(measure.name)

@@ -14,8 +14,6 @@ part of a key: it is recorded beside the results.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.config.schema import slots_of
-from ostinato.data.disk import MADE_AGAIN, hash_of_hashes, read_json_object, reading, sha256_of, write_json
+from ostinato.data.disk import MADE_AGAIN, hash_of, hash_of_hashes, read_json_object, reading, sha256_of, write_json
 from ostinato.data.hub import state_of
 from ostinato.data.packs.make import content_hash
 from ostinato.data.packs.source import PackSource
@@ -76,7 +74,7 @@ def run_key(
     settings = key_settings(recipe, start, first_names=True, noted=noted)
     content = {"settings": settings, "version": version, "data": dict(hashes)}
     late = [{"update": line["update"], "changes": line["changes"]} for line in changes if line["update"]]
-    return _hash(content | ({"changes": late} if late else {}))
+    return hash_of(content | ({"changes": late} if late else {}))
 
 
 def key_settings(
@@ -201,7 +199,7 @@ class DataHashes:
         splits = [train, *other_splits(recipe, train)]
         source = pack_source(recipe, task)
         held = splits if source is None else [split for split in splits if split != train]
-        name = _hash(_origin(task, recipe, splits, source))
+        name = hash_of(_origin(task, recipe, splits, source))
         note = None
         # Of a task of the user's own nothing says whether its code still makes the same examples.
         if self.folder is not None and not is_own(recipe.task.kind):
@@ -248,7 +246,3 @@ def _origin(task: Task, recipe: Recipe, splits: list[str], source: PackSource | 
 def _reading_source() -> str:
     """Return the hash of the source that examples are read and made by; it is asked for with every arm."""
     return source_hash(("tasks", "data"))
-
-
-def _hash(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode("ascii")).hexdigest()

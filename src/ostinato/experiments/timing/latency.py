@@ -96,18 +96,15 @@ class Timer:
 
     Args:
         device: auto, cpu, cuda, ... threads: CPU threads; None: torch's own choice.
-        seed: of weights and ids.
         stopwatch: None: a real one.
 
     Raises:
         ConfigError: a device that is not there.
     """
 
-    def __init__(
-        self, device: str = "auto", threads: int | None = None, seed: int = 1, stopwatch: Stopwatch | None = None
-    ) -> None:
+    def __init__(self, device: str = "auto", threads: int | None = None, stopwatch: Stopwatch | None = None) -> None:
         self.device = resolve_device(device)
-        self.threads, self.seed = threads, seed
+        self.threads = threads
         self._stopwatch = stopwatch or Stopwatch(self.device)
 
     def environment(self) -> Environment:
@@ -136,7 +133,7 @@ class Timer:
         names = [candidate.name for candidate in candidates]
         if len(set(names)) < len(names):
             raise ConfigError([Problem("candidates", ", ".join(names), "every candidate needs a name of its own")])
-        benches = [Bench(candidate, self.device, self.seed) for candidate in candidates]
+        benches = [Bench(candidate, self.device) for candidate in candidates]
         for workload in workloads:
 
             def announce(n_rounds: int, seconds: float, workload: Workload = workload) -> None:

@@ -46,7 +46,7 @@ def row(measurement: Measurement, model: ModelConfig, baseline: Measurement | No
     """Return a measurement with the model's size and cost beside it, and its speed against a baseline."""
     # A stack without feed-forwards has no width.
     stacks = {
-        name: {"n_steps": stack.n_steps, "d_ff": None if stack.ffn.share == "none" else stack.ffn.d_ff}
+        name: {"n_steps": stack.n_steps, "d_ff": None if stack.ffn.is_absent else stack.ffn.d_ff}
         for name, stack in model.stacks().items()
     }
     found = measurement.row() | {

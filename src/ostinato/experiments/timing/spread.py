@@ -49,12 +49,11 @@ class Ratio:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def speed_ratio(seconds: Sequence[float], reference: Sequence[float], seed: int = 1) -> Ratio:
+def speed_ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Return the median over rounds of reference seconds / own seconds.
 
     Args:
         seconds, reference: of the same rounds.
-        seed: of the bootstrap's draws.
 
     Raises:
         DataError: no rounds, or different numbers of them.
@@ -62,7 +61,7 @@ def speed_ratio(seconds: Sequence[float], reference: Sequence[float], seed: int 
     if not seconds or len(seconds) != len(reference):
         raise DataError(f"a ratio needs the same rounds of both: {len(seconds)} against {len(reference)}")
     ratios = [theirs / mine for mine, theirs in zip(seconds, reference, strict=True)]
-    low, high = bootstrap_interval(lambda rounds: median(ratios[r] for r in rounds), len(ratios), seed)
+    low, high = bootstrap_interval(lambda rounds: median(ratios[r] for r in rounds), len(ratios), seed=1)
     return Ratio(median(ratios), low, high, len(ratios))
 
 
