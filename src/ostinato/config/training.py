@@ -362,7 +362,7 @@ class FsdpConfig(Config):
 
     kind: Literal["fsdp"] = "fsdp"
     keep_shared: bool = True
-    """Sets that several steps share are gathered once an update, at their first use, and kept until the backward pass
+    """Sets that several steps share are gathered once a batch, at their first use, and kept until the backward pass
     is over; their gradients are added up once. False: gathered for every use, forward and backward, and freed after
     it, which takes less memory and more messages. Sets of a single step are always gathered so."""
 
