@@ -7,21 +7,20 @@ runs our model's weights, so that its outputs must be ours, token by token.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from layers import Absent, Contestant
+from layers import Absent, Contestant, of_package
 from torch import Tensor
 
 from ostinato.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
@@ -70,16 +69,13 @@ def peers(work: Work) -> Iterator[Contestant | Absent]:
         "x-transformers": x_transformers,
     }
     for name, build in builders.items():
-        package = _PACKAGES.get(name, "transformers")
-        if importlib.util.find_spec(package) is None:
-            yield Absent(name, f"{package} is not installed")
-            continue
-        try:
-            call = build(work)
-            able = [phase for phase in work.beams if name != "x-transformers" or _can(work, phase)]
-            yield Contestant(name, "peer", {phase: partial(call, phase) for phase in able})
-        except Exception as error:  # Others' code, of any version: it is named and left out.
-            yield Absent(name, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        able = [phase for phase in work.beams if name != "x-transformers" or _can(work, phase)]
+        yield of_package(name, _PACKAGES.get(name, "transformers"), partial(_peer, name, build, work, able))
+
+
+def _peer(name: str, build: Callable[[Work], Callable[[str], object]], work: Work, phases: Sequence[str]) -> Contestant:
+    call = build(work)
+    return Contestant(name, "peer", {phase: partial(call, phase) for phase in phases})
 
 
 def _can(work: Work, phase: str) -> bool:

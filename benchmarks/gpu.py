@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from textwrap import shorten
 from typing import Any
 
 import halting
@@ -40,7 +38,7 @@ import torch
 import train_step
 import update_peers
 from halting_report import AUTO, FULL
-from layers import BOTH, Absent, Contestant, trial
+from layers import BOTH, Absent, Contestant, of_package, trial
 from live_memory import peak_bytes
 
 from ostinato.config.decoding import DecodingConfig
@@ -178,13 +176,8 @@ def _writers(
         ("vLLM", "vllm", vllm),
     )
     for name, package, build in peers:
-        if importlib.util.find_spec(package) is None:
-            yield Absent(name, f"{package} is not installed")
-            continue
-        try:
-            yield Contestant(name, "peer", {"decode": build(sizes, prompt_BT, n_tokens, device)})
-        except Exception as error:  # Others' code, of any version: it is named and left out.
-            yield Absent(name, shorten(f"{type(error).__name__}: {error}", 200))
+        make = partial(build, sizes, prompt_BT, n_tokens, device)
+        yield of_package(name, package, lambda name=name, make=make: Contestant(name, "peer", {"decode": make()}))
 
 
 def _llama(sizes: tuple[int, ...]) -> Any:

@@ -7,6 +7,7 @@ every call, as after `zero_grad()`.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
@@ -107,6 +108,16 @@ class Share:
         if seconds is None:
             return self._effort
         return replace(self._effort, seconds=max(0.0, seconds - (monotonic() - self._began)) / left)
+
+
+def of_package(name: str, package: str, build: Callable[[], Contestant]) -> Contestant | Absent:
+    """Return a peer, or why it is absent: its package is not here, or its code, of any version, fails."""
+    if importlib.util.find_spec(package) is None:
+        return Absent(name, f"{package} is not installed")
+    try:
+        return build()
+    except Exception as error:
+        return Absent(name, shorten(f"{type(error).__name__}: {error}", 200))
 
 
 def trial(contestants: Sequence[Contestant]) -> tuple[list[Contestant], list[Absent]]:

@@ -8,14 +8,14 @@ note. All read the same ids, and learn the same labels with the same loss, clipp
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from layers import Absent, Contestant
+from layers import Absent, Contestant, of_package
 from torch import Tensor, nn
 
 from ostinato.data.batch import Batch
@@ -38,13 +38,7 @@ def peers(cell: Cell, batch: Batch) -> Iterator[Contestant | Absent]:
         "x-transformers": ("x_transformers", x_transformers),
     }
     for name, (package, build) in builders.items():
-        if importlib.util.find_spec(package) is None:
-            yield Absent(name, f"{package} is not installed")
-            continue
-        try:
-            yield build(cell, batch)
-        except Exception as error:  # Others' code, of any version: it is named and left out.
-            yield Absent(name, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        yield of_package(name, package, partial(build, cell, batch))
 
 
 def updated(

@@ -49,7 +49,7 @@ def test_ctranslate2_gives_our_outputs_on_our_weights(script: Script) -> None:
 def test_the_parts_of_our_time_are_named_and_shown(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script("decode_peers").importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(script("layers").importlib.util, "find_spec", lambda name: None)
     study, out, others = script("decode"), tmp_path / "decode", set[str]()
 
     def noted(operation: str, *given: object) -> str:

@@ -30,7 +30,7 @@ def macs(call: Callable[[], object]) -> int:
 def test_the_study_of_updates_runs_without_peers_and_names_them(
     script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script("update_peers").importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(script("layers").importlib.util, "find_spec", lambda name: None)
     study = script("train_step")
     monkeypatch.setattr("ostinato.kernels.large_products.has_slow_products", lambda: True)
     study.main(["--quick", "--threads", "1", "--dropouts", "0.1", "--profile", "--out", str(tmp_path / "x")])

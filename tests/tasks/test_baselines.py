@@ -11,7 +11,7 @@ from ostinato.config.recipe import TaskRef
 from ostinato.data.example import Example
 from ostinato.data.tokenizers import Tokenizers
 from ostinato.errors import ConfigError, DataError
-from ostinato.tasks.baselines import baseline_scores, baseline_scores_by, trivial_scores
+from ostinato.tasks.baselines import baseline_scores_by, trivial_scores
 from ostinato.tasks.packing import pack_source, training_tokenizers
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task
@@ -77,7 +77,7 @@ def test_frequencies_of_training_say_how_probable_last_words_are(tmp_path: Path)
             "evaluation.splits=[test]",
         ],
     )
-    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
+    found = baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "test", None)[""]
     # Of seven tokens, two ends among them, a is three and c one; four special symbols and a, b, c are the vocabulary.
     expected = math.exp(-(math.log(4 / 14) + math.log(2 / 14)) / 2)
     assert found["unigram"] == pytest.approx({"perplexity": expected, "word_perplexity": expected})
@@ -85,7 +85,7 @@ def test_frequencies_of_training_say_how_probable_last_words_are(tmp_path: Path)
     with (tmp_path / "test.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"source": "a", "target": "new"}\n')
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"unknown": "replace"})})
-    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
+    found = baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "test", None)[""]
     assert found["unigram"].keys() == {"perplexity"}
 
 
@@ -94,13 +94,13 @@ def test_a_perplexity_beyond_any_float_is_infinite(tmp_path: Path) -> None:
     (tmp_path / "dev.txt").write_text("abcdefgh" * 50 + "\n", encoding="utf-8")
     data = [f"data.{part}={tmp_path / part}.txt" for part in ("train", "dev")]
     recipe = load_recipe("lm/transformer", [*data, "data.tokenizer={kind: characters}"])
-    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    found = baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "dev", None)[""]
     # 2 of 9 + 12: eight characters and the end once, four special symbols. 401 labels are two words, 471 nats each.
     assert found["unigram"]["perplexity"] == pytest.approx(21 / 2)
     assert math.isfinite(found["unigram"]["word_perplexity"])
     (tmp_path / "dev.txt").write_text("abcdefgh" * 100 + "\n", encoding="utf-8")
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_target_length": 1000})})
-    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    found = baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "dev", None)[""]
     assert found["unigram"]["word_perplexity"] == math.inf
 
 
@@ -108,7 +108,7 @@ def test_the_end_of_a_text_that_is_cut_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("a a b\n", encoding="utf-8")
     data = [f"data.{part}={tmp_path / 'train.txt'}" for part in ("train", "dev")]
     recipe = load_recipe("lm/transformer", [*data, "data.tokenizer={kind: words}", "data.max_target_length=2"])
-    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    found = baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "dev", None)[""]
     # Both labels are a, which is two of four tokens, the end among them; six symbols are the vocabulary.
     assert found["unigram"] == pytest.approx({"perplexity": (4 + 6) / 3})
     assert found["majority"] == {"token_accuracy": 1.0, "sequence_accuracy_forced": 1.0}
@@ -124,7 +124,7 @@ def test_frequencies_are_of_the_tokens_that_a_training_has(tmp_path: Path, monke
     recipe = load_recipe(
         "lm/transformer", [*data, "data.tokenizer={kind: words}", f"training.init_from={tmp_path / 'run'}"]
     )
-    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "dev")
+    found = baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "dev", None)[""]
     # a, b and the end once each; the run has three more words.
     assert found["unigram"]["perplexity"] == pytest.approx((3 + 9) / 2)
     # What is packed has a tokenizer of a sample.
@@ -132,7 +132,7 @@ def test_frequencies_are_of_the_tokens_that_a_training_has(tmp_path: Path, monke
     monkeypatch.setenv("OSTINATO_CACHE", str(tmp_path / "cache"))
     recipe = load_recipe("lm/transformer", [*data, "data.tokenizer={kind: bpe, vocab_size: 300}", "data.packed=always"])
     task = build_task(recipe.task, recipe.data)
-    found = baseline_scores(recipe, task, "dev")
+    found = baseline_scores_by(recipe, task, "dev", None)[""]
     n_kinds = training_tokenizers(recipe, pack_source(recipe, task), ()).target.vocab_size
     assert n_kinds != Tokenizers.train(recipe.data, task.examples("train")).target.vocab_size
     assert found["unigram"]["perplexity"] == pytest.approx((3 + n_kinds) / 2)
@@ -166,7 +166,7 @@ def test_the_baselines_of_a_recipe_are_on_the_examples_that_it_is_scored_on(tmp_
         [f"data.{part}={tmp_path / f'{part}.tsv'}" for part in ("train", "test")]
         + [f"data.dev={tmp_path / 'test.tsv'}", "evaluation.max_examples=2"],
     )
-    found = baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
+    found = baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "test", None)[""]
     assert found == {
         "majority": {"exact_match": 1.0, "token_accuracy_free": 1.0},
         "copy": {"exact_match": 0.0, "token_accuracy_free": 0.5},  # the end is right
@@ -181,7 +181,7 @@ def test_a_split_whose_examples_are_all_left_out_has_no_baselines(tmp_path: Path
         files = [f"data.train={tmp_path / train}.tsv", f"data.test={tmp_path / test}.tsv"]
         recipe = load_recipe("classification/small", [*files, *settings])
         with pytest.raises(DataError, match=f"^{empty}: there are no examples$"):
-            baseline_scores(recipe, build_task(recipe.task, recipe.data), "test")
+            baseline_scores_by(recipe, build_task(recipe.task, recipe.data), "test", None)[""]
 
 
 def test_baselines_by_a_column_are_those_of_its_values_alone(tmp_path: Path) -> None:

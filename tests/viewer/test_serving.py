@@ -9,10 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from opened_runs import PLAIN
@@ -25,22 +24,7 @@ from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Limits, Token
 from ostinato.viewer.serve import address_of, listen
 from ostinato.viewer.server import _answered, view_app
-
-
-@contextmanager
-def served(app: Any) -> Iterator[int]:
-    """Serve an application in a thread, and give its port."""
-    import uvicorn
-
-    with listen("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield bound.getsockname()[1]
-        server.should_exit = True
-        thread.join(10)
+from serving import serving
 
 
 def test_nobody_complains_of_the_work_of_a_client_that_has_gone() -> None:
@@ -89,8 +73,8 @@ def test_a_client_that_goes_away_ends_its_work(
 
     monkeypatch.setattr(inspecting, "inspect", endless)
     monkeypatch.setattr(writing, "generate", endless)
-    with served(view_app(opened, Limits())) as port:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with serving(view_app(opened, Limits())) as address:
+        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)
         body = json.dumps(PLAIN)
         connection.request("POST", path, body, {"content-type": "application/json"})
         assert begun.wait(10)

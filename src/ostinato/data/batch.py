@@ -180,11 +180,8 @@ class Batch:
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the examples, maybe none, padded as they are."""
-        source = None if self.source is None else self.source.rows(chosen)
         return replace(
-            _changed(self, lambda tensor: tensor[chosen]),
-            target=self.target.rows(chosen),
-            source=source,
+            _changed(self._with_tokens(lambda tokens: tokens.rows(chosen)), lambda tensor: tensor[chosen]),
             indices=self.indices[chosen],
             sizes=self.sizes[chosen],
             columns={name: values[chosen] for name, values in self.columns.items()},
@@ -192,26 +189,22 @@ class Batch:
 
     def as_padded(self) -> Batch:
         """Return the batch as if it had padding, whether it has or not: masks are used for every batch then."""
-        source = None if self.source is None else replace(self.source, is_full=False)
-        return replace(self, target=replace(self.target, is_full=False), source=source)
+        return self._with_tokens(lambda tokens: replace(tokens, is_full=False))
 
     def hidden_row(self) -> Batch:
         """Return the first example with all of its tokens and labels hidden: it takes part in nothing."""
-        row = self.rows(slice(1))
-
-        def hidden(tokens: Tokens) -> Tokens:
-            return replace(tokens, keep_BT=torch.zeros_like(tokens.keep_BT), is_full=False)
-
-        source = None if row.source is None else hidden(row.source)
-        loss_mask_BT = torch.zeros_like(row.loss_mask_BT)
-        return replace(row, target=hidden(row.target), source=source, loss_mask_BT=loss_mask_BT)
+        row = self.rows(slice(1)).as_padded()
+        row = row._with_tokens(lambda tokens: replace(tokens, keep_BT=torch.zeros_like(tokens.keep_BT)))
+        return replace(row, loss_mask_BT=torch.zeros_like(row.loss_mask_BT))
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
-        source = None if self.source is None else self.source.to(device)
-        return replace(
-            _changed(self, lambda tensor: moved(tensor, device)), target=self.target.to(device), source=source
-        )
+        return _changed(self._with_tokens(lambda tokens: tokens.to(device)), lambda tensor: moved(tensor, device))
+
+    def _with_tokens(self, change: Callable[[Tokens], Tokens]) -> Batch:
+        """Return the batch with its sequences changed."""
+        source = None if self.source is None else change(self.source)
+        return replace(self, target=change(self.target), source=source)
 
 
 def _check_ids(name: str, rows: Sequence[Sequence[int]]) -> None:

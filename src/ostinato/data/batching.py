@@ -37,10 +37,8 @@ _AT_ONCE = 1 << 16
 class StoredRows(ABC):
     """Rows that are not held: read one by one, when a batch needs them."""
 
-    @property
-    @abstractmethod
-    def lengths(self) -> NDArray[np.integer[Any]]:
-        """Columns that every row needs (`Row.length`)."""
+    lengths: NDArray[np.integer[Any]]
+    """Columns that every row needs (`Row.length`)."""
 
     @abstractmethod
     def data_sets(self) -> Mapping[str, NDArray[np.int64]]:

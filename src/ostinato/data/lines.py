@@ -59,13 +59,8 @@ def stretches_of(path: Path, n_bytes: int) -> list[Stretch]:
     with path.open("rb") as stream:
         while block := stream.read(_AT_ONCE):
             # The first line that begins where a stretch may end; a block that holds none is only counted.
-            least = max(0, cuts[-1].start + n_bytes - 1 - position)
-            place = block.find(b"\n", least) if least < len(block) else -1
-            while place >= 0:
-                start = position + place + 1
-                cuts.append(Stretch(start, None, n_lines + block.count(b"\n", 0, place + 1)))
-                least = start + n_bytes - 1 - position
-                place = block.find(b"\n", least) if least < len(block) else -1
+            while (place := block.find(b"\n", max(0, cuts[-1].start + n_bytes - 1 - position))) >= 0:
+                cuts.append(Stretch(position + place + 1, None, n_lines + block.count(b"\n", 0, place + 1)))
             n_lines += block.count(b"\n")
             position += len(block)
     if len(cuts) > 1 and cuts[-1].start == position:

@@ -84,10 +84,7 @@ class SubwordTokenizer(Tokenizer):
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the characters of every piece; see `Tokenizer.spans`."""
-        found = []
-        for start, end in self._characters(self._tokenize(text)):
-            found.append(_without_space(text, start, end))
-        return found
+        return [_without_space(text, start, end) for start, end in self._characters(self._tokenize(text))]
 
     def _tokenize(self, text: str) -> tokenizers.Encoding:
         try:

@@ -284,7 +284,7 @@ def _is_remote(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
 
-def _refuse_page(address: str, file: RemoteFile, head: bytes, is_page: bool = False) -> None:
+def _refuse_page(address: str, file: RemoteFile, head: bytes, is_page: bool) -> None:
     """Refuse a web page, such as the log-in of a network, in the place of a file that is none."""
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     is_page = is_page or begin.startswith((b"<!doctype html", b"<html"))

@@ -23,10 +23,10 @@ from ostinato.config.files import say_once
 from ostinato.config.training import TrainingConfig
 from ostinato.data.disk import check_plain, new_folder, read_json_object, sha256_of, write_json
 from ostinato.errors import CheckpointError
-from ostinato.models.checkpoint import checkpoint_folders, newest_updates, save_average
+from ostinato.models.checkpoint import WEIGHTS, checkpoint_folders, newest_updates, save_average
 from ostinato.tasks.recipes import load_recipe
 
-_CHECKPOINTS, _METRICS, _NOTE, _WEIGHTS = "checkpoints", "metrics.jsonl", "average.json", "model.safetensors"
+_CHECKPOINTS, _METRICS, _NOTE = "checkpoints", "metrics.jsonl", "average.json"
 _LOCK, _RESULTS = ".average.lock", "results.json"
 _NAME = re.compile(r"(best|last):(.*)")
 
@@ -68,7 +68,7 @@ def average_checkpoints(directory: Path, role: Role, n: int) -> Path:
 
 
 def _is_mean(average: Path, members: list[Member]) -> bool:
-    return (average / _WEIGHTS).is_file() and read_members(average) == members
+    return (average / WEIGHTS).is_file() and read_members(average) == members
 
 
 def read_members(average: Path) -> list[Member] | None:
@@ -115,7 +115,7 @@ def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:
         elif (directory / _RESULTS).is_file():
             key, every = ("evaluate", training.evaluate_every) if role == "best" else ("save", training.save_every)
             reason = f"the run is finished; train with a smaller training.{key}_every ({every}) to save more"
-        if (target / _WEIGHTS).is_file() and read_members(target):
+        if (target / WEIGHTS).is_file() and read_members(target):
             reason = f"their mean was made when there were {n}, and is kept: --checkpoint {target.name} reads it"
         raise CheckpointError(f"{directory} has {len(updates)} {which} ({names}), not {n}: {reason}")
     if lost:
@@ -123,7 +123,7 @@ def _members(directory: Path, role: Role, n: int, target: Path) -> list[Member]:
         say_once(f"{directory}: best:{n} is the mean of the best that were kept; better ones were not: {better}")
     try:
         return [
-            {"checkpoint": folders[u].name, "value": values.get(u), "sha256": sha256_of(folders[u] / _WEIGHTS)}
+            {"checkpoint": folders[u].name, "value": values.get(u), "sha256": sha256_of(folders[u] / WEIGHTS)}
             for u in updates[:n]
         ]
     except OSError as error:

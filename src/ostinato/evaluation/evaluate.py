@@ -137,12 +137,11 @@ def evaluate(
                 tally.add(index, held.pop(index), found)
         # Before pairs are ranked: it refuses a split without examples.
         scores = tally.result(totals.halting, is_decoding=writes) | totals.compute()
-        ranking = {}
         if contrast is not None:
-            ranking["ranking"] = rank(
+            scores["ranking"] = rank(
                 model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps
             )
-    return scores | ranking | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
+    return scores | {"n_steps": n_steps, "seconds": time.perf_counter() - started}
 
 
 def scored_rows(

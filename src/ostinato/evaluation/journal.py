@@ -108,10 +108,8 @@ class Journal:
         line = self._file.readline()
         found: Any = None
         if line.endswith(b"\n"):
-            try:
+            with suppress(ValueError):  # a machine that went down may leave zeros
                 found = json.loads(line)
-            except ValueError:  # a machine that went down may leave zeros
-                found = None
         if not isinstance(found, dict) or not {"batch", "result"} <= found.keys():
             self._file.truncate(place)
             self._is_replaying = False

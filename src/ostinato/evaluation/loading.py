@@ -12,7 +12,7 @@ import torch
 
 from ostinato.config.data import tokenizer_problems
 from ostinato.config.decoding import DecodingConfig, with_strategy
-from ostinato.config.files import UNFINISHED_RUN, say_once
+from ostinato.config.files import RUN_RECIPE, UNFINISHED_RUN, say_once
 from ostinato.config.load import check_recipe, settle
 from ostinato.config.recipe import Recipe
 from ostinato.data.cuts import Cuts
@@ -38,7 +38,7 @@ from ostinato.tasks.base import Task
 from ostinato.tasks.recipes import load_recipe
 from ostinato.tasks.registry import build_task, task_config
 
-_RECIPE, _TOKENIZERS, _CHECKPOINTS, _MODEL = "recipe.yaml", "tokenizers", "checkpoints", "model.json"
+_TOKENIZERS, _CHECKPOINTS, _MODEL = "tokenizers", "checkpoints", "model.json"
 _RESULTS = "results.json"
 
 
@@ -206,7 +206,7 @@ class LoadedRun:
                 n_steps=n_steps,
                 max_examples=wanted.max_examples if max_examples is None else max_examples,
                 name=split,
-                contrast=None if split == task.train_split else task.contrast,
+                contrast=task.contrast_of(split),
                 predictions=write,
                 each=each,
                 runner=runner,
@@ -242,7 +242,7 @@ class LoadedRun:
             self.model.config,
             by=task.by_of(split, wanted.by if by is None else by),
             name=split,
-            contrast=None if oracle is not None or split == task.train_split else task.contrast,
+            contrast=None if oracle is not None else task.contrast_of(split),
         )
         for _ in rows:
             pass
@@ -438,7 +438,7 @@ def check_run(directory: Path) -> None:
         found = kind_of(directory) or ("a file" if directory.exists() else None)
         reason = "there is no such directory" if found is None else f"is {found}, not the directory of a run"
         raise CheckpointError(f"{directory}: {reason}")
-    missing = [name for name in (_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]
+    missing = [name for name in (RUN_RECIPE, _TOKENIZERS, _CHECKPOINTS) if not (directory / name).exists()]
     if not missing:
         return
     if missing == [_CHECKPOINTS] and not (directory / _RESULTS).exists():

@@ -47,7 +47,7 @@ FILE, CURVE = "halting-threshold.json", "threshold-curve"
 FORMAT = 2
 """Of both files; those of format 1 know no criteria, and are read."""
 _FORMATS = (1, FORMAT)
-_LATER = ("oracle", "oracle_metric", "weights")
+_LATER = ("oracle", "oracle_metric", "weights", "files")
 """Fields that files of format 2 may lack."""
 _ROUNDING = 1e-9
 _T = TypeVar("_T")
@@ -276,7 +276,6 @@ def read_curve(run: LoadedRun) -> Tuning | None:
 
     def curve(content: dict[str, Any]) -> Tuning:
         points = tuple(Point(**point) for point in content["points"])
-        content = content | {"files": ()}
         plain = {key: value for key, value in _known(Tuning, content).items() if key not in ("points", "chosen")}
         if plain.get("oracle"):
             plain["oracle"] = Point(**plain["oracle"])

@@ -153,23 +153,19 @@ def processes(source: ModelSource, n_jobs: int) -> Iterator[BatchRunner]:
             pool.shutdown(cancel_futures=True)
 
 
-_SOURCE: list[tuple[ModelSource, int]] = []
 _WORKER: list[BatchWorker] = []
+"""That of this process."""
 
 
 def _start_process(source: ModelSource, places: Any) -> None:
     end_with_parent()
     keep_freed_memory()
     with places.get_lock():
-        place = places.value
+        _WORKER.append(BatchWorker(source, places.value))
         places.value += 1
-    _SOURCE.append((source, place))
 
 
 def _do(sent: bytes) -> str:
-    """Do one batch; the first one loads the model, so that its errors are those of a batch."""
-    if not _WORKER:
-        _WORKER.append(BatchWorker(*_SOURCE[0]))
     return _WORKER[0].do(sent)
 
 

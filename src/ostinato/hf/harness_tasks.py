@@ -60,7 +60,7 @@ def write_tasks(
     written: list[Path] = []
     with new_output_folder(folder) as target:
         for number, split in enumerate(dict.fromkeys(splits), 1):
-            contrast = None if split == task.train_split else task.contrast
+            contrast = task.contrast_of(split)
             name = re.sub(r"\W+", "_", f"ostinato_{task.name}_{split}", flags=re.ASCII)
             while folder / f"{name}.yaml" in written:
                 name += f"_{number}"

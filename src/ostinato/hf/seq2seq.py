@@ -72,11 +72,8 @@ class OstinatoForSeq2SeqLM(OstinatoPreTrainedModel, GenerationMixin):
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return the begin symbol and the labels but the last; what does not count becomes padding."""
-        special = self.model.special_ids
-        begin = torch.full_like(labels[:, :1], special.bos)
-        return torch.cat([begin, labels[:, :-1]], dim=1).masked_fill_(
-            torch.cat([torch.zeros_like(begin, dtype=torch.bool), labels[:, :-1] == IGNORED], dim=1), special.pad
-        )
+        special, before = self.model.special_ids, labels[:, :-1]
+        return F.pad(before.masked_fill(before == IGNORED, special.pad), (1, 0), value=special.bos)
 
     def forward(
         self,

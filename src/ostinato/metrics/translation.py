@@ -47,9 +47,8 @@ def _check_pieces() -> None:
     """Refuse spBLEU where sacreBLEU would have to download its model, or could not read it."""
     if find_spec("sentencepiece") is None:
         raise _lacking("spbleu", "needs sentencepiece: pip install 'ostinato[spbleu]'")
-    tokenizer_spm: Any = import_module(
-        "sacrebleu.tokenizers.tokenizer_spm"
-    )  # It exports neither name to type checkers.
+    # It exports neither name to type checkers.
+    tokenizer_spm: Any = import_module("sacrebleu.tokenizers.tokenizer_spm")
     model = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(tokenizer_spm.SPM_MODELS["flores200"]["url"]).name
     if not model.is_file():
         raise _lacking("spbleu", f"needs the model {model}, which `sacrebleu --tokenize flores200` downloads")

@@ -124,7 +124,6 @@ class AgreementTask(Task):
 
     def _drawn(self, split: str) -> Iterator[Example]:
         config = self.config
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/agreement/{split}")
         if split == "train":
             for _ in range(config.n_train):

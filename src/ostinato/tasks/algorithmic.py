@@ -91,7 +91,6 @@ class AlgorithmicTask(Task):
             (config.shortest_long, config.long_max_length) if split == "long" else (1, config.max_length)
         )
         digits = len(str(max(config.long_max_length, config.max_length)))
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/{config.operation}/{split}/{shortest}-{longest}")
         for _ in range(config.n_train if split == "train" else config.n_eval):
             if config.operation == "addition":

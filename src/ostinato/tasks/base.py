@@ -265,13 +265,21 @@ class Task(ABC):
         first = next(iter(self.examples(split)), None)
         return [column for column in self.by if first is None or column in first.columns]
 
+    def contrast_of(self, split: str) -> str | None:
+        """Return the column of wrong targets in a split; the training split has none."""
+        return None if split == self.train_split else self.contrast
+
     def rules(self, source: str) -> dict[str, str]:
         """Return what rules without a model answer to a source, by their names, for `ostinato data baselines`."""
         return {}
 
     @abstractmethod
     def _examples(self, split: str) -> Iterator[Example]:
-        """Yield the examples of a split that exists."""
+        """Yield the examples of a split that exists.
+
+        Those that are made are drawn by `Random(text)`: a text seeds by its SHA-512 hash, which is the same in every
+        process and on every machine.
+        """
 
     def _published(self, file: RemoteFile) -> Iterator[tuple[Path, int, str]]:
         """Yield path, number and text of every line of a published file, and check the number of lines.

@@ -35,20 +35,11 @@ Scores = dict[str, dict[str, float]]
 """Scores by baseline and metric."""
 
 
-def baseline_scores(recipe: Recipe, task: Task, split: str) -> Scores:
-    """Return the scores of a recipe's split without a model, by the metrics of the recipe's evaluation.
-
-    They are those of `trivial_scores`, or of `frequency_scores` for texts, which have no generated outputs.
-
-    Raises:
-        ConfigError: no such split or metric.
-        DataError: the data cannot be downloaded or read.
-    """
-    return baseline_scores_by(recipe, task, split, None)[""]
-
-
 def baseline_scores_by(recipe: Recipe, task: Task, split: str, column: str | None) -> dict[str, Scores]:
-    """Return the same of the examples of every value of a column; see `trivial_scores_by`.
+    """Return the scores of a recipe's split without a model, by the metrics of the recipe's evaluation, of the examples
+    of every value of a column (None: of all, under "").
+
+    They are those of `trivial_scores_by`, or of `frequency_scores` for texts, which have no generated outputs.
 
     Raises:
         ConfigError: no such split or metric, or a column of texts.

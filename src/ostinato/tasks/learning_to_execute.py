@@ -113,7 +113,6 @@ class LearningToExecuteTask(Task):
         strategy: Strategy = "baseline" if split == "test" else config.strategy
         name = config.family if config.generator == "families" else "scripts"
         stage = f"{config.stage_length}-{config.stage_nesting}" if strategy in ("naive", "combined") else ""
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/{name}/{split}/{strategy}{stage}/{config.longest}-{config.max_nesting}")
         left = config.n_train if split == "train" else config.n_eval
         while left:

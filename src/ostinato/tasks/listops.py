@@ -117,7 +117,6 @@ class ListOpsTask(Task):
 
     @cached_property
     def _trees(self) -> Iterator[list[str]]:
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         return distinct_trees(Random(f"{self.config.seed}/listops/{self.config.version}"), self._version.shape)
 
     def _example(self, tokens: list[str]) -> Example:

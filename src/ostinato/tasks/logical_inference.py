@@ -131,9 +131,7 @@ class LogicalInferenceTask(Task):
     def _examples(self, split: str) -> Iterator[Example]:
         held_out = self.config.held_out
         rows = self._rows("test" if split == "test" else "train")
-        if split == "test_removed":
-            yield from (row for row in rows if held_out in str(row.columns["patterns"]))
-        elif split == "test":
+        if split in ("test", "test_removed"):
             yield from (row for row in rows if held_out == "none" or held_out in str(row.columns["patterns"]))
         else:
             kept = (row for row in rows if held_out not in str(row.columns["patterns"]))

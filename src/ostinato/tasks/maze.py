@@ -83,7 +83,6 @@ class MazeTask(Task):
         config = self.config
         sizes = config.larger_sizes if split == "larger" else [config.size]
         drawn = f"{config.openings}/{config.least_path}"
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/maze/{split}/{sizes}/{drawn}")
         for size in sizes:
             n_left = config.n_train if split == "train" else config.n_eval

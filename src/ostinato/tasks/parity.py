@@ -71,7 +71,6 @@ class ParityTask(Task):
 
     def _examples(self, split: str) -> Iterator[Example]:
         config = self.config
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/parity/{split}/{config.long_lengths if split == 'long' else config.max_length}")
         if split == "long":
             lengths = [length for length in config.long_lengths for _ in range(config.n_eval)]

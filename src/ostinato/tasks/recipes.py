@@ -114,9 +114,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     except ConfigError:
         return  # The user's own files are not here: a recipe can be shown and counted without them.
     for problem in split_problems(recipe, task):
-        if not (
-            task.config.reads_own_files and task.why_missing(str(problem.value))
-        ):  # nor with some of them not named yet
+        # Nor with some of them not named yet.
+        if not (task.config.reads_own_files and task.why_missing(str(problem.value))):
             yield problem
 
 

@@ -77,7 +77,6 @@ class RelayTask(Task):
     def _examples(self, split: str) -> Iterator[Example]:
         config = self.config
         fewest, most = (config.max_hops + 1, config.far_max_hops) if split == "far" else (1, config.max_hops)
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/relay/{split}/{fewest}-{most}/{config.n_rest}")
         for _ in range(config.n_train if split == "train" else config.n_eval):
             hops = rng.randint(fewest, most)

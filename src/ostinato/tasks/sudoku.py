@@ -86,7 +86,6 @@ class SudokuTask(Task):
 
     def _examples(self, split: str) -> Iterator[Example]:
         config, grid = self.config, layout(self.config.size)
-        # A text seeds by its SHA-512 hash, which is the same in every process and on every machine.
         rng = Random(f"{config.seed}/sudoku/{split}/{config.size}/{config.n_givens}")
         forms = Random(f"{config.seed}/sudoku/forms/{config.size}")
         n_left = config.n_train if split == "train" else config.n_eval

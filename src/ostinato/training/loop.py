@@ -165,7 +165,7 @@ def _evaluate(prepared: Prepared, checkpoint: Path, device: torch.device) -> dic
             by=prepared.by(split),
             max_examples=recipe.evaluation.max_examples,
             name=split,
-            contrast=prepared.contrast(split),
+            contrast=prepared.task.contrast_of(split),
         )
         for split in recipe.evaluation.splits or []
     }

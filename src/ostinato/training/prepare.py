@@ -74,10 +74,6 @@ class Prepared:
         if not self.run.is_packed(split):  # whose files are hashed instead
             self.run.check_data(split, read.sha256)
 
-    def contrast(self, split: str) -> str | None:
-        """Return the column of wrong targets in a split; the training split has none."""
-        return None if split == self.task.train_split else self.task.contrast
-
     def by(self, split: str) -> Sequence[str]:
         """Return the columns of the final evaluation of a split."""
         return self.task.by_of(split, self.recipe.evaluation.by)
@@ -210,7 +206,9 @@ def _check_scored_examples(prepared: Prepared) -> None:
                 )
             raise ConfigError([Problem("training.selection.metric", selection.metric, reason)])
     for split in final.splits or []:
-        for _ in _scored_rows(prepared, split, final.max_examples, prepared.by(split), prepared.contrast(split)):
+        for _ in _scored_rows(
+            prepared, split, final.max_examples, prepared.by(split), prepared.task.contrast_of(split)
+        ):
             pass
 
 

@@ -33,7 +33,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ostinato.config.data import DataConfig, DataSetConfig
-from ostinato.config.files import map_texts
+from ostinato.config.files import RUN_RECIPE, RUN_VERSIONS, map_texts
 from ostinato.config.load import recipe_text
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import TrainingConfig
@@ -61,7 +61,7 @@ from ostinato.training.checkpoint import Checkpoints
 from ostinato.training.records import METRICS, TIMINGS, Records
 from ostinato.version import LEARNING, __version__, source_commit, source_hash
 
-_RESULTS, _RECIPE, _DATA, _VERSIONS = "results.json", "recipe.yaml", "data.json", "versions.json"
+_RESULTS, _DATA = "results.json", "data.json"
 _CHANGES, _LOCK, _HOLDER = "changes.jsonl", ".lock", ".lock.json"
 _SEAL = "# sha256 "
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
@@ -79,7 +79,7 @@ class RunDirectory:
     @property
     def exists(self) -> bool:
         """True where a run has been started here."""
-        return (self.path / _RECIPE).is_file()
+        return (self.path / RUN_RECIPE).is_file()
 
     def open(self, resume: bool) -> bool:
         """Check that the directory may be written to; return True where it holds a run to resume.
@@ -181,15 +181,15 @@ class RunDirectory:
         Raises:
             CheckpointError: naming every setting that may not change, with both values; or the file was edited.
         """
-        first, _, others = (self.path / _RECIPE).read_text(encoding="utf-8").partition("\n")
+        first, _, others = (self.path / RUN_RECIPE).read_text(encoding="utf-8").partition("\n")
         # Runs of earlier versions have no hash.
         if first.startswith(_SEAL) and first != _seal(others):
             raise CheckpointError(
-                f"{self.path / _RECIPE} was edited after the run began: put back what it was. What may change when a "
-                "run is resumed is changed by options (KEY=VALUE) and recorded"
+                f"{self.path / RUN_RECIPE} was edited after the run began: put back what it was. What may change when "
+                "a run is resumed is changed by options (KEY=VALUE) and recorded"
             )
         # Earlier versions kept the folder of a data set as it was given.
-        own = with_absolute_paths(load_recipe(self.path / _RECIPE))
+        own = with_absolute_paths(load_recipe(self.path / RUN_RECIPE))
         return changes_between(own, recipe, self._done, self.path)
 
     def _done(self) -> Done:
@@ -229,7 +229,7 @@ class RunDirectory:
 
         They change no results, and are not recorded as changes. A finished run stays as it is.
         """
-        own = load_recipe(self.path / _RECIPE)
+        own = load_recipe(self.path / RUN_RECIPE)
         kept = {"keep_last": training.keep_last, "keep_best": training.keep_best}
         other = own.model_copy(update={"training": own.training.model_copy(update=kept)})
         if other == own:
@@ -255,13 +255,13 @@ class RunDirectory:
     def describe(self, recipe: Recipe, data: dict[str, Any]) -> None:
         """Write versions.json, data.json and, last, recipe.yaml."""
         began = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(self.path / _VERSIONS, {**versions(), "began": began})
+        write_json(self.path / RUN_VERSIONS, {**versions(), "began": began})
         write_json(self.path / _DATA, data)
         self._write_recipe(recipe)
 
     def _write_recipe(self, recipe: Recipe) -> None:
         text = recipe_text(recipe)
-        write_text(self.path / _RECIPE, f"{_seal(text)}\n{text}")
+        write_text(self.path / RUN_RECIPE, f"{_seal(text)}\n{text}")
 
     def check_data(self, split: str, digest: str) -> None:
         """Refuse to resume with other examples than the run was started with.

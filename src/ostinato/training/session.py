@@ -271,11 +271,9 @@ class Session:
         """Evaluate and save where it is due; the last update has both."""
         update, config = self.progress.update, self.config
         is_last = update == config.n_updates
-        is_ranked = False
         if self._is_evaluated(update):
             self._evaluate()
-            is_ranked = self.progress.is_ranked
-        if is_last or is_ranked or self.progress.stopped or update % config.save_every == 0:
+        if is_last or self.progress.is_ranked or self.progress.stopped or update % config.save_every == 0:
             self._save()
 
     def _log(self, gradient: Gradient | None = None) -> None:

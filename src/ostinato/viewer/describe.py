@@ -7,9 +7,7 @@ from dataclasses import asdict
 from ostinato.analysis.studies.trade_offs import variable_stacks
 from ostinato.budget.products import Product, use_products
 from ostinato.config.model import ModelConfig
-from ostinato.errors import ConfigError
 from ostinato.models import Model
-from ostinato.nn.execution import CRITERIA_AT_TEST
 from ostinato.version import __version__
 from ostinato.viewer.opened import OpenRun
 from ostinato.viewer.schema import Cell, PlanStep, RunInfo, Runs, StackInfo
@@ -40,7 +38,7 @@ def describe_run(opened: OpenRun) -> RunInfo:
         prompts=run.reads_prompts,
         splits=opened.splits,
         stacks=_stacks(opened),
-        exits=_exits(model),
+        exits=model.possible_criteria(),
         threshold_from=run.halting_threshold_from,
         beam=recipe.decoding.beam,
         temperature=recipe.decoding.temperature if recipe.decoding.strategy == "sample" else 0.0,
@@ -96,15 +94,3 @@ def _macs(product: Product, config: ModelConfig) -> int:
     """Return what a product costs for all tokens of a sentence."""
     lengths = dict(zip(("source", "target"), LENGTHS, strict=True))
     return lengths[product.side] * (product.macs + product.per_key * lengths[product.seen])
-
-
-def _exits(model: Model) -> list[str]:
-    """Return the criteria by which tokens of a model can stop, each for itself."""
-    found = []
-    for criterion in CRITERIA_AT_TEST:
-        try:
-            with model.execution(exit=criterion, exit_scope="token", halting_threshold=1.0):
-                found.append(str(criterion))
-        except ConfigError:
-            continue
-    return found

@@ -49,16 +49,10 @@ def view_app(opened: Mapping[str, OpenRun], limits: Limits, host: str = "127.0.0
     from ostinato.viewer.inspecting import attention, inspect
     from ostinato.viewer.writing import generate
 
-    described = _json(describe(dict(opened)))
-
-    async def runs(request: Request) -> Response:
-        return _raw(described)
-
     async def examples(request: Request) -> Response:
         query = _checked(schema.ExamplesQuery, dict(request.query_params))
         run = _run(opened, query.run)
-        found = await _answered(request, run.calls, lambda call: _page_of(run, query))
-        return found
+        return await _answered(request, run.calls, lambda call: _page_of(run, query))
 
     def single(kind: type[R], work: Callable[[OpenRun, R, Call], BaseModel]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
@@ -77,13 +71,13 @@ def view_app(opened: Mapping[str, OpenRun], limits: Limits, host: str = "127.0.0
         return endpoint
 
     routes = [
-        Route("/api/runs", runs),
+        Route("/api/runs", _static(_json(describe(dict(opened))))),
         Route("/api/examples", examples),
         Route("/api/inspect", single(schema.Sentence, inspect), methods=["POST"]),
         Route("/api/attention", single(schema.AttentionRequest, attention), methods=["POST"]),
         Route("/api/generate", stream(schema.Sentence, generate), methods=["POST"]),
         Route("/api/curve", stream(schema.CurveRequest, draw_curve), methods=["POST"]),
-        Route("/api/schema", _fixed(api_schema(ENDPOINTS, schema.Runs))),
+        Route("/api/schema", _static(api_schema(ENDPOINTS, schema.Runs))),
     ]
     return guarded(_application(routes, "view.html"), host, body=limits.body)
 
@@ -101,7 +95,7 @@ def watch_app(watch: Watch, limits: Limits, host: str = "127.0.0.1") -> Guard:
     routes = [
         Route("/api/runs", runs),
         Route("/api/metrics", metrics),
-        Route("/api/schema", _fixed(api_schema(WATCH_ENDPOINTS, schema.Watched))),
+        Route("/api/schema", _static(api_schema(WATCH_ENDPOINTS, schema.Watched))),
     ]
     return guarded(_application(routes, "watch.html"), host, body=limits.body)
 
@@ -109,10 +103,9 @@ def watch_app(watch: Watch, limits: Limits, host: str = "127.0.0.1") -> Guard:
 def _application(routes: list[Route], first: str) -> Starlette:
     """Return an application with the page's files beside its own routes; no name in a request is one of a file."""
     for name, content in page_files().items():
-        path = "/" if name == first else f"/page/{name}"
-        if name.endswith(".html") and name != first:
-            continue
-        routes.append(Route(path, _static(content, _TYPES[name.rpartition(".")[2]])))
+        if name == first or not name.endswith(".html"):
+            path = "/" if name == first else f"/page/{name}"
+            routes.append(Route(path, _static(content, _TYPES[name.rpartition(".")[2]])))
     handlers: Any = {HTTPException: _http_error, OstinatoError: _error, Exception: _error}
     return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -192,11 +185,7 @@ def _failure(message: str, status: int) -> Response:
     return _raw(_json(Failure(error=message)), status)
 
 
-def _fixed(content: bytes) -> Endpoint:
-    return _static(content, "application/json")
-
-
-def _static(content: bytes, kind: str) -> Endpoint:
+def _static(content: bytes, kind: str = "application/json") -> Endpoint:
     async def endpoint(request: Request) -> Response:
         return _raw(content, kind=kind)
 

@@ -12,13 +12,11 @@ from ostinato.analysis.collectors import DepthByColumn, OneExample
 from ostinato.analysis.drawing import (
     COLOURS,
     FONT,
-    MAP,
     common_legend,
     finish,
     heat,
     name_axes,
     panels,
-    scale,
     ticks,
     whole_numbers,
 )
@@ -105,8 +103,7 @@ def _draw_depth(overall: dict[str, Any], by: dict[str, dict[str, Any]], narrow: 
 def _histograms(axes: Axes, stack: str, column: str, values: dict[str, Any]) -> None:
     """Draw the histogram of every value of a column as a column of a matrix."""
     shares_RV = np.array([_shares(numbers) for numbers in values.values()]).T
-    axes.imshow(shares_RV, aspect="auto", interpolation="nearest", cmap=MAP, vmin=0, origin="lower")
-    scale([axes], "tokens, %")
+    heat(axes, shares_RV, "tokens, %", vmin=0, origin="lower")
     rounds = range(0, len(shares_RV), max(len(shares_RV) // 8, 1))
     axes.set_yticks(rounds, [str(r + 1) for r in rounds], fontsize=FONT)
     ticks(axes, x=list(values))

@@ -81,7 +81,6 @@ def _draw_matrices(found: dict[tuple[str, str], tuple[list[str], Floats]], narro
         heat(panel, matrix, "CKA", vmin=0, vmax=1)
         ticks(panel, x=names, y=names)
         name_axes(panel, "sub-layer", "sub-layer", f"{stack}, {where} the residual")
-    common_legend(figure, axes)
     return figure
 
 
@@ -94,10 +93,8 @@ def _between_runs(subjects: Sequence[Subject], on_progress: OnProgress) -> Findi
         fresh += " model"
     vectors[fresh] = SentenceVectors(len(baseline.examples))
     # Not the weights that the first run began with, which its seed draws.
-    model, mine = (
-        untrained(baseline.model, seed=int(baseline.run.recipe.seed == 0)),
-        baseline.collected[SentenceVectors],
-    )
+    model = untrained(baseline.model, seed=int(baseline.run.recipe.seed == 0))
+    mine = baseline.collected[SentenceVectors]
     stream(baseline.run, baseline.examples, [vectors[fresh]], model=model, on_progress=on_progress)
     raw: dict[str, Pairs] = {
         "after": {name: _compare(mine.after, theirs.after) for name, theirs in vectors.items()},

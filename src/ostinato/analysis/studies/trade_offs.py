@@ -32,13 +32,9 @@ def _few(subject: Subject) -> list[Example]:
     return list(take_evenly(subject.examples, EXAMPLES))
 
 
-def _stored(subject: Subject) -> Tuning | None:
-    return read_curve(subject.run)
-
-
 def _thresholds(subject: Subject, on_progress: OnProgress) -> Finding:
     """Return the curve that `ostinato tune-threshold` stored, else a teacher-forced one of some examples."""
-    found = _stored(subject)
+    found = read_curve(subject.run)
     note = f"Read from the run's {CURVE}.json."
     if found is None:
         found = _measure(subject, on_progress)
@@ -78,7 +74,7 @@ THRESHOLDS = Study(
     ),
     why_not_model=no_threshold,
     extra_examples=lambda subjects: sum(
-        _passes(subject.model) * len(_few(subject)) for subject in subjects if _stored(subject) is None
+        _passes(subject.model) * len(_few(subject)) for subject in subjects if read_curve(subject.run) is None
     ),
     of_run=_thresholds,
 )

@@ -57,14 +57,9 @@ class PackedBlocks(StoredRows):
         n_new = blocks.n_new
         counts = [-(-stream.n_tokens // n_new) for _, stream in self._streams]
         self._ends = list(accumulate(counts))
-        self._lengths = np.full(sum(counts), blocks.length, dtype=np.int32)
+        self.lengths = np.full(sum(counts), blocks.length, dtype=np.int32)
         for end, (_, stream) in zip(self._ends, self._streams, strict=True):
-            self._lengths[end - 1] -= -stream.n_tokens % n_new
-
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """Columns of every block."""
-        return self._lengths
+            self.lengths[end - 1] -= -stream.n_tokens % n_new
 
     def data_sets(self) -> dict[str, NDArray[np.int64]]:
         """Return the numbers of the blocks of every data set."""
@@ -72,7 +67,7 @@ class PackedBlocks(StoredRows):
         return {group: np.arange(start, end) for start, end, (group, _) in bounds}
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self.lengths)
 
     def __getitem__(self, index: int) -> LabelledRow:
         place = bisect_right(self._ends, index)
@@ -127,7 +122,7 @@ class PackedTexts(StoredRows):
             np.minimum(of_side.lengths, max(limit - n_more, 1), out=of_side.lengths)
         if data.over_length == "drop" and not fits.all():
             self._kept = np.nonzero(fits)[0]
-        self._lengths = self._columns()
+        self.lengths = self._columns()
 
     def _name_of(self, number: int, name: str) -> str:
         """Return how an error names an example: of a mixture by its data set, for files may have them in turns."""
@@ -146,11 +141,6 @@ class PackedTexts(StoredRows):
             found = found + np.int32(1)
         return found if self._kept is None else found[self._kept]
 
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """Columns of every row."""
-        return self._lengths
-
     def data_sets(self) -> dict[str, NDArray[np.int64]]:
         """Return the numbers of the rows of every data set."""
         first = self._sides["target"].first
@@ -158,7 +148,7 @@ class PackedTexts(StoredRows):
         return {group: np.arange(a, b) for group, a, b in zip(self._groups, bounds, bounds[1:], strict=False)}
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self.lengths)
 
     def __getitem__(self, index: int) -> AnyRow:
         number = index if self._kept is None else int(self._kept[index])

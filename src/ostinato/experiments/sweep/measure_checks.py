@@ -213,7 +213,7 @@ def _of_a_split(measure: EvaluateMeasure | None, recipe: Recipe, task: Task, spl
     if measure is not None and measure.n_steps is not None:
         found["n_steps"] = None
     is_ranked = measure is None or measure.oracle is None
-    if is_ranked and task.contrast is not None and split != task.train_split:
+    if is_ranked and task.contrast_of(split) is not None:
         right: Tree = {"n": None, "accuracy": None}
         by = {column: {_ANY: right} for column in columns}
         found["ranking"] = {**right, "by": by, "macro": {column: {"accuracy": None} for column in columns}}

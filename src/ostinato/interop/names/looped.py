@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 from ostinato.config.model import EncoderConfig, LanguageModelConfig
+from ostinato.config.stack import StackConfig
 from ostinato.config.sub_layers import DenseFeedForwardConfig
 from ostinato.interop.names.parts import attention_rules, both
 from ostinato.interop.weights import Part, Reshaped, Rule, Scaled, Table, rules_of_layers
@@ -43,27 +41,19 @@ def huginn(config: LanguageModelConfig) -> Table:
     stack, d_model = config.decoder, config.d_model
     attention, ffn = stack.self_attention, "banks.ffn.decoder_{i}"
     n_heads, width = attention.n_heads, attention.head_width(d_model)
-    biases = Part("{layer}.attn.qk_bias", (Reshaped((2, 1, n_heads, width), (2 * n_heads * width,)),))
+    biases = Part("{i}.attn.qk_bias", (Reshaped((2, 1, n_heads, width), (2 * n_heads * width,)),))
     of_layer = [
-        Rule("banks.self_attention.decoder_{i}.qkv.weight", "{layer}.attn.Wqkv.weight"),
+        Rule("banks.self_attention.decoder_{i}.qkv.weight", "{i}.attn.Wqkv.weight"),
         Rule("banks.self_attention.decoder_{i}.qk_bias", biases),
-        Rule("banks.self_attention.decoder_{i}.out.weight", "{layer}.attn.proj.weight"),
-        Rule("banks.norm.self_attention_decoder_{i}.weight", "{layer}.norm_1.weight"),
-        Rule("banks.norm.self_attention_decoder_{i}_after.weight", "{layer}.norm_2.weight"),
-        Rule("banks.norm.ffn_decoder_{i}.weight", "{layer}.norm_3.weight"),
-        Rule("banks.norm.ffn_decoder_{i}_after.weight", "{layer}.norm_4.weight"),
-        Rule(f"{ffn}.up.weight", "{layer}.mlp.fc.weight"),
-        Rule(f"{ffn}.down.weight", "{layer}.mlp.proj.weight"),
+        Rule("banks.self_attention.decoder_{i}.out.weight", "{i}.attn.proj.weight"),
+        Rule("banks.norm.self_attention_decoder_{i}.weight", "{i}.norm_1.weight"),
+        Rule("banks.norm.self_attention_decoder_{i}_after.weight", "{i}.norm_2.weight"),
+        Rule("banks.norm.ffn_decoder_{i}.weight", "{i}.norm_3.weight"),
+        Rule("banks.norm.ffn_decoder_{i}_after.weight", "{i}.norm_4.weight"),
+        Rule(f"{ffn}.up.weight", "{i}.mlp.fc.weight"),
+        Rule(f"{ffn}.down.weight", "{i}.mlp.proj.weight"),
     ]
-    layers = [
-        f"transformer.{part}.{i}"
-        for part, segment in zip(("prelude", "core_block", "coda"), stack.segments, strict=True)
-        for i in range(segment.n_steps)
-    ]
-    rules: list[Rule] = []
-    for number, layer in enumerate(layers):
-        ours, theirs = {"{i}": str(number)}, {"{layer}": layer}
-        rules += [rule.renamed(partial(_filled, ours), partial(_filled, theirs)) for rule in of_layer]
+    rules = rules_of_layers(zip(_layers(stack), range(stack.n_steps), strict=True), of_layer)
     adapter = "transformer.adapter.weight"
     rules += [
         Rule("target_weight", "transformer.wte.weight"),
@@ -80,13 +70,8 @@ def parcae(config: LanguageModelConfig) -> Table:
     The one half of its 0.5 ReLU(z)^2 is in the second map.
     """
     stack = config.decoder
-    layers = [
-        f"transformer.{part}.{i}"
-        for part, segment in zip(("prelude", "core_block", "coda"), stack.segments, strict=True)
-        for i in range(segment.n_steps)
-    ]
     tables, rules = stack.value_tables() or (None,) * stack.n_steps, list[Rule]()
-    for number, (layer, table) in enumerate(zip(layers, tables, strict=True)):
+    for number, (layer, table) in enumerate(zip(_layers(stack), tables, strict=True)):
         attention, ffn = f"banks.self_attention.decoder_{number}", f"banks.ffn.decoder_{number}"
         names = ("c_q", "c_k", "c_v", "c_proj")
         rules += attention_rules(stack.self_attention, config.d_model, attention, f"{layer}.attn", names)
@@ -191,7 +176,10 @@ def trm(config: EncoderConfig) -> Table:
     return Table(rules, ignored=("inner.q_head.*",))
 
 
-def _filled(places: Mapping[str, str], name: str) -> str:
-    for place, text in places.items():
-        name = name.replace(place, text)
-    return name
+def _layers(stack: StackConfig) -> list[str]:
+    """Return their names of the layers of prelude, core and coda."""
+    return [
+        f"transformer.{part}.{i}"
+        for part, segment in zip(("prelude", "core_block", "coda"), stack.segments, strict=True)
+        for i in range(segment.n_steps)
+    ]
