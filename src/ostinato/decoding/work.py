@@ -16,20 +16,19 @@ from ostinato.data.batch import Batch, Tokens
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 InItem = TypeVar("InItem", contravariant=True)
-AnyResult = TypeVar("AnyResult")
 
 
 @runtime_checkable
-class Work(Protocol[InItem, AnyResult]):
+class Work(Protocol[InItem, Result]):
     """What is done with a batch: a value that can be pickled."""
 
-    def __call__(self, model: Any, item: InItem) -> AnyResult:
+    def __call__(self, model: Any, item: InItem) -> Result:
         """Do it, inside `ostinato.decoding.inference`."""
 
-    def pack(self, result: AnyResult) -> Any:
+    def pack(self, result: Result) -> Any:
         """Return a result as what JSON can hold."""
 
-    def unpack(self, packed: Any) -> AnyResult:
+    def unpack(self, packed: Any) -> Result:
         """Return the result that was packed, exactly."""
 
     def key(self, item: InItem) -> str:

@@ -11,7 +11,7 @@ D input width, F output width.
 from __future__ import annotations
 
 from ostinato.kernels.activation import GATES, Activation, activate
-from ostinato.kernels.attention import attend, attend_some, hidden_score, split, unbind
+from ostinato.kernels.attention import attend, attend_some, for_all_heads, hidden_score, split, unbind
 from ostinato.kernels.choose import Backend, BackendChoice, choose_backend, noting_backends
 from ostinato.kernels.cross_entropy import IGNORED, cross_entropy_sums
 from ostinato.kernels.devices import (
@@ -92,6 +92,7 @@ __all__ = [
     "drop_activated",
     "expert_feed_forward",
     "float64",
+    "for_all_heads",
     "gather",
     "has_float64",
     "hidden_score",

@@ -55,7 +55,7 @@ def attend(
     kept = None
     if dropout:
         if not draws_bytes(dropout, q_BHQK.device, draws):
-            k_BHSK, v_BHSK = _for_all_heads(k_BGSK, v_BGSK, q_BHQK.shape[1])
+            k_BHSK, v_BHSK = (for_all_heads(x, q_BHQK.shape[1]) for x in (k_BGSK, v_BGSK))
             return F.scaled_dot_product_attention(
                 q_BHQK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
             )
@@ -118,7 +118,7 @@ def attend_plainly(
     # On a GPU torch's flash kernel alone knows groups: 16 bits, no mask. Elsewhere it would write every weight down.
     is_fused = q_BHQK.is_cpu or (mask is None and product_dtype(q_BHQK).itemsize == 2)
     if is_grouped and (kept is not None or learns_mask or not is_fused):
-        k_BGSK, v_BGSK = _for_all_heads(k_BGSK, v_BGSK, H)
+        k_BGSK, v_BGSK = (for_all_heads(x, H) for x in (k_BGSK, v_BGSK))
         is_grouped = False
     if kept is None:
         return F.scaled_dot_product_attention(
@@ -135,12 +135,10 @@ def attend_plainly(
         return _Attend.apply(q_BHQK, k_BHSK, v_BHSK, mask, scale, *kept)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _for_all_heads(k_BGSK: Tensor, v_BGSK: Tensor, H: int) -> tuple[Tensor, Tensor]:
-    """Return keys and values of every head of queries."""
-    n_groups = H // k_BGSK.shape[1]
-    if n_groups == 1:
-        return k_BGSK, v_BGSK
-    return k_BGSK.repeat_interleave(n_groups, dim=1), v_BGSK.repeat_interleave(n_groups, dim=1)
+def for_all_heads(x_BGSK: Tensor, H: int) -> Tensor:
+    """Return keys or values of every one of H heads of queries."""
+    n_groups = H // x_BGSK.shape[1]
+    return x_BGSK if n_groups == 1 else x_BGSK.repeat_interleave(n_groups, dim=1)
 
 
 def attend_some(

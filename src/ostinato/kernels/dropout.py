@@ -96,6 +96,8 @@ def draws_as_torch() -> bool:
 
 def drop(x: Tensor, p: float, draws: Draws = "auto") -> Tensor:
     """Return x with every element dropped with probability p, and the others scaled up."""
+    if not p:
+        return x
     if not draws_bytes(p, x.device, draws):
         return F.dropout(x, p)
     return drop_by(x, draw_kept(x.shape, p, x.device))

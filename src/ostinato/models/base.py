@@ -298,11 +298,8 @@ class TokenModel(Embeddings, ABC):
         execution = self._execution
         if not execution.halting:
             return set()
-        halts = {
-            name: stack.exits(execution) or not isinstance(stack.halting, NoHalting)
-            for name, stack in self.stacks.items()
-        }
-        return {name for name, may_stop in halts.items() if may_stop}
+        stacks = self.stacks.items()
+        return {name for name, stack in stacks if stack.exits(execution) or not isinstance(stack.halting, NoHalting)}
 
     def exits(self) -> dict[str, bool]:
         """Return the stacks whose tokens stop by a criterion (`Execution.exit`), and whether it needs predictions."""

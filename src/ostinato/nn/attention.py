@@ -18,7 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ostinato.kernels import Draws, attend, attend_some, hidden_score, is_exporting, split, without_autocast
+from ostinato.kernels import (
+    Draws,
+    attend,
+    attend_some,
+    for_all_heads,
+    hidden_score,
+    is_exporting,
+    split,
+    without_autocast,
+)
 from ostinato.nn.layers import Blocks, Dropping, Linear, at_least_float32, some_outputs
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
@@ -216,7 +225,7 @@ class MultiHead(Dropping):
         """
         Q, S = q_BHQK.shape[2], k_BHSK.shape[2]
         if is_exporting():  # fused kernels are no part of a graph, and lay out their result as they like
-            x_BHQK = self.weights(q_BHQK, k_BHSK, visibility, bias) @ self._for_all_heads(v_BHSK)
+            x_BHQK = self.weights(q_BHQK, k_BHSK, visibility, bias) @ for_all_heads(v_BHSK, self.n_heads)
             return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
         is_plain_causal = visibility.is_plain_causal and bias is None and Q == S and Q > 1 and self.n_choices == 1
         mask = None if is_plain_causal else self._mask(visibility, bias, Q, S, q_BHQK)
@@ -230,10 +239,6 @@ class MultiHead(Dropping):
                 q_BHQK, k_BHSK, v_BHSK, mask, self.scale, is_causal=is_plain_causal, dropout=dropout, draws=draws
             )
         return x_BHQK.transpose(1, 2).reshape(x_BHQK.shape[0], Q // self.n_choices, self.n_choices * self.inner)
-
-    def _for_all_heads(self, x_BHSK: Tensor) -> Tensor:
-        """Return keys or values of every head of queries."""
-        return x_BHSK if self.n_groups == 1 else x_BHSK.repeat_interleave(self.n_groups, dim=1)
 
     def _attend_in_groups(self, q_BH1K: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor | None) -> Tensor:
         """Return what one query a sentence reads: the heads that share keys are queries side by side."""
@@ -249,7 +254,7 @@ class MultiHead(Dropping):
     ) -> Float[Tensor, "B H Q S"]:
         """Return the attention weights in float32 under autocast too, without dropout; only where asked for."""
         with without_autocast(q_BHQK.device):
-            scores = self.scale * (q_BHQK.float() @ self._for_all_heads(k_BHSK).float().transpose(-1, -2))
+            scores = self.scale * (q_BHQK.float() @ for_all_heads(k_BHSK, self.n_heads).float().transpose(-1, -2))
             mask = self._mask(visibility, bias, q_BHQK.shape[2], k_BHSK.shape[2], scores)
             return torch.softmax(scores if mask is None else scores + mask, -1)
 
@@ -321,7 +326,7 @@ class Attention(MultiHead, nn.Module):
             q, k = split(qk, (self.inner, self.kv_inner))
             return self._biased_queries(q), self._biased_keys(torch.cat([k, self._values(valued_ND)], -1))
         q, kv = split(self.qkv(x_ND), (self.inner, 2 * self.kv_inner))
-        return (q, kv) if self.qk_bias is None else (self._biased_queries(q), self._biased_keys(kv))
+        return self._biased_queries(q), self._biased_keys(kv)
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> Float[Tensor, "N I"]:
         """Return queries."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from ostinato.kernels import without_autocast
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import HaltingPass, HaltingRule, NoHalting
+from ostinato.nn.halting import HaltingPass, HaltingRule
 from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
@@ -65,11 +65,6 @@ class Chooser(HaltingRule):
     @abstractmethod
     def rounds_that_leave_out(self, n_rounds: int) -> list[int]:
         """Return the rounds, of so many, in which some tokens may not be seen."""
-
-
-def whole(rule: HaltingRule) -> HaltingRule:
-    """Return the rule by which every token runs every round: routers go on weighing what rounds add."""
-    return rule.whole() if isinstance(rule, Chooser) else NoHalting()
 
 
 class ChooserPass(HaltingPass):

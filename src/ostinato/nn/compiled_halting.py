@@ -7,15 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from ostinato.kernels import (
-    ActGate,
-    HaltsBy,
-    StickBreakingGate,
-)
+from ostinato.kernels import MOST_ROWS, ActGate, HaltsBy, StickBreakingGate
 from ostinato.nn.act import Act, ActPass, ActUnit
 from ostinato.nn.by_length import Prescribed
 from ostinato.nn.context import Pass
-from ostinato.nn.halting import HaltingPass, HaltingRule, Visible
+from ostinato.nn.halting import HaltingRule, Visible
 from ostinato.nn.links import are_plain, is_changed
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Tensor
@@ -66,13 +62,6 @@ def _stick_breaking_gate(unit: StickBreakingUnit) -> StickBreakingGate | None:
     return StickBreakingGate(hidden_DD, bias_D, map_2D, unit.bias)
 
 
-class _Unrecorded(HaltingPass):
-    """A pass whose decisions are not recorded."""
-
-    def _record(self, values: list[Tensor], value_N: Tensor) -> None:
-        pass
-
-
 class _CompiledAct(Act):
     def __init__(self, rule: Act, gate: ActGate) -> None:
         self.__dict__.update(rule.__dict__)
@@ -88,7 +77,7 @@ class _CompiledAct(Act):
         return _CompiledActPass(self, states_ND, rows, run, n_rounds)
 
 
-class _CompiledActPass(_Unrecorded, ActPass):
+class _CompiledActPass(ActPass):
     _rule: _CompiledAct
 
     def __init__(self, rule: _CompiledAct, states_ND: Tensor, rows: Rows, run: Pass, n_rounds: int | Tensor) -> None:
@@ -134,17 +123,20 @@ class _CompiledStickBreaking(StickBreaking):
         return _CompiledStickBreakingPass(self, states_ND, rows, run)
 
 
-class _CompiledStickBreakingPass(_Unrecorded, StickBreakingPass):
+class _CompiledStickBreakingPass(StickBreakingPass):
     _rule: _CompiledStickBreaking
 
     def __init__(self, rule: _CompiledStickBreaking, states_ND: Tensor, rows: Rows, run: Pass) -> None:
         super().__init__(rule, states_ND, rows, run)
         self._log_left_N = torch.zeros_like(self._zeros_N)  # the kernel changes it in place
 
+    def _record(self, values: list[Tensor], value_N: Tensor) -> None:
+        """Record nothing."""
+
     def active(self, index: int | Tensor, states_ND: Tensor) -> Tensor | None:
         """See `StickBreakingPass`."""
         gate = self._rule.gate
-        if not index or not gate.takes(states_ND):
+        if not index or len(states_ND) > MOST_ROWS:
             return super().active(index, states_ND)
         held = self._log_left_N, self._left_N, self._mean_ND
         self._set_active(*gate(states_ND, *held, self.active_N, self._rule.least))

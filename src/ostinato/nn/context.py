@@ -58,7 +58,6 @@ class Pass:
         ids_BT: their tokens, which tables of values are read by; None: not known.
         memory_BSD: what cross-attention looks at. cache: of a cached pass.
         recomputes: steps are run again in the backward pass. request: captures to return.
-        offset_B: where positions start in training, see `Stack`.
         signal: what the stack's signal has prepared of the new columns' positions (`ostinato.nn.positions`).
         cross_kv: keys and values of the memory, `[2, B, H, S, K]`, by parameter set, made once a pass or search.
         biases: of attention, where they depend on positions only, by table.
@@ -82,10 +81,9 @@ class Pass:
     cache: Cache | None = None
     recomputes: bool = False
     request: Collection[str] = ()
-    offset_B: Int[Tensor, "B"] | None = None
     signal: Tensor | None = None
     cross_kv: dict[str, Tensor] = field(default_factory=dict)
-    biases: dict[str, Tensor | None] = field(default_factory=dict)
+    biases: dict[str, Tensor] = field(default_factory=dict)
     turns: dict[tuple[str, torch.dtype], Turns] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)

@@ -118,7 +118,7 @@ class ExitPass(HaltingPass):
         if rule.unit is not None:
             confidence_N, weight_N = self._ask_gate(left_ND, is_last)
         else:
-            confidence_N = self._confidence(index, states_ND, left_ND, is_last)
+            confidence_N = self._confidence(states_ND, left_ND, is_last)
             weight_N = torch.full_like(self._total_N, float(is_last))
         if rule.is_sequence:
             confidence_N = self._mean_of_sentences(confidence_N)
@@ -147,16 +147,15 @@ class ExitPass(HaltingPass):
         self._total_N = where_active(self.active_N, total_N, self._total_N)
         return total_N, weight_N
 
-    def _confidence(self, index: int | Tensor, states_ND: Tensor, left_ND: Tensor, is_last: bool) -> Tensor:
+    def _confidence(self, states_ND: Tensor, left_ND: Tensor, is_last: bool) -> Tensor:
         """Return the confidence of every row; 0 after a first round that has nothing to be compared with."""
         criterion = self._rule.criterion
-        found_N = torch.zeros_like(self._total_N)
-        if not is_last or criterion in OF_STATES:
-            found_N = (
-                self._of_states(states_ND, left_ND)
-                if criterion in OF_STATES
-                else self._of_predictions(states_ND, left_ND)
-            )
+        if criterion in OF_STATES:
+            found_N = self._of_states(states_ND, left_ND)
+        elif is_last:  # whose predictions would decide nothing
+            found_N = torch.zeros_like(self._total_N)
+        else:
+            found_N = self._of_predictions(states_ND, left_ND)
         found_N = found_N.to(self._total_N.dtype).clamp(0.0, 1.0)
         self._record(self._probs, found_N)
         return found_N

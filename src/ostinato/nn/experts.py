@@ -25,7 +25,6 @@ from ostinato.kernels import (
     Dispatch,
     Draws,
     ExpertWeights,
-    activate,
     combine,
     dense_dispatch,
     dispatch,
@@ -36,7 +35,7 @@ from ostinato.kernels import (
 )
 from ostinato.nn.attention import MultiHead, QkNorm
 from ostinato.nn.by_round import LowRank
-from ostinato.nn.layers import Blocks, Dropping, Linear, some_outputs
+from ostinato.nn.layers import Blocks, Linear, some_outputs
 from ostinato.nn.routing import Gate, Router
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Float, Tensor
@@ -164,7 +163,7 @@ class Routed(nn.Module):
         return Decision(to, experts_NK, gates_NK, weight_N, logits_NE, probs_NE, backend, n_heads)
 
 
-class ExpertMaps(Dropping, nn.Module):
+class ExpertMaps(nn.Module):
     """The two maps of every expert: dropout(act(x U_e + b_e)) V_e + c_e, weights stacked over the experts.
 
     Args:
@@ -220,10 +219,7 @@ class ExpertMaps(Dropping, nn.Module):
         """Return the same where W_e + B A stands for W_e: a row's B A x before its experts, and B of a sum after."""
         own_MF = routed_linear(x_ND, self.up_EDF, self.up_bias_EF, to, reads="rows", backend=backend)
         before_MF = own_MF + gather(added["up"](x_ND), to)
-        if self.training and self.dropout:
-            hidden_MF = drop_activated(before_MF, self.activation, self.dropout, draws)
-        else:
-            hidden_MF = activate(before_MF, self.activation)
+        hidden_MF = drop_activated(before_MF, self.activation, self.dropout if self.training else 0.0, draws)
         maps = self.down_EFD, self.down_bias_ED
         y_ND = routed_linear(hidden_MF, *maps, to, writes="rows", gates_NK=gates_NK, backend=backend)
         return y_ND + added["down"].raised(combine(added["down"].a(hidden_MF), gates_NK, to))

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from ostinato.kernels import GATES, Activation, Draws, activate, drop_activated
+from ostinato.kernels import GATES, Activation, Draws, drop_activated
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision
-from ostinato.nn.layers import Blocks, Dropping, Linear
+from ostinato.nn.layers import Blocks, Linear
 from ostinato.nn.shapes import Float, Tensor
 from ostinato.nn.sub_layer import SubLayer
 
 
-class FeedForward(Dropping, nn.Module):
+class FeedForward(nn.Module):
     """The transition of one step.
 
         relu, gelu, ...:     dropout(act(x W1 + b1)) W2 + b2                 Vaswani et al. 2017, eq. 2
@@ -47,12 +47,8 @@ class FeedForward(Dropping, nn.Module):
         Args:
             draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
         """
-        before = self.up(x_BTD)
-        if self.training and self.dropout:
-            hidden = drop_activated(before, self.activation, self.dropout, draws)
-        else:
-            hidden = activate(before, self.activation)
-        return self.down(hidden)  # type: ignore[no-any-return]
+        dropout = self.dropout if self.training else 0.0
+        return self.down(drop_activated(self.up(x_BTD), self.activation, dropout, draws))  # type: ignore[no-any-return]
 
 
 class FeedForwardSubLayer(SubLayer):

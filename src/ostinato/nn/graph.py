@@ -124,7 +124,7 @@ class GivenKeyValues:
     def append(self, kv_2BHTK: Float[Tensor, "2 B H T K"]) -> Float[Tensor, "2 B H N K"]:
         """Return all keys and values, the new ones last."""
         self.new_2BHTK = kv_2BHTK
-        return torch.cat([self._past_2BHSK, kv_2BHTK], dim=3)
+        return self.all_2BHNK
 
     @property
     def all_2BHNK(self) -> Float[Tensor, "2 B H N K"]:
@@ -164,7 +164,7 @@ class RoundsMemory:
         self.past = () if self._cache is None else tuple(self._cache.of_rounds.values())
 
     @contextmanager
-    def round(self, run: Any, index: int | Tensor, first_step: int, made: list[Tensor]) -> Iterator[Any]:
+    def round(self, run: Pass, index: int | Tensor, first_step: int, made: list[Tensor]) -> Iterator[Pass]:
         """Give a round what it cached before; afterwards `made` holds what it caches now.
 
         Args:

@@ -62,6 +62,10 @@ class HaltingRule(ABC):
         found.unit = unit
         return found
 
+    def whole(self) -> HaltingRule:
+        """Return the rule by which every token runs every round."""
+        return NoHalting()
+
     @abstractmethod
     def start(self, states_ND: Float[Tensor, "N D"], rows: Rows, run: Pass, n_rounds: int | Tensor) -> HaltingPass:
         """Begin a pass of at most `n_rounds` rounds over the embedded states of all tokens."""

@@ -49,9 +49,9 @@ class RelativePositions(nn.Module):
 
     def bias(
         self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Return what is added to the scaled scores, `[B or 1, H, T, S]`."""
-        return None
+        raise NotImplementedError(f"{type(self).__name__} has no bias")
 
 
 class RelativeWindow(RelativePositions):
@@ -73,7 +73,7 @@ class RelativeWindow(RelativePositions):
 
     def bias(
         self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Return q . r, gathered by distance."""
         scores_BHTR = (q_BHTK * scale) @ self.table_HKR.to(q_BHTK.dtype)
         B, H = scores_BHTR.shape[:2]
@@ -111,7 +111,7 @@ class Buckets(RelativePositions):
 
     def bias(
         self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Return the table's entries, gathered by distance."""
         return self.table_RH[self.bucket(distance_BTS, is_causal)].permute(0, 3, 1, 2)
 
@@ -135,7 +135,7 @@ class Alibi(RelativePositions):
 
     def bias(
         self, q_BHTK: Float[Tensor, "B H T K"], distance_BTS: Int[Tensor, "#B T S"], scale: float, is_causal: bool
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Return the penalties, in the type of the queries."""
         # A list copied to a GPU would wait for it, and may not be part of a recorded step: numbers are filled in there.
         slopes_H = torch.stack([q_BHTK.new_full((), slope) for slope in self.slopes])
@@ -235,9 +235,9 @@ def repeat_for_choices(values: Tensor, n: int) -> Tensor:
     return values if n == 1 else values.repeat_interleave(n, dim=1)
 
 
-def bias_of_queries(bias: Tensor | None, columns_BA: Tensor | None) -> Tensor | None:
+def bias_of_queries(bias: Tensor, columns_BA: Tensor | None) -> Tensor:
     """Return the rows of a bias, `[B or 1, H, T, S]`, that belong to these columns, `[B, H, A, S]`."""
-    if bias is None or columns_BA is None:
+    if columns_BA is None:
         return bias
     if bias.shape[0] == 1:
         rows = bias[0].index_select(1, columns_BA.flatten())

@@ -123,8 +123,7 @@ class SelfAttention(SubLayer):
                 distance_BAS = rows.of_sentences(run.key_positions)[:, None, :] - here.positions_BA[:, :, None]
                 bias = relation.bias(q, repeat_for_choices(distance_BAS, n), attention.scale, self.looks_back_only)
             elif relation.needs_bias:
-                bias = self._static_bias(relation, run)
-                bias = bias_of_queries(None if bias is None else rows.of_sentences(bias), visibility.columns_BA)
+                bias = bias_of_queries(rows.of_sentences(self._static_bias(relation, run)), visibility.columns_BA)
             if relation.reach is not None:
                 visibility = replace(visibility, near_BAS=self._near(relation.reach, run, here))
         if bias is not None and n_sets > 1:
@@ -228,9 +227,7 @@ class SelfAttention(SubLayer):
         steps that read them, too."""
         kv_2BHTK: Tensor = attention.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = unbind(kv_2BHTK)
-        relation, rotated = self.relation, k
-        if attention.k_norm is not None or (relation is not None and relation.rotates):
-            rotated = self._entering(attention, k, attention.k_norm, run.positions, run)
+        rotated = self._entering(attention, k, attention.k_norm, run.positions, run)
         keys = Keys(rotated, v, here.visibility.keep_BS)
         if run.cache is not None:
             n_kept, round_index = run.execution.cached_rounds, len(self.rounds) - 1
@@ -289,7 +286,7 @@ class SelfAttention(SubLayer):
             dtype = autocast_dtype(run.positions.device) or next(self.module.parameters()).dtype
             self._turns(relation, run.positions, dtype, run)
 
-    def _static_bias(self, relation: RelativePositions, run: Pass) -> Tensor | None:
+    def _static_bias(self, relation: RelativePositions, run: Pass) -> Tensor:
         """Return the bias of all new columns, computed once a pass for all sub-layers with the same table."""
         assert self.use.position is not None  # not user input: it has a relation
         if self.use.position not in run.biases:

@@ -34,7 +34,6 @@ from ostinato.nn.attention import Visibility
 from ostinato.nn.bank import Banks
 from ostinato.nn.by_length import ByLength, BySentence
 from ostinato.nn.cache import Cache
-from ostinato.nn.choosing import whole
 from ostinato.nn.context import HaltedRows, Pass, Round
 from ostinato.nn.execution import DEFAULT_EXECUTION, Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.exits import OF_STATES, Criterion, Exit
@@ -160,7 +159,6 @@ class Stack:
             Visibility(keep_BS=memory_keep_BS),
             recomputes=execution.recompute and learns,
             request=request,
-            offset_B=offset_B,
             signal=self.signal.prepare(positions_BT, n_columns=positions_BT.shape[1], offset_B=offset_B),
         )
         # Gradients of weights are added up in place, but for what is compiled: it makes its own backward pass.
@@ -280,7 +278,7 @@ class Stack:
         first = next(islice(segment.segment.rounds(), index, None))[0].index
         # What this round and later ones have left for others is made anew of the states that are given.
         alone = replace(run.apart(), keys={step: keys for step, keys in run.keys.items() if step < first})
-        until = segment._replace(rounds=segment.rounds[: index + 1], rule=whole(segment.rule))
+        until = segment._replace(rounds=segment.rounds[: index + 1], rule=segment.rule.whole())
         left_BTE, _ = self._run_rounds(until, entry_BTD, alone, index, left_BTE)
         return left_BTE
 
@@ -474,7 +472,7 @@ class Stack:
         if sentences is not None:
             rule = BySentence(sentences.rounds)
         elif not execution.halting:
-            rule = whole(rule)
+            rule = rule.whole()
         elif self.exits(execution):
             is_sequence = execution.exit_scope == "sequence"
             rule = Exit(cast(Criterion, execution.exit), execution.halting_threshold or 0.0, is_sequence=is_sequence)

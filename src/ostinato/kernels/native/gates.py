@@ -113,11 +113,6 @@ class StickBreakingGate:
         """Return the rule of this gate; `least`: mass to go on with."""
         return HaltsBy(_Rule(_STICK, None, None, ctypes.addressof(self._gate), least), self)
 
-    @staticmethod
-    def takes(states_ND: Tensor) -> bool:
-        """Return whether there are few enough rows."""
-        return states_ND.shape[0] <= MOST_ROWS
-
     def __call__(
         self,
         states_ND: Tensor,
