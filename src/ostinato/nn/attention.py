@@ -326,7 +326,7 @@ class Attention(MultiHead, nn.Module):
             q, k = split(qk, (self.inner, self.kv_inner))
             return self._biased_queries(q), self._biased_keys(torch.cat([k, self._values(valued_ND)], -1))
         q, kv = split(self.qkv(x_ND), (self.inner, 2 * self.kv_inner))
-        return self._biased_queries(q), self._biased_keys(kv)
+        return (q, kv) if self.qk_bias is None else (self._biased_queries(q), self._biased_keys(kv))
 
     def queries(self, x_ND: Float[Tensor, "N D"], decision: None = None) -> Float[Tensor, "N I"]:
         """Return queries."""

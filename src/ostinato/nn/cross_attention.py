@@ -46,7 +46,9 @@ class CrossAttention(SubLayer):
             visibility = visibility.of_sentences(rows.of_sentences)
         q_BAI = rows.queries(q_NI)
         B, A, _ = q_BAI.shape
-        q = attention.normed_and_turned(attention.query_heads(q_BAI.view(B // G, G * A, -1)), attention.q_norm, None)
+        q = attention.query_heads(q_BAI.view(B // G, G * A, -1))
+        if attention.q_norm is not None:
+            q = attention.normed_and_turned(q, attention.q_norm, None)
         if "weights" in run.request:
             of_sentences = attention.weights(q, k, visibility)  # their queries are those of all hypotheses
             weights_BHQS = of_sentences.unflatten(2, (G, -1)).transpose(1, 2).flatten(0, 1)

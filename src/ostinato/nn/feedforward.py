@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ostinato.kernels import GATES, Activation, Draws, drop_activated
+from ostinato.kernels import GATES, Activation, Draws, activate, drop_activated
 from ostinato.nn.context import Pass, Round
 from ostinato.nn.experts import Decision
 from ostinato.nn.layers import Blocks, Linear
@@ -47,8 +47,12 @@ class FeedForward(nn.Module):
         Args:
             draws: where the random numbers of dropout come from, see `ostinato.kernels.dropout`.
         """
-        dropout = self.dropout if self.training else 0.0
-        return self.down(drop_activated(self.up(x_BTD), self.activation, dropout, draws))  # type: ignore[no-any-return]
+        before = self.up(x_BTD)
+        if self.training and self.dropout:
+            hidden = drop_activated(before, self.activation, self.dropout, draws)
+        else:
+            hidden = activate(before, self.activation)
+        return self.down(hidden)  # type: ignore[no-any-return]
 
 
 class FeedForwardSubLayer(SubLayer):

@@ -227,7 +227,9 @@ class SelfAttention(SubLayer):
         steps that read them, too."""
         kv_2BHTK: Tensor = attention.key_value_heads(kv_MJ.view(here.rows.n_sentences, here.rows.n_columns, -1))
         k, v = unbind(kv_2BHTK)
-        rotated = self._entering(attention, k, attention.k_norm, run.positions, run)
+        relation, rotated = self.relation, k
+        if attention.k_norm is not None or (relation is not None and relation.rotates):
+            rotated = self._entering(attention, k, attention.k_norm, run.positions, run)
         keys = Keys(rotated, v, here.visibility.keep_BS)
         if run.cache is not None:
             n_kept, round_index = run.execution.cached_rounds, len(self.rounds) - 1
