@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_dropout import assert_same
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -32,14 +33,6 @@ def by_hand(
     scores = scale * (q @ k.transpose(-1, -2))
     weights = torch.softmax(scores if mask is None else scores + mask, -1)
     return torch.where(kept.bytes.bool(), weights * kept.scale, 0.0) @ v
-
-
-def assert_same(found: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(found, expected)
-    seed = torch.randn_like(expected)
-    theirs = torch.autograd.grad(expected, leaves, seed)
-    for mine, other in zip(torch.autograd.grad(found, leaves, seed), theirs, strict=True):
-        torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize(("Q", "S"), [(5, 5), (1, 7), (6, 1), (3, 9)])

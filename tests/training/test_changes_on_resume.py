@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import last_checkpoint, records, tiny_recipe, weights
+from tiny_runs import StopAt, last_checkpoint, records, tiny_recipe, weights
 
 from ostinato.config.recipe import Recipe
 from ostinato.errors import CheckpointError
@@ -22,17 +22,6 @@ class _Notes(Reporter):
 
     def on_note(self, update: int, message: str) -> None:
         self.notes.append((update, message))
-
-
-class _StopAt(Reporter):
-    """Ends a run, as a crash would, at its record of an update."""
-
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    def on_update(self, record: dict[str, Any]) -> None:
-        if record["update"] == self.update:
-            raise KeyboardInterrupt
 
 
 def _files(run: Path) -> dict[Path, bytes]:
@@ -71,7 +60,7 @@ def test_a_finished_run_that_is_extended_ends_like_one_that_was_as_long_from_the
 def test_an_extended_run_that_is_killed_goes_on_without_naming_the_change_again(tmp_path: Path) -> None:
     train(tiny_recipe(tmp_path), tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe(tmp_path, n_updates=24), tmp_path / "run", resume=True, reporter=_StopAt(16))
+        train(tiny_recipe(tmp_path, n_updates=24), tmp_path / "run", resume=True, reporter=StopAt(16))
     assert not (tmp_path / "run" / "results.json").exists()
     results = train(load_recipe(tmp_path / "run"), tmp_path / "run", resume=True)
     assert results["n_updates"] == 24
@@ -80,7 +69,7 @@ def test_an_extended_run_that_is_killed_goes_on_without_naming_the_change_again(
 
 def test_a_run_whose_examples_were_moved_goes_on_and_other_examples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=_StopAt(12))
+        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=StopAt(12))
     moved, data = tmp_path / "moved", load_recipe(tmp_path / "run").data
     moved.mkdir()
     places = []
@@ -99,7 +88,7 @@ def test_a_run_whose_examples_were_moved_goes_on_and_other_examples_are_refused(
 
 def test_a_run_is_shortened_to_the_update_it_stands_at_and_evaluated_there(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=_StopAt(12))
+        train(tiny_recipe(tmp_path), tmp_path / "run", reporter=StopAt(12))
     assert last_checkpoint(tmp_path / "run").name == "update-000009"
     results = train(tiny_recipe(tmp_path, n_updates=9), tmp_path / "run", resume=True)
     assert results["n_updates"] == 9
@@ -237,7 +226,7 @@ def test_a_run_that_lost_patience_goes_on_with_more_of_it(tmp_path: Path) -> Non
 def test_a_schedule_may_change_where_it_was_the_same_up_to_now(tmp_path: Path) -> None:
     schedule = {"kind": "inverse_sqrt", "warmup": 6}
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe(tmp_path, schedule=schedule), tmp_path / "run", reporter=_StopAt(4))
+        train(tiny_recipe(tmp_path, schedule=schedule), tmp_path / "run", reporter=StopAt(4))
     assert last_checkpoint(tmp_path / "run").name == "update-000003"
     linear = tiny_recipe(tmp_path, schedule={"kind": "linear", "warmup": 6})  # the warm-up is the same
     train(linear, tmp_path / "run", resume=True)

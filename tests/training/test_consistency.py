@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from routed_models import gradients
 from safetensors.torch import load_file
-from test_training_depth import gradients
-from test_training_rounds import StopAt, looped, two_batches, updater_of
-from tiny_runs import last_checkpoint, tiny_recipe
+from test_training_rounds import looped, two_batches, updater_of
+from tiny_runs import StopAt, last_checkpoint, tiny_recipe
 
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe

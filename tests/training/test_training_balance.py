@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from routed_models import tiny_batches, tiny_model
+from routed_models import gradients, tiny_batches, tiny_model
 from tiny_runs import BALANCE, ROUTERS, tiny_recipe
-from torch import Tensor, nn
+from torch import Tensor
 
 from ostinato.config.training import BALANCE_LOSSES, BalanceConfig
 from ostinato.models.losses import balance_loss, raw_balance_loss
@@ -20,12 +20,6 @@ from ostinato.training.update import Updater
 
 ATTENTION = "self_attention.encoder_0"
 NO_BALANCE = dict.fromkeys(BALANCE_LOSSES, 0.0)
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-    return found
 
 
 def test_the_loss_is_the_weighted_sum_over_routers_and_losses(tmp_path: Path) -> None:

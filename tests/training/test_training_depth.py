@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from routed_models import tiny_batches, tiny_model
+from routed_models import gradients, tiny_batches, tiny_model
 from tiny_runs import HALTING, ROUNDS, records, tiny_recipe, weights
-from torch import Tensor, nn
 
 from ostinato.config.halting import (
     ActConfig,
@@ -40,12 +39,6 @@ def updater_of(recipe: Recipe, **settings: Any) -> Updater:
     """Return the updater of a model without dropout."""
     config, model = recipe.training.model_copy(update=settings), tiny_model(recipe).eval()
     return Updater(model, build_optimizer(model, config.optimizer), config)
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-    return found
 
 
 def test_the_weight_is_nothing_at_full_depth_and_then_grows_to_what_it_stays() -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from routed_models import tiny_batches, tiny_model
+from routed_models import gradients, tiny_batches, tiny_model
 from safetensors.torch import load_file
 from scipy.stats import spearmanr
-from test_training_depth import gradients
-from tiny_runs import last_checkpoint, tiny_recipe, weights
+from tiny_runs import StopAt, last_checkpoint, tiny_recipe, weights
 
 from architectures import Sentence, right_padded
 from ostinato.config.files import parse_overrides
@@ -35,7 +34,7 @@ from ostinato.errors import ConfigError, Inert
 from ostinato.models import LanguageModel, build_model
 from ostinato.models.losses import label_smoothed_loss, loss_of_rounds
 from ostinato.tasks.recipes import load_recipe
-from ostinato.training import Reporter, train
+from ostinato.training import train
 from ostinato.training.checks import check_training, learning_notes
 from ostinato.training.optim import build_optimizer
 from ostinato.training.processes import Processes
@@ -421,17 +420,6 @@ def test_a_run_with_drawn_rounds_is_the_same_resumed(tmp_path: Path, loss: str) 
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
     for name in ("metrics.jsonl", "recipe.yaml"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-
-
-class StopAt(Reporter):
-    """Ends a run, as a crash would, at its record of an update."""
-
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    def on_update(self, record: dict[str, Any]) -> None:
-        if record["update"] == self.update:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("loss", ["drawn", "improvement"])

@@ -10,6 +10,7 @@ from typing import Any
 from ostinato.config.load import check_recipe
 from ostinato.config.recipe import Recipe
 from ostinato.config.training import BALANCE_LOSSES
+from ostinato.training import Reporter
 
 SIZES = {"train": 60, "dev": 10, "test": 10}
 
@@ -131,3 +132,14 @@ def last_checkpoint(directory: Path) -> Path:
 def weights(directory: Path) -> bytes:
     """Return the bytes of the last checkpoint's weights."""
     return (last_checkpoint(directory) / "model.safetensors").read_bytes()
+
+
+class StopAt(Reporter):
+    """Ends a run, as a crash would, at its record of an update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_update(self, record: dict[str, Any]) -> None:
+        if record["update"] == self.update:
+            raise KeyboardInterrupt
