@@ -40,8 +40,9 @@ PLACES: dict[Placement, tuple[str, ...]] = {
     "parallel": ("before",),
     "scores": ("scores",),
 }
-"""Where every placement has norms: before f, of the output of f, after the sum, before scores alone. The first one has
-the plain name."""
+"""Where every placement has norms: before f, of the output of f, after the sum, before scores alone. In
+their bank the first is named by kind and set or step ("ffn_decoder_0"), the others by place, too
+("ffn_decoder_0_output")."""
 
 _Group = list[tuple["Use", ...]]
 """The uses of one step that is laid out, and those of a step that was put behind it."""
@@ -139,9 +140,9 @@ class Segment:
     With phases h is several states side by side; the one that the last phase changes leaves the segment.
 
     Args:
-        steps: of all rounds. is_loop: its rounds are what the step signal and halting tick in, and what may be another
-            number at call time. A stack has one such segment.
-        n_fixed: rounds of another segment, all of which every token runs; its steps are in none of the loop's.
+        steps: of all rounds. is_loop: its rounds are those that the step signal and halting count, and whose number a
+            call may change. A stack has one such segment.
+        n_fixed: of a segment that is not the loop, how often its steps run; every token runs all of them.
         is_repeated: all rounds have the same weights, and may have norms, deltas and modulations of their own.
         keys: whose keys and values a round reads: its own, those of the first round, or those of all rounds up to it.
         start, inject, vectors, time, end_map: see `ostinato.nn.loops`. round_norm, end_norm: norms.
@@ -238,8 +239,8 @@ class SegmentPlan:
     """How many of a stack's steps a segment has, and what it has beside them, see `Segment`.
 
     Args:
-        repeats: how often its steps run; None: once, and no token halts there. is_fixed: nor does one in these, and
-            their number is that of the plan.
+        repeats: how often its steps run; None: once, and no token halts there. is_fixed: they run as often in every
+            call, whatever number of rounds it asks for, and no token halts there either.
         end_norm: "own": a norm of the segment's. "final": the stack's final norm, at this place, too.
         norms_by_round: every round has norms of its own, of all sub-layers.
         deltas: kinds of sub-layer to whose maps every round adds something of its own.
@@ -293,12 +294,12 @@ class Plan:
 
     @property
     def loop(self) -> Segment:
-        """The segment whose rounds tick."""
+        """The one segment whose rounds the step signal and halting count."""
         return next(segment for segment in self.segments if segment.is_loop)
 
     @property
     def n_rounds(self) -> int:
-        """Ticks of the step signal and of halting."""
+        """Rounds of the loop, which the step signal and halting count."""
         return self.loop.n_rounds
 
     def uses(self) -> Iterator[Use]:
@@ -392,7 +393,7 @@ def build_plan(
 
     Args:
         segments: empty: one segment, a round for every `steps_per_round` steps.
-        extra: a use that runs alone after step number `after` (1-based), in its round.
+        extra: (n, use): a use that runs alone behind the n-th step, counted from 1, and in its round.
         has_first_norm: False: the first sub-layer has no norm of what it reads.
     """
     laid: list[_Group] = []
@@ -478,6 +479,7 @@ def _numbered(stack: str, segments: Sequence[Segment]) -> Plan:
         steps = [replace(step, index=next(numbers), keys=()) for step in part.steps]
         if part.keys != "own":
             n_steps = len(next(part.rounds()))
+            # Of every step those at its place in all rounds up to its own: only their keys are of the same weights.
             same = [tuple(s.index for s in steps[i % n_steps : i + 1 : n_steps]) for i in range(len(steps))]
             steps = [
                 replace(step, keys=rounds if part.keys == "all" else rounds[:1])

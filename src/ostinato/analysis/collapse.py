@@ -74,6 +74,7 @@ class ClassMoments:
         # The means may all be the same up to rounding.
         if values[0] <= np.finfo(np.float64).eps * np.sqrt(np.trace(self._products_DD) / self.n):
             return float("nan")
+        # With class means less their mean = U diag(values) V^T, S_B+ = C V diag(values^-2) V^T on the kept directions.
         along = np.einsum("kd,de,ke->k", directions[kept], within_DD, directions[kept])
         return float((len(counts) * along.clip(0) / values[kept] ** 2).sum())
 

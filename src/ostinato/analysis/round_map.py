@@ -102,6 +102,7 @@ def spectral_radius(
                     vector_N = vector_N - part * known_N
             rest = np.linalg.norm(vector_N)
             projected[k + 1, k] = rest
+            # Where nothing is left, the vectors so far span an invariant subspace: eigenvalues in it are J's own.
             if rest <= 1e-10 * size or k + 1 == min(n_products, n):
                 break
             basis.append(vector_N / rest)

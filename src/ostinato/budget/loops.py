@@ -49,7 +49,7 @@ class PlannedSegment:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is the segment whose rounds tick."""
+        """Whether it is the segment whose rounds the step signal and halting count."""
         return self.segment.is_loop
 
     @property

@@ -96,8 +96,8 @@ class TokenModel(Embeddings, ABC):
             batch: with labels, see `Batch.from_lists`.
             label_smoothing, balance, halting, round_loss: as `training` has them in a recipe; None: no such loss, and
                 that of the last round. A round that is drawn is drawn from torch's global generator.
-            update: 1, 2, ..., which decides whether tokens halt, what depth costs, and of the execution's `left_out`
-                how much (`DepthCostConfig`); None: after all of that.
+            update: 1, 2, ..., by which `halting` schedules whether tokens halt, the weight of the cost of depth, and a
+                factor of the execution's `left_out` (`DepthCostConfig`); None: one after all schedules have ended.
 
         Raises:
             DataError: no batch, or one of which no label counts.
@@ -348,7 +348,7 @@ class TokenModel(Embeddings, ABC):
                         yield Routing.of_no_rows(*place, (one.n_experts, one.n_chosen), like, one.n_heads)
 
     def project_routers(self) -> None:
-        """Bring what routers hold fixed back to its place; to be called after every update."""
+        """Project routers' parameters onto their constraints (`Router.project`); call it after every optimiser step."""
         for module in self.routed():
             for one in module.named_routers():
                 one.router.project()

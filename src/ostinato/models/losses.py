@@ -150,6 +150,8 @@ def loss_of_rounds(
         for one, weight_BT in zip(stack.rounds, weights_BTR.unbind(-1), strict=True):
             total = total + torch.where(batch.loss_mask_BT, losses_BT(one, smoothing) * weight_BT, 0.0).sum()
         return LossSums(total, last.nll)
+    # improvement (`RoundLossConfig`; Ouro, stage II): the gate of round t = 2, 3, ... learns to go on where the round
+    # has lowered the label's loss by more than the margin. The losses are targets alone, and have no gradient.
     probs_BTR = _of_labels(stack.halting.probs_BTR, batch)
     with torch.no_grad():
         losses_RBT = torch.stack([losses_BT(one, 0.0) for one in stack.rounds])

@@ -15,7 +15,8 @@ class ModelOutput:
     """Logits, and what every stack returns beside them.
 
     Args:
-        logits_BTV: float32, for every column of the target.
+        logits_BTV: float32 (float64 of a model in float64), for every column of the target; of an `Encoder`
+            `[B, L, V]`, for its L labels.
         stacks: by name, in the order they ran.
     """
 

@@ -195,6 +195,10 @@ class Seq2Seq(Transformer):
             n_steps: rounds to run in both stacks instead of the plans' own (fully shared plans only).
             request: captures to return with the stacks' outputs, see `ostinato.nn.Stack`.
             execution: how to run; None: as the model does.
+
+        Raises:
+            DataError: a batch without sources, or ids and masks that do not fit each other.
+            ConfigError: an execution that the model cannot follow, or `n_steps` of a stack whose rounds differ.
         """
         batch, execution = as_batch(batch, keep, target, target_keep), self.checked(execution)
         source = source_of(batch)
@@ -301,7 +305,9 @@ class LanguageModel(Transformer):
             execution: how to run; None: as the model does.
 
         Raises:
-            DataError: a prefix language model, and a batch that does not say how long the prefixes are.
+            DataError: a batch with sources beside its sequences; a prefix language model, and a batch that does not say
+                how long the prefixes are.
+            ConfigError: an execution that the model cannot follow, or `n_steps` of a stack whose rounds differ.
         """
         batch = as_batch(batch, keep)
         check_no_source(batch)

@@ -27,10 +27,11 @@ from ostinato.nn.shapes import Bool, Float, Tensor
 
 Mix = Literal["accumulate", "interpolate"]
 BELOW_ONE = 1.0 - 2.0**-24
+"""The largest float32 below 1: a sum of p of exactly 1 exceeds it, so that a token halts also where epsilon is 0."""
 
 
 class ActUnit(nn.Module):
-    """p = sigmoid(w x + b); w starts at zero mean, b at `initial_bias`."""
+    """p = sigmoid(w x + b); w starts at N(0, 1 / d_model), b at `initial_bias`."""
 
     def __init__(self, d_model: int, initial_bias: float) -> None:
         super().__init__()

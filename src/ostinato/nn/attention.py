@@ -42,8 +42,9 @@ class Visibility:
         offset: columns before the first query (cached ones).
         prefix_BS: True for keys of the prefix, which see each other in both directions; None where there is no
             prefix, or where it is cached already: what comes after a prefix sees it anyway.
-        columns_BA: the columns of the queries, where they are not all of them in order; of those sentences only that
-            have a query (Q in the shape checks), while the others are of all until `of_sentences` takes their part.
+        columns_BA: the column of every query, counted from `offset`; None: query t is column t. Like `near_BAS` it has
+            rows only for sentences that have a query (Q in the shape checks). The other masks have one for every
+            sentence, until `of_sentences` takes those of the same sentences.
         near_BAS: True for keys within a query's reach; None where all are.
         texts_BS: number of the text that every column belongs to, where several texts stand in a row: a query sees keys
             of its own text only. Given only where the queries are all the keys; None: a row is one text.

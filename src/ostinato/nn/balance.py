@@ -116,7 +116,7 @@ def load(routings: Sequence[Routing] | JoinedRoutings) -> Load:
 
 
 Sum = Callable[[Tensor], Tensor]
-"""From what the rows here add up to, to what all rows do."""
+"""An all-reduce: from a sum over this process's rows to the sum over the rows of all processes."""
 
 
 def no_reduction(values: Tensor) -> Tensor:

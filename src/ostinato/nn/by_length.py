@@ -27,7 +27,7 @@ from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 
 class Prescribed(HaltingRule):
-    """A rule that knows before the first round how many every token runs; kernels ask for these alone."""
+    """A rule that knows before the first round how many rounds every token runs: compiled kernels need `ends` alone."""
 
     @abstractmethod
     def ends(self, rows: Rows, run: Pass, n_rounds: int | Tensor) -> Int[Tensor, "N"]:
@@ -113,8 +113,11 @@ class SentencesPass(HaltingPass):
     def leave(
         self, index: int | Tensor, states_ND: Float[Tensor, "N D"], left_ND: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N D"]:
-        """Others keep their states; those that wait keep the way of their gradient, also where rounds have none."""
-        # Processes that build the same graph keep that way also where none of their own sentences waits.
+        """Rows that do not run keep their states, with the gradient of these even in a round that runs without one.
+
+        A sentence that waits in early rounds (`Execution.gradient_rounds`) still learns what it started from.
+        """
+        # Without a mask there would be no `where` in the graph, and all processes must build the same one.
         active_N = self._runs_N() if self._is_alike else self.active_N
         with torch.set_grad_enabled(self._learns):
             return where_active(active_N, left_ND, states_ND)

@@ -214,9 +214,10 @@ class CompiledStack:
         return _HaltingRounds(parts, Chain(known, last), self._starts(segment, rounds), len(rounds), halts)
 
     def _starts(self, segment: LoopProgram, rounds: Sequence[Sequence[Any]]) -> _Starts:
-        """Return before which of all sub-layers of a loop a round after the first begins that has a signal.
+        """Return where rounds after the first begin, counted in sub-layers of the loop, and the signal added there.
 
-        Rounds without sub-layers would begin where the next one does: who merges rounds sees to it that none is.
+        A round without sub-layers would share its number with the next one: where there is a signal, rounds are merged
+        only if none is empty.
         """
         signal = self._stack.signal
         if not segment.segment.is_loop or not signal.acts_on_rounds:

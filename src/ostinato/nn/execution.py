@@ -37,7 +37,7 @@ class RoundsBySentence:
     """Rounds of every sentence of a batch, in its order: all end together, those with fewer begin later.
 
     Args:
-        least: of the whole batch at least so many, of which sentences of another process may have more than these.
+        least: run at least so many: those of the deepest sentence of the whole batch, which another process may have.
     """
 
     rounds: tuple[int, ...]

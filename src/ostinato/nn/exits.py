@@ -9,7 +9,7 @@ state that left the round, h' the one before, and p, p' what the model would pre
     agreement       exp(-KL(p' || p))
     certainty       1 - H(p) / log V
     settled         1 - |H(p) - H(p')| / log V
-    margin          largest less second largest of p
+    margin          largest minus second largest of p
     stable          1 - 1 / (1 + n),  n rounds for which the most likely token has not changed
 
 so that Huginn's ||h - h'|| / ||h|| < 0.03 is a threshold of 0.97, and its five equal predictions are one of 5/6. At

@@ -66,7 +66,8 @@ class Decision:
         """Return what balance losses and analyses read; None where there was nothing to choose.
 
         Args:
-            rows: the first ones of those that were sent to experts. weight_N: in place of what decided who is.
+            rows: those to record, the first of those that were routed. weight_N: what is left of them, in place of what
+                they were routed with.
         """
         if self.logits_NE is None or self.probs_NE is None:
             return None

@@ -60,7 +60,8 @@ def rows_of_round(halting: HaltingPass, run: Pass) -> tuple[Tensor | None, Rows]
     execution = run.execution
     if execution.compaction == "never" or halting.active_N is None or not pays_to_gather(halting, execution):
         return None, halting.rows
-    # Without a row, masked ones keep up with other processes, and give weights the gradient 0 that others sum.
+    # Where no row takes part all are computed, masked: no layer is given an empty tensor, processes that run together
+    # do the same, and weights get a gradient of zeros in place of none.
     if not halting.n_active and (torch.is_grad_enabled() or execution.any_process is not None):
         return None, halting.rows
     return halting.rows_of_round()

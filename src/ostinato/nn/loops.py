@@ -79,7 +79,10 @@ class LinearInjection(Injection):
 
 
 class DecayInjection(Injection):
-    """u = a * h + b * (B e); B starts as I, A at 0, and d so that a = 0.447."""
+    """u = a * h + b * (B e), a = exp(-softplus(d) exp(A)), b = softplus(d), by channel (Prairie et al. 2026).
+
+    A is `rate_D`, which starts at 0; d is `step_D`, which starts so that a = 0.447; B is `input`, which starts as I.
+    """
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -84,9 +84,14 @@ class RelativeWindow(RelativePositions):
 class Buckets(RelativePositions):
     """One learned bias per head and bucket of distance (Raffel et al. 2020, section 2.1).
 
-    A causal stack has n buckets for its keys to the left, a bidirectional one n = half of them for either side.
-    Distances below n/2 have a bucket each; from there on buckets grow with the logarithm of the distance, and all
-    beyond max_distance share the last one.
+        bucket(l) = l                                                              l < m = n // 2
+        bucket(l) = min(n - 1, m + floor((n - m) log(l / m) / log(max_distance / m)))  from m on
+
+    A causal stack has n buckets for its keys to the left, l positions away; a bidirectional one has n = half of
+    them for either side. All keys beyond max_distance share the last bucket.
+
+    Args:
+        n_heads: of the attention. n_buckets: of both sides together. max_distance: in positions.
     """
 
     needs_bias = True

@@ -64,7 +64,7 @@ class Router(nn.Module, ABC):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Bring parameters back to where they are held; called after every update of the optimiser."""
+        """Project parameters back onto their constraints, where they have some; called after every optimiser step."""
 
     def projected(self, h_ND: Float[Tensor, "N D"]) -> Tensor | None:
         """Return the rows in the space in which experts are told apart, `[N, C]`; None where that is their own."""
@@ -196,7 +196,8 @@ class Gate:
             next largest but drawn without replacement from the remaining probabilities (SUT's sample_topk).
 
     Raises:
-        ValueError: a gate that is always 1, and so gives the router no gradient (contract 11), or top_k > E.
+        ValueError: a gate that is always 1, and so gives the router no gradient; top_k outside [1, E], or n_sampled
+            outside [0, top_k].
     """
 
     kind: GateKind

@@ -8,7 +8,7 @@
             states = inject(states, what entered the segment) + signal(round) + the round's vector
             for every step of the round, for every sub-layer of the step:
                 states = sub_layer(states)
-            (a loop of several states: so for one after the other, plus what its steps read of the others)
+            (a loop of several states: its steps change one state after the other, see `nn.loops.run_round`)
             states = what the halting rule makes of those that entered and those that left
     a final norm, unless the norms are after the sums
 
@@ -140,6 +140,10 @@ class Stack:
                 would be after every round of the loop (stacks without halting, or with exits), the states that left it,
                 and the map of a round.
             execution: how to run.
+
+        Raises:
+            ConfigError: rounds that this stack cannot run, see `program`.
+            DataError: a position that has no learned vector. ValueError: cross-attention without a memory.
         """
         if positions_BT is None:
             positions_BT = torch.arange(embedded_BTE.shape[1], device=embedded_BTE.device)[None]
@@ -233,7 +237,8 @@ class Stack:
         # A cost is for training; the steps of decoding would pay for it, token by token.
         has_cost = run.cache is None and not run.execution.as_graph
         cost = None if halting is None or not has_cost else halting.aux_loss()
-        # What is behind the loop is run again for each of them, and knows no keys that it makes below.
+        # Each runs what is behind the loop again, with a copy of the keys so far: those that this pass makes behind the
+        # loop, below, belong to its last round, and the first keys that a step leaves are the ones that stay.
         rounds: list[Callable[[], Tensor]] = [
             partial(self._after, left_BTD, program[loop:], replace(run, keys=dict(run.keys))) for left_BTD in run.rounds
         ]
@@ -328,7 +333,8 @@ class Stack:
         # Early rounds of a stack whose rounds differ are layers, which learn by their own gradient alone.
         last = run.execution.gradient_rounds if own.is_loop and self._shares_rounds else None
         n_free = len(rounds) - (last or len(rounds))
-        # Where early rounds have no gradient, rows that never run have none: no padding decides which weights do.
+        # Rows that never run (padding) give their first states out again. Where early rounds have no gradient these
+        # have none, either: else it would depend on padding which weights get one.
         shown_ND = states_ND.detach() if n_free > 0 else states_ND
         halting = rule.start(shown_ND, Rows.all(B, T), run, n_rounds if n_rounds is not None else len(rounds))
         gathers = run.execution.compaction != "never" and rule.freezes and not self._mixes_columns
@@ -351,6 +357,8 @@ class Stack:
             is_over = halting.is_over
             if any_process is not None:
                 is_over = halting.ends_early and not any_process(not is_over)
+            # A cached pass needs the keys of the rounds that it leaves out: `fill_caches` makes them of frozen states.
+            # Where halted tokens go on, neighbours are read, or compaction is `never`, the rounds are run instead.
             if is_over and (gathers or run.cache is None):
                 if run.cache is not None:
                     one_0D, away = states_ND, halted
@@ -406,11 +414,12 @@ class Stack:
         """
         index, steps, time_D = round_of
         own, banks = segment.segment, self.banks
-        entered_ND = states_ND if torch.is_grad_enabled() else states_ND.detach()  # a round may do nothing to them
+        # A round without a gradient passes none on, not even where its steps return what they are given.
+        entered_ND = states_ND if torch.is_grad_enabled() else states_ND.detach()
         if own.inject is not None:
             entered_ND = banks.injection[own.inject](entered_ND, halting.rows.take(injected_BTD))
-        if (tick := self.signal.at_round(run.signal, index) if own.is_loop else None) is not None:
-            entered_ND = entered_ND + halting.rows.take(tick)
+        if (signal := self.signal.at_round(run.signal, index) if own.is_loop else None) is not None:
+            entered_ND = entered_ND + halting.rows.take(signal)
         if own.vectors is not None:
             entered_ND = entered_ND + banks.vectors[own.vectors].of_round(index)  # type: ignore[operator]
         weight_N, visible = halting.enter(index, states_ND, entered_ND)
@@ -430,8 +439,11 @@ class Stack:
         return halting.leave(index, states_ND, left_ND)
 
     def exits(self, execution: Execution) -> bool:
-        """Return whether tokens of this stack stop by the execution's criterion: some need predictions, and the tokens
-        of a causal stack cannot stop by what comes after them, nor single ones in a loop of several states."""
+        """Return whether tokens of this stack stop by the execution's criterion.
+
+        None do in a loop of several states, where routers choose tokens, or, with scope "sequence", in a causal stack,
+        whose tokens would stop by what comes after them. Criteria that compare predictions need a `readout`.
+        """
         if execution.exit is None or (execution.exit_scope == "sequence" and self.is_causal) or self.plan.loop.phases:
             return False
         if self.halting.chooses_tokens:
@@ -442,10 +454,12 @@ class Stack:
         """Return what runs: sub-layers by segment, round and step, and the halting rule of the loop.
 
         Args:
-            n_rounds: None: what the execution says, else the plan's. A tensor is a number but in a graph.
+            n_rounds: None: what the execution says, else the plan's. A tensor is read as a number; in a
+                graph it stays one, and the loop runs that often.
 
         Raises:
-            ConfigError: another number than the plan's, of rounds that differ; no whole number.
+            ConfigError: another number than the plan's, of rounds that differ; no whole number; `paths` of
+                another length.
         """
         repeats: Tensor | None = None
         if isinstance(n_rounds, Tensor) and (execution.as_graph or is_exporting()):

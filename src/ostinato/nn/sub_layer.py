@@ -237,7 +237,11 @@ def recomputed(step: Sequence[Runnable], states_ND: Tensor, run: Pass, here: Rou
 
 
 def capture_weights(sub_layer: SubLayer, weights_BHQS: Tensor, run: Pass, here: Round) -> None:
-    """Return attention weights beside the states, by column; zeros for columns without a query."""
+    """Put attention weights by column, `[B, H, T C, S]`, into `run.captures`; zeros for columns without a query.
+
+    Args:
+        weights_BHQS: of the rows that are queries, the C choices of a token side by side.
+    """
     rows = here.rows
     weights_BHACS = weights_BHQS.view(*weights_BHQS.shape[:2], rows.n_queries, -1, weights_BHQS.shape[3])
     weights_BTHCS = rows.grid(rows.from_queries(weights_BHACS.transpose(1, 2)))

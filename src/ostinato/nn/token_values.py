@@ -37,10 +37,10 @@ class TokenValues(nn.Module):
     def forward(
         self, kv_NJ: Float[Tensor, "N I"], rows_NJ: Float[Tensor, "N J"], read_ND: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N I"]:
-        """Return keys and values side by side, to the values added what their tokens' rows are.
+        """Return keys and values side by side, with g E_v added to the values.
 
         Args:
-            read_ND: x.
+            kv_NJ: keys and values, `[N, 2 H K]`. rows_NJ: E_v of every row's token, `[N, H K]`. read_ND: x.
         """
         gates_NH = 2 * torch.sigmoid(self.gate(read_ND[:, : self.gate_width]))
         added_NHK = rows_NJ.view(rows_NJ.shape[0], self.n_heads, self.d_head) * gates_NH[..., None]

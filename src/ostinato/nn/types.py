@@ -2,6 +2,12 @@
 
 Letters of the shape suffixes, here and in every file of `nn`: B sentences, T positions of the queries, S positions of
 the keys, D model width, H heads, K head width, F feed-forward width, N rows (B * T or fewer), E experts, R rounds.
+
+L: rows that were gathered away. Of queries: A rows of a sentence side by side, U sentences that have one, C choices of
+a row, Q = A C. I: all heads of a row (and its choices) side by side, H K or C H K; J: its keys beside its values,
+2 H_kv K. M: rows or columns counted in another way, as said there. Two letters have a second meaning: E is also the
+width of embeddings (`embedded_BTE`) or of several states side by side (`states_NE`), and K the number of experts that a
+row chooses (`experts_NK`).
 """
 
 from __future__ import annotations
@@ -14,9 +20,10 @@ import torch
 from ostinato.nn.shapes import Bool, Float, Int, Tensor
 
 CaptureKey = tuple[str, int, str, str]
-"""Stack, 0-based step, kind of sub-layer, and what: "input", with it "values_input" (what a router of values is asked
-about), "output" (before the residual), "residual" (after it and its norm), "weights" (of attention) or "seconds" (the
-sub-layer took, a number)."""
+"""Stack, 0-based step, kind of sub-layer, and what: "input" (after the norms before it: what queries and routers are
+made of), with it "values_input" (what a router of values is asked about), "output" (before the residual), "residual"
+(after it and its norm), all `[B, T, D]` with zeros for rows that were gathered away; "weights" (of attention,
+`[B, H, T C, S]`, the C choices of a token side by side) or "seconds" (that the sub-layer took, a number)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class Parallel:
 
 
 class Call(nn.Module):
-    """A function whose passes through modules are seen as this module's own, by those that hook a module's call."""
+    """A module whose forward is any function: DDP and FSDP, which hook a module's forward, then see what it runs."""
 
     def __init__(self, **modules: nn.Module) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Call(nn.Module):
 
 
 def run_through(call: nn.Module, compute: Callable[[], Computed]) -> Computed:
-    """Compute in the call of a module, which sees a loss as its output, and hooks its gradient."""
+    """Compute inside the forward of `call`, whose output is then the loss: DDP's and FSDP's hooks hang on both."""
     found: list[Computed] = []
 
     def loss() -> Tensor:
