@@ -13,7 +13,7 @@ GROUPS = {
     "Look inside": ["evaluate", "analyze", "tune-threshold", "view", "watch", "lm-eval"],
     "Compare": ["compare", "table", "plot"],
     "Count": ["plan", "family", "solve"],
-    "Laboratory": ["sweep", "claims", "reproduce"],
+    "Experiments": ["sweep", "claims", "reproduce"],
     "Data and settings": ["recipes", "settings", "doctor", "data"],
     "Exchange": ["convert", "import", "export"],
 }

@@ -56,7 +56,7 @@ def advise(
     ] = None,
     latency: Annotated[
         str | None,
-        typer.Option(metavar="TIME@batchN", help="Longest search, such as 20ms@batch1.", rich_help_panel=_BUDGET),
+        typer.Option(metavar="TIME@batchN", help="Longest decoding, such as 20ms@batch1.", rich_help_panel=_BUDGET),
     ] = None,
     source_length: Annotated[
         int, typer.Option(min=1, help="Source tokens, for all but parameters.", rich_help_panel=_BUDGET)
@@ -65,11 +65,11 @@ def advise(
         int, typer.Option(min=1, help="Target tokens, for all but parameters.", rich_help_panel=_BUDGET)
     ] = 32,
     metric: Annotated[
-        str | None, typer.Option(help="What decides. Default: the recipe's training.selection.metric.")
+        str | None, typer.Option(help="Metric to compare by. Default: the recipe's training.selection.metric.")
     ] = None,
     hours: Annotated[float, typer.Option(min=0.0, help="Time of the whole command.", rich_help_panel=_SEARCH)] = 2.0,
     space: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="What is tried: docs/advise.md.", rich_help_panel=_SEARCH)
+        str, typer.Option(metavar="NAME|FILE", help="Search space: docs/advise.md.", rich_help_panel=_SEARCH)
     ] = "default",
     workers: Annotated[
         int, typer.Option(min=1, help="Trainings at once, each in a process.", rich_help_panel=_SEARCH)

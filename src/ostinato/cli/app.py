@@ -48,7 +48,7 @@ INTERRUPTED = 130
 _WRONG_USE = 2
 _DEBUG = "--debug"
 _RUN, _LOOK, _COMPARE = "Run", "Look inside", "Compare"
-_COUNT, _LABORATORY, _DATA = "Count", "Laboratory", "Data and settings"
+_COUNT, _LABORATORY, _DATA = "Count", "Experiments", "Data and settings"
 _EXCHANGE = "Exchange"
 
 _COMMANDS = (

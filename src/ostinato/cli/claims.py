@@ -45,7 +45,7 @@ def claims(
     supported: every number is shown to lie in its band, with Holm's correction for how many numbers a claim has: the
     95 % intervals are those of each alone. contradicted: one is shown to lie outside. inconclusive: the seeds do not
     tell. void: a control is not as it must be. stale: the claim, or the code that it measures, has changed since it was
-    run; what was found then stands behind it.
+    run; what was found then follows it.
     """
     from ostinato.experiments.claims.files import claims_directory, list_claims, read_outcome, with_variants
 

@@ -17,9 +17,9 @@ def convert(
     run_dir: Annotated[Path, typer.Option(metavar="NEW", help="Where the new run is written: a new folder.")],
     settings: OverridesArgument = None,
     shared: Annotated[
-        Literal["average", "first", "last", "stepwise"], typer.Option(help="Which weights steps share.")
+        Literal["average", "first", "last", "stepwise"], typer.Option(help="How shared weights are made.")
     ] = "average",
-    noise: Annotated[float, typer.Option(min=0.0, help="Of copies as experts, in standard deviations.")] = 0.0,
+    noise: Annotated[float, typer.Option(min=0.0, help="Noise on copied experts, in standard deviations.")] = 0.0,
     alike: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Let steps whose states are alike share: N sets of weights a stack."),

@@ -120,7 +120,7 @@ StepsOption = Annotated[
     typer.Option(
         "--n-steps",
         min=1,
-        help="Rounds of depth to run, for models whose rounds share all weights.",
+        help="Rounds (not steps) to run, for models whose rounds share all weights.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -149,7 +149,7 @@ HaltingThresholdOption = Annotated[
         "--halting-threshold",
         parser=_halting_threshold,
         metavar="X|trained",
-        help="Halt tokens once X of their mass is given out (ACT: 1 - epsilon; with --exit: once their confidence "
+        help="Halt tokens once their probabilities add up to X (ACT: 1 - epsilon; with --exit: once their confidence "
         "reaches X); trained: as in training. Default: what tune-threshold chose for the checkpoint, if it did, "
         "else trained.",
         rich_help_panel=MODEL,

@@ -94,7 +94,7 @@ def plan(
         str, typer.Option(metavar="N,N", help="Beams of timed decoding; 1 is greedy.", rich_help_panel=_TIMING)
     ] = "1,5",
     rounds: Annotated[
-        int, typer.Option(min=1, help="Timed calls of each kind; recipes take turns.", rich_help_panel=_TIMING)
+        int, typer.Option(min=1, help="Timed calls of each kind, not rounds of depth.", rich_help_panel=_TIMING)
     ] = 5,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of timed calls.", rich_help_panel=_TIMING)

@@ -171,7 +171,7 @@ class DataConfig(Config):
     it has more than 64 MiB, or is streamed from a hub, and models read texts or pairs. never: its rows are held in
     memory."""
     masking: MaskingConfig = MaskingConfig()
-    """For model.head.kind=masked."""
+    """How tokens are masked for model.head.kind=masked."""
     over_length: Literal["error", "drop", "truncate"] = "error"
     """What happens to a longer example. In evaluation nothing is ever dropped: it is an error or truncated."""
     unknown: Literal["error", "replace"] = "error"

@@ -71,9 +71,9 @@ class ActConfig(HaltingRuleConfig):
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """A token halts when its probabilities add up to 1 - epsilon; may be changed after training."""
     initial_bias: float = -3.0
-    """Bias of the halting probability at the start: with -3 tokens begin at most rounds, with 0 and 1 (tensor2tensor)
-    at two to four of six. The gate's weights are drawn, too, so that it depends on the seed: docs/halting.md has
-    figures, docs/results/starting-act.md says why it is -3."""
+    """Bias of the halting probability at the start: with -3 tokens first run most rounds, with 0 and 1 (tensor2tensor)
+    two to four of six. The gate's weights are drawn, too, so that it depends on the seed: docs/halting.md has figures,
+    docs/results/starting-act.md says why it is -3."""
     mix: Literal["accumulate", "interpolate"] = "accumulate"
     """Output of the states f_r and weights u_r of all rounds r. accumulate: sum_r u_r f_r. interpolate: the last
     y_r = u_r f_r + (1 - u_r) y_{r-1}, as in the paper's listing."""

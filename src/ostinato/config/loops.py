@@ -151,7 +151,7 @@ class SegmentConfig(Config):
     """How often they run: a round each time, in which tokens may halt. None: once, for all tokens. One segment of a
     stack is the loop, which at call time may run for another number of rounds."""
     fixed: bool = False
-    """Its rounds are no loop's: as many in every call, no token halts in them, and no step signal ticks. Any segment
+    """Its number of rounds is the same in every call, no token halts in them, and no step signal is added. Any segment
     that is repeated may be fixed, but for one."""
     state: StateConfig = InputStateConfig()
     """What its first round starts from."""

@@ -107,7 +107,7 @@ class StackConfig(Config):
     n_steps: Number = 6
     """Number of steps of depth; with segments, those that are laid out before any are repeated."""
     steps_per_round: Number = 1
-    """Steps between two ticks of the step signal and of halting; with segments, a round is one of the repeats."""
+    """Steps of a round, which the step signal and halting count; with segments, a round is one of the repeats."""
     segments: list[SegmentConfig] = Field(default_factory=list)
     """Empty: one segment that has all steps."""
     self_attention: SelfAttentionSubLayer = AttentionConfig()

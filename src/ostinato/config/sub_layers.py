@@ -81,7 +81,7 @@ class AttentionConfig(SubLayerConfig):
     """RMS norm of the queries and keys of every head. rms: with learned weights, one
     for each component of a head, one set for queries and one for keys (Qwen3). rms_plain: without."""
     qk_norm_at: Literal["before", "after"] = "before"
-    """Whether rotary positions turn what is normed (before, Qwen3) or are turned first."""
+    """before: norm, then rotary positions (Qwen3). after: rotary positions, then norm."""
     qk_norm_eps: Positive | None = None
     """Added to their mean square; default the eps of the stack's norms (Parcae's public code leaves it to torch: the
     machine's, 1.2e-7 in float32)."""

@@ -115,7 +115,7 @@ class BalanceConfig(Config):
     importance: Weight = 0.0
     """Squared coefficient of variation of the summed gates: 0 where even (Shazeer et al. 2017)."""
     sequence_entropy: Weight = 0.0
-    """Less the entropy of the mean over the tokens and steps of a sentence, a mean over sentences: -log E where even
+    """Minus the entropy of the mean over the tokens and steps of a sentence, a mean over sentences: -log E where even
     (MoEUT)."""
     attention_factor: Annotated[float, Field(ge=0)] = 1.0
     """Factor of all of these weights for the routers of attention (MoEUT: 0.1)."""
@@ -145,7 +145,7 @@ class DepthCostConfig(Config):
     """
 
     weight: Weight = 0.0
-    """Universal Transformers: 0.01."""
+    """Weight of the cost of depth in the loss (Universal Transformers: 0.01)."""
     off_updates: Count = 0
     """First updates, in which no token halts: the last round's states are the output, and gates are not computed. A
     gate that learns while the states carry no information yet learns to halt at once. This concerns training passes
@@ -331,9 +331,9 @@ class ConsistencyConfig(Config):
     """
 
     loss: Annotated[float, Field(ge=0)] = 0.0
-    """a: of the loss of the second pass (LoopFormer: 0.1)."""
+    """Weight a of the loss of the second pass (LoopFormer: 0.1)."""
     states: Annotated[float, Field(ge=0)] = 0.0
-    """b: of the mean squared difference of the states of real tokens (LoopFormer: 0.1)."""
+    """Weight b of the mean squared difference of the states of real tokens (LoopFormer: 0.1)."""
 
     @property
     def is_there(self) -> bool:
@@ -446,8 +446,8 @@ class TrainingConfig(Config):
     log_every: Size = 50
     """Updates from one training record to the next."""
     keep_last: Size = 1
-    """Checkpoints that stay, of the newest: of those saved every `save_every` updates, and the last one; as long as
-    there are fewer, of others."""
+    """How many of the newest checkpoints stay: of those saved every `save_every` updates and the last one; of others
+    only while these are fewer."""
     keep_best: Size = 1
     """Checkpoints that stay besides, of the best by `selection`: what `--checkpoint best:N` may average."""
     selection: SelectionConfig = SelectionConfig()
