@@ -535,3 +535,13 @@ def test_of_a_few_values_all_are_measured_unless_the_own_one_is_met() -> None:
     assert clock.n_readings == 1
     with pytest.raises(OutOfReach, match="out of reach by this setting"):
         solve_measured(base, 2 * costs[12], "n_kv_heads", clock)
+
+
+@pytest.mark.parametrize("share", ["none", [None, None]])
+def test_a_sub_layer_that_no_step_has_binds_no_width(share: str | list[None]) -> None:
+    attention = {"n_heads": 8, "share": share}
+    config = LanguageModelConfig.model_validate(
+        {"d_model": 20, "decoder": {"n_steps": 2, "self_attention": attention, "positions": {"kind": "none"}}}
+    )
+    (width,) = (setting for setting in all_settings(config) if setting.path == "d_model")
+    assert width.multiple == 1

@@ -260,7 +260,7 @@ def _choices(
             return _divisors(node.n_steps), f"{path}n_steps"
         case AttentionConfig(), "n_kv_heads":
             return _divisors(node.n_heads), f"{path}n_heads"
-        case AttentionConfig(d_head=None), "n_heads" if node.share != "none":
+        case AttentionConfig(d_head=None), "n_heads" if not node.is_absent:
             of_keys, of_width = node.n_kv_heads or 1, 1
             if stack is not None and node is stack.self_attention:
                 of_width = _head_multiple(stack)
@@ -288,7 +288,7 @@ def _model_multiple(config: ModelConfig) -> int:
         is_signal = stack.positions.kind == "sinusoidal" and getattr(config, "d_embedding", None) is None
         wanted.append(2 if is_signal or stack.positions.kind == "coordinates" else 1)
         for kind, sub in stack.sub_layers():
-            if isinstance(sub, AttentionConfig) and sub.d_head is None and sub.share != "none":
+            if isinstance(sub, AttentionConfig) and sub.d_head is None and not sub.is_absent:
                 wanted.append(sub.n_heads * (_head_multiple(stack) if kind == "self_attention" else 1))
     return math.lcm(*wanted)
 

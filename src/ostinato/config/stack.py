@@ -171,7 +171,7 @@ class StackConfig(Config):
 
     def _changing_kinds(self) -> tuple[Kind, ...]:
         """Return the kinds of sub-layer to whose maps a round may add something."""
-        kinds = ((kind, sub) for kind, sub in self.sub_layers() if sub.share != "none")
+        kinds = ((kind, sub) for kind, sub in self.sub_layers() if not sub.is_absent)
         return tuple(kind for kind, sub in kinds if getattr(sub, "kind", "") in ("dense", "experts"))
 
     def _tables(self) -> Literal["stack", "weights"] | tuple[int | None, ...] | None:

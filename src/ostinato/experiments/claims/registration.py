@@ -93,7 +93,8 @@ def why_not_registered(claim: Claim, outcome: Outcome, directory: Path) -> str |
         then = [one for one in _history(path) if one.seconds <= began.timestamp()]
         if not then or then[0].text is None:
             return f"its runs began before the sweep {source.sweep} was committed"
-        if _named_settings(parse_yaml(then[0].text, path), claim) != _named_settings(read_yaml(path), claim):
+        committed = parse_yaml(then[0].text, Path(f"{path} of {then[0].name[:7]}"))
+        if _named_settings(committed, claim) != _named_settings(read_yaml(path), claim):
             return f"what it names of the sweep {source.sweep} has changed since its runs ({then[0].name[:7]})"
     own = _seeds_of(outcome.rows)
     for commit in _history(outcome_path(claim, directory)):
