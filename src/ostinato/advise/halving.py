@@ -25,7 +25,7 @@ from ostinato.config.training import Mode
 ETA = 3
 """Of so many candidates one goes on to the next stage."""
 N_STAGES = 3
-SeedsLeft = Callable[[Sequence[Trial]], bool]
+HasTime = Callable[[Sequence[Trial]], bool]
 """Whether there is time for so many more trials."""
 SizeOf = Callable[[int, Sequence[TrialOutcome]], int]
 """From the number of a stage, and the outcomes that go on to it (none: the first), to its updates."""
@@ -77,7 +77,7 @@ def search(
     size_of: SizeOf,
     *,
     is_open: Callable[[str], bool] = lambda name: True,
-    has_time: SeedsLeft = lambda trials: True,
+    has_time: HasTime = lambda trials: True,
     are_apart: Callable[[Sequence[TrialOutcome], str], bool] = lambda outcomes, name: False,
 ) -> Found:
     """Search the candidates of these names; what was done when time is up is returned.
@@ -127,7 +127,10 @@ def promote(
 
 
 def _with_late_one(found: Found, ranked: list[TrialOutcome], n_places: int, halving: Halving) -> list[TrialOutcome]:
-    """Return the ranking with the most promising candidate behind the last place put there, where there is one."""
+    """Return the ranking, its last place given to the most promising candidate behind it, where that may end better.
+
+    "May end": the better end of the interval of its continued curve (`expect`), against that of who has the place.
+    """
     if n_places < 2 or len(ranked) <= n_places or not halving.length:
         return ranked
     sign = sign_of(halving.mode)
@@ -195,7 +198,7 @@ def _add_seeds(
     trainer: Trainer,
     halving: Halving,
     trials: Sequence[Trial],
-    has_time: SeedsLeft,
+    has_time: HasTime,
     are_apart: Callable[[Sequence[TrialOutcome], str], bool],
 ) -> None:
     """Train the last stage with more seeds: all up to `n_seeds`, then those that are not told apart from the best."""

@@ -39,8 +39,9 @@ class Limits:
 
     Args:
         parameters: stored. macs: of one teacher-forced pass. bytes: weights, its activations, and a search's cache.
-        latency: measured. source_length, target_length: tokens of the sentence that all but parameters are for.
-        assumed: how models are trained and decoded, of the bytes; its lengths say nothing.
+        latency: measured, in seconds. source_length, target_length: tokens of the sentence that all but parameters are
+            for.
+        assumed: how models are trained and decoded, for the bytes; its lengths are not used, but the two above.
     """
 
     parameters: float | None = None

@@ -146,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 done; 1 a run that could not go on (a full disk, no memory), or lines that could not be read while the
     others were; 2 wrong use, settings or data; 130 interrupted (Ctrl-C, SIGTERM).
     """
-    # Imports make objects that stay. By default the collector of garbage goes through all of them after every 70,000
-    # new ones, as long as they grow by a quarter: a large part of the time to the first update.
+    # Imports make objects that stay. By default the garbage collector goes through all of them after every 70,000 new
+    # ones, as long as they grow by a quarter: a large part of the time to the first update. So it does that less often.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
     silenced = ["ostinato"] if rank() else []  # of several processes the first one says what is to be known
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -71,7 +71,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": [own, *packages],
-        **(_means() if ok else {"devices": {}, "kernels": {}, "experts": {}, "data": {}}),
+        **(_resources() if ok else {"devices": {}, "kernels": {}, "experts": {}, "data": {}}),
         "advice": advice,
         "ok": ok,
     }
@@ -128,7 +128,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _means() -> dict[str, dict[str, str]]:
+def _resources() -> dict[str, dict[str, str]]:
     """Return devices by the name that `training.device` takes, kernels (compiled now if need be), backends of experts
     by device and type, and data folders."""
     import torch

@@ -93,7 +93,7 @@ def _about(plan: Plan, stack: StackConfig) -> str:
 
 
 def _segment(segment: SegmentConfig) -> str:
-    """Return how many steps a segment has and how often they run: "(16 x 3 + 16) x 2" where states are changed so."""
+    """Return how many steps a segment has and how often they run: "4 x 3"; of two states "(16 x 3 + 16) x 2"."""
     times = [f"{one.n_steps} x {one.repeats}" if one.repeats > 1 else str(one.n_steps) for one in segment.states]
     steps = f"({' + '.join(times)})" if times else str(segment.n_steps)
     return f"{steps} x {segment.repeats}{' fixed' if segment.fixed else ''}" if segment.repeats else steps

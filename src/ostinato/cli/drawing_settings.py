@@ -46,7 +46,7 @@ def lines_of(settings: list[str], indent: str, width: int) -> Iterator[str]:
 
 
 def as_written(value: Any) -> str:
-    """Return a value as it is written in YAML; a broken number in six digits."""
+    """Return a value as it is written in YAML; a float with at most six significant digits, unless it is whole."""
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() else f"{value:g}"
     return value if isinstance(value, str) and value else json.dumps(value)

@@ -17,8 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 class GroupedCommand(TyperCommand):
     """A command whose options stand in groups: each panel, then those that name none.
 
-    Numbers are finite: comparisons with others, and so limits, let them pass. Paths have a name: an empty one, as of a
-    variable of the shell that is not set, would be the folder in which one is.
+    Numbers must be finite: NaN is neither below nor above a limit and would pass it, and infinity passes where one side
+    has none. Paths must not be empty: an empty one, as of an unset shell variable, would be the current folder.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -36,6 +36,7 @@ Verdict = Literal["supported", "contradicted", "inconclusive"]
 Limits = tuple[float | None, float | None]
 Sample = NDArray[np.float64]
 _Tests = tuple[Callable[[float], float], Callable[[float], float], float, float]
+"""p of "above a limit" and of "below it", as functions of the limit; lower and upper end of the interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,12 @@ class Judged:
 
 
 def judge(sample: Sequence[float], band: Limits, sampling: Sampling = "seeds") -> Judged:
-    """Compare one sample with a band."""
+    """Compare one sample with a band.
+
+    Args:
+        sample: a value for each seed or round, one or more. band: lowest and highest value that agree with the claim,
+            in the sample's unit; None: no limit on that side, but one side has one.
+    """
     x = np.asarray(sample, dtype=np.float64)
     value = float(np.median(x) if sampling == "rounds" else x.mean())
     if sampling == "exact":

@@ -58,10 +58,13 @@ def fast_tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
 def _surround(
     content: tokenizers.Tokenizer, kept: KeptTokenizer, templates: tuple[str, str], *, reads_two: bool
 ) -> None:
-    """Have a tokenizer put around a text what the model read of it, where its own post-processor does not.
+    """Set a post-processor that puts the symbols around a text that the model was trained with, unless there is one.
 
     Args:
         templates: see `_templates`. reads_two: whether the model may read two texts in one.
+
+    Raises:
+        CheckpointError: the tokenizer adds pieces of its own that cannot be joined with these, or reads no word.
     """
     special, probe = kept.special_ids, _some_word(kept)
     word, whole = content.encode(probe, add_special_tokens=False).ids, kept.encode(probe)
@@ -181,7 +184,7 @@ def renumbered(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> PreTra
 
 
 def _with_ids(processor: Any, new: dict[int, int], other: int) -> Any:
-    """Return what puts symbols around texts with new ids; `other` is that of what has none."""
+    """Return a post-processor with new ids of its symbols; `other`: the id of those that have no new one."""
     if processor is None:
         return None
     if processor["type"] == "Sequence":

@@ -181,7 +181,7 @@ class OstinatoPreTrainedModel(PreTrainedModel):
         return self.is_gradient_checkpointing
 
     def _project_routers(self) -> None:
-        """In training bring back what routers hold fixed before a pass, as every update of ours does after it."""
+        """In training project routers' parameters onto their constraints before a pass; our loop does after updates."""
         if self.training and torch.is_grad_enabled():
             self.model.project_routers()
 

@@ -60,7 +60,10 @@ def _are_consecutive(places_BT: Tensor, mask_BS: Tensor | None, is_start: bool) 
 
 
 def tokens_of(ids_BT: Tensor, mask_BS: Tensor | None) -> Tokens:
-    """Return ids with their mask, whose last columns are theirs; of padding before real ones these are counted."""
+    """Return ids with their mask, the last T columns of `mask_BS`; None: no padding.
+
+    Where padding stands before real tokens, positions count the real ones only.
+    """
     if mask_BS is None:
         return Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
     keep_BT = mask_BS[:, -ids_BT.shape[1] :].bool()

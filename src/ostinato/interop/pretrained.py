@@ -99,8 +99,8 @@ def _read(folder: Path, given: dict[str, Any], tokenizer: str | Path | None, nam
         _compare_shapes(read_weights(folder, shapes_only=True), known, table, recipe.model)
         weights = _canonical(read_weights(folder), known)
         if given.get("tie_word_embeddings", True) and "lm_head.weight" in table.untied(weights):
-            # The file counts, as in transformers, which writes so of a T5 without tied embeddings. What it computes
-            # beside that goes by what the configuration says.
+            # Said to be tied, but lm_head has numbers of its own: these count, as in transformers, which writes such
+            # folders of a T5 without tied embeddings. Whether outputs are scaled goes by the configuration alone.
             as_said = {"scale_decoder_outputs": given.get("scale_decoder_outputs", True)}
             return _read(folder, given | {"tie_word_embeddings": False} | as_said, tokenizer, name)
         model = build_model(recipe.model).eval()

@@ -2,8 +2,8 @@
 
     step i of the new model has a copy of what step i of the old one runs: weights, norms
 
-The two compute the same. Not so written are models in whose rounds something else happens (halting, input that enters
-every round, vectors or deltas of a round, coordinates): what that is, is named.
+The two compute the same. Models in whose rounds something else happens (halting, input that enters every round,
+vectors or deltas of a round, coordinates) are refused: a ConfigError names every such setting.
 """
 
 from __future__ import annotations
@@ -331,7 +331,8 @@ def _t5(config: Any, n_positions: int) -> dict[str, Any]:
     }
 
 
-# Of an activation that lacks here the architecture's usual one is written, so that the setting is named as another one.
+# An activation that is not in these tables is written as the architecture's usual one: then `_differences` names the
+# setting, and the model is refused.
 _ACTIVATIONS = {"relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 _T5_FEED_FORWARDS = {
     "relu": "relu",

@@ -83,7 +83,7 @@ def attend_by(
 def _fit(
     q_BHQK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, kept: Kept | None, *, is_causal: bool
 ) -> bool:
-    """Return whether the kernel knows what to do. Where sizes are wrong, torch's operations say so."""
+    """Return whether the compiled kernel takes these and pays here; wrong sizes are left to torch, which raises."""
     (B, H, Q, K), (_, G, S, _) = q_BHQK.shape, k_BGSK.shape
     if not S or not k_BGSK.shape == v_BGSK.shape == (B, G, S, K) or H % G or (is_causal and Q != S):
         return False
@@ -181,7 +181,7 @@ class _AttendCompiled(torch.autograd.Function):
         makes_up: float,
         is_causal: bool,
     ) -> Tensor:
-        # Keys side by side, of every query: a mask that is the same for all keys has a stride of 0.
+        # The kernel reads a query's row of the mask with stride 1; one that is the same for all keys has stride 0.
         mask = None if mask is None else mask.expand(*mask.shape[:3], k.shape[2])
         if mask is not None and mask.stride(-1) != 1:
             mask = mask.contiguous()

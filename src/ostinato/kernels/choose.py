@@ -98,7 +98,8 @@ def _failure(name: Backend, device: torch.device, dtype: torch.dtype, trial: Tri
             torch.enable_grad(),
             torch.inference_mode(False),
             without_autocast(device),
-            # Inside a step that will be recomputed, what the trial keeps is none of the step's: it is not run again.
+            # A step that will be recomputed counts what it saves, and must save as much when it is run again; the trial
+            # runs only the first time. Hooks of its own keep what it saves out of that count.
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):
             found, expected = (trial(backend, device, dtype, *sizes) for backend in (name, "loop"))
@@ -126,6 +127,6 @@ def numbers(shape: Sequence[int], device: torch.device, dtype: torch.dtype, scal
 
 
 def with_gradients(y: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return y and the gradients of its product with fixed numbers: of what y was rounded to, nothing depends."""
+    """Return y and the gradients of <y, fixed numbers>: linear in y, so that its rounding changes none of them."""
     fixed = numbers(y.shape, y.device, y.dtype).detach()
     return [y.detach(), *torch.autograd.grad((y * fixed).sum(), leaves)]

@@ -46,7 +46,8 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
     kind = torch.device(device).type
     is_sent = kind == "cuda" and x.device.type == "cpu" and torch.cuda.is_available()
     if is_sent and not torch.compiler.is_compiling():  # which cannot trace it
-        # From other memory the host waits until larger tensors are read, and torch copies rows with gaps to such first.
+        # From pageable memory the copy of a larger tensor blocks the host, and of a tensor that is not contiguous torch
+        # first makes a copy there.
         x = x.contiguous().pin_memory()
     # mps may read the host's memory when it holds another tensor already (torch issue 189690).
     return x.to(device, non_blocking=kind not in ("cpu", "mps"))

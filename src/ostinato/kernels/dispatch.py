@@ -2,9 +2,9 @@
 
 A row n with chosen experts e_1 .. e_K has the slots n K .. n K + K - 1. Slots that take part are sorted by expert,
 stably, so that the rows of one expert stand side by side: expert e has the sorted slots ends[e - 1] .. ends[e] - 1.
-Slots of rows without weight (padding, halted tokens) are left out: they cost nothing. How many they are only the
-numbers say: where to read them means to wait (`ostinato.kernels.devices`) they stand behind all experts instead, and
-what products make of them is 0.
+Slots of rows without weight (padding, halted tokens) are left out: they cost nothing. How many they are depends on
+values of tensors: where reading these means to wait for a device (`ostinato.kernels.devices`), such slots stand behind
+those of all experts instead, and products give 0 for them.
 
     gather:   sorted[m] = x[row of m]
     combine:  out[n] = sum_k gate[n, k] * sorted[place of slot (n, k)]

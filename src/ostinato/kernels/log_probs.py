@@ -18,7 +18,7 @@ _LEAST_IN_BLOCKS = 2**15
 
 def log_probs(logits_NV: Tensor, added_N: Tensor, never: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
     """Return x, `[N, V]`, and c, like `added`, with x + c = added + log softmax(z) of every row's logits z, which are
-    overwritten; x = -inf in some columns, of which the others' log-probabilities know nothing.
+    overwritten; then x = -inf in the columns `never`: they count in the softmax, but cannot be chosen.
 
     Compiled kernels read a row once, x = z and c = added - log sum_v e^z_v; to write x + c would take longer than that.
     Plain twin: x = log softmax(z), c = added.

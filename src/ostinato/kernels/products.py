@@ -56,7 +56,7 @@ def dense(x_MD: Tensor, weight_EDF: Tensor, to: Dispatch) -> Tensor:
 
 
 class _Contiguous(torch.autograd.Function):
-    """Nothing forward; backward hands on a contiguous gradient: the grouped product refuses strides of 0."""
+    """The identity, whose gradient is made contiguous: the grouped product refuses strides of 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ Order = Literal["rows", "slots", "places"]
 
 
 class Side:
-    """One side of a map: an order, and what leads from places to it (None: places themselves)."""
+    """Input or output of a map: the order of its rows, and which row stands at a place (None: rows are places)."""
 
     def __init__(self, order: Order, to: Dispatch) -> None:
         self.order, self.to = order, to
@@ -48,9 +48,9 @@ class Side:
         return Placed(x[places]) if self.index_M is None else Placed(x, self.index_M[places])
 
     def bring(self, values_MF: Tensor, gates_M: Tensor | None = None) -> Tensor:
-        """Return what stands by place in this order, weighted by gates of places: rows are sums over their places.
+        """Return values by place, `[M, F]`, times their gates, in this side's order; a row is the sum over its places.
 
-        Rows are bags of places, which torch adds up faster than it adds to rows (`Tensor.index_add_`, the plain twin).
+        Rows are summed by `embedding_bag`, which is faster than `Tensor.index_add_`, the plain twin.
         """
         if self.order == "rows":
             places_M, firsts_N = self.to.bags()
@@ -91,7 +91,7 @@ class SegmentedLinear(torch.autograd.Function):
         reads: Order,
         writes: Order,
     ) -> Tensor:
-        """Map rows to rows."""
+        """Return x W + b in the order `writes`, of x in the order `reads`."""
         ctx.save_for_backward(x, weight_EDF, bias_EF, gates_NK)
         ctx.to, ctx.reads, ctx.writes = to, reads, writes
         out_MF = products(Side(reads, to).placed(x), weight_EDF, bias_EF, to)
@@ -150,7 +150,7 @@ class SegmentedFeedForward(torch.autograd.Function):
         scale: float | None,
         keeps: bool,
     ) -> Tensor:
-        """Map rows to rows.
+        """Return the results in the order of x, which is `order`.
 
         Args:
             scale: makes up for dropped units; None where none are. keeps: the hidden layer, for a backward pass.

@@ -70,7 +70,10 @@ class GradientSums:
 
 
 class _Sum:
-    """The gradient of one matrix so far, by backward pass: one that leaves out the weights never asks for its own."""
+    """The gradient of one matrix so far, by backward pass.
+
+    A pass that asks for no gradient of the weights adds to its sum too, but never takes it: the next one must not.
+    """
 
     def __init__(self) -> None:
         self.by_pass: dict[int, Tensor] = {}
@@ -89,7 +92,7 @@ class _Sum:
 
 
 class _Enter(torch.autograd.Function):
-    """Nothing forward; backward the sum of what all products have added."""
+    """The identity; its gradient is the sum of what all products have added."""
 
     @staticmethod
     def forward(ctx: Any, weight_FD: Tensor, found: _Sum) -> Tensor:

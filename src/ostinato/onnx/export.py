@@ -77,7 +77,7 @@ def export_torch(run: LoadedRun, file: str | Path) -> list[Path]:
 
 
 def quantise(file: Path, target: Path) -> None:
-    """Write a graph whose products with weights are of 8 bits: weights once, what they are multiplied with as it comes.
+    """Write a graph whose products with weights are of 8 bits: weights quantised now, activations at run time.
 
     (onnxruntime's dynamic quantisation; embeddings stay as they are unless they are products' weights.)
     """

@@ -94,7 +94,7 @@ class Graph:
                 if isinstance(module, NoiseState):  # what it draws is a constant of the graph
                     module(torch.zeros(1, 1, module.d_model), torch.tensor([[POSITIONS_OF_A_GRAPH - 1]]))
             program = torch.export.export(self.module, (self.example(),), dynamic_shapes=(free,))
-        # AUTO makes a number of a free size, without a word, where code asks for it as a number.
+        # `Dim.AUTO` silently fixes a free size to its value in the example where code uses it as a Python number.
         read = set(program.graph_signature.user_inputs)
         traced = [node.meta["val"] for node in program.graph.find_nodes(op="placeholder") if node.name in read]
         for (name, shape), tensor in zip(self.inputs.items(), traced, strict=True):

@@ -2,8 +2,8 @@
 
 Predictions after a round are the logit lens: the states that leave the round, read as the output is. Where the model
 says what its output would be if a round were the last ("rounds" in `ostinato.nn.Stack`), that is read, with all that
-follows the loop; of stacks whose tokens halt by a rule of their own, routers that choose them aside, the states
-themselves, through the final norm, each token's as it last took part.
+follows the loop. In stacks whose tokens halt by the stack's own rule (but for routers that choose tokens) the states
+themselves are read, through the final norm; a token that takes no part any more keeps its last state.
 
     surprise of a label = -log2 p(label), in bits, teacher-forced
     cost at full depth: every token runs all rounds of the plan
@@ -57,7 +57,7 @@ from ostinato.viewer.writing import written
 BEST = 5
 """Predictions of a label after a round."""
 _LAPS, _SHORT_S = 2, 0.02
-"""Times that a pass is timed, if it is short; else once, after the one that was looked at."""
+"""A pass is timed twice where the first time is below 0.02 s, else once; the one that was shown warmed up."""
 _DIGITS = 4
 _FULL: dict[str, Any] = {"halting": False, "halting_threshold": None, "exit": None, "exit_scope": "token", "rounds": {}}
 

@@ -116,7 +116,10 @@ class _Answer(BaseModel):
 
 
 class Cell(_Answer):
-    """One sub-layer at one step: its parameter set, what that stores, and multiply-accumulates of a sentence."""
+    """One sub-layer at one step: its parameter set, what that stores, and its multiply-accumulates for a sentence.
+
+    The sentence has as many tokens as `RunInfo.macs_lengths` says.
+    """
 
     kind: str
     set: str
@@ -146,7 +149,12 @@ class StackInfo(_Answer):
 
 
 class RunInfo(_Answer):
-    """What a run is, and what may be changed of it."""
+    """What a run is, and what may be changed of it.
+
+    macs_lengths: source and target tokens, see `Cell`. generates: it writes text. prompts: its texts have no source,
+    so that one's own text is a prompt. exits: criteria by which its tokens can stop. threshold_from: trained,
+    tuned or given.
+    """
 
     name: str
     description: str
@@ -242,7 +250,10 @@ class StackView(_Answer):
 
 
 class LabelView(_Answer):
-    """One thing that is predicted: at which token (null: of the whole sentence), and what is right or was written."""
+    """One thing that is predicted: at which token (null: of the whole sentence), and what is right or was written.
+
+    bits: surprise, -log2 of the probability of `text`, teacher-forced; null where that is not known.
+    """
 
     column: int | None
     text: str | None

@@ -86,7 +86,7 @@ PARETO = Study(
     title="Quality against cost",
     reading=(
         "A mark is a run: the higher the better, the further left the cheaper. Filled marks, on the line, are the "
-        "Pareto front: no other run is at least as good and at most as dear."
+        "Pareto front: no other run is at least as good at no higher cost."
     ),
     needs=(Outcomes, _TextBytes),
     needs_steps=False,

@@ -128,7 +128,7 @@ def agreeing(expectation: ExpectationConfig) -> tuple[float, float]:
     if low is not None and high is not None:
         return -1.0, 1.0
     nothing = 1.0 if isinstance(expectation.statistic, RatioStatistic) else 0.0
-    # Of a limit below no effect the axis is turned round: there 1 is still the limit.
+    # `scaled` divides by the limit: where that lies below no effect the axis is mirrored, and 1 is still the limit.
     is_right = low > nothing if low is not None else high is not None and high < nothing
     return (1.0, _FARTHEST + 0.2) if is_right else (-_FARTHEST - 0.2, 1.0)
 

@@ -111,7 +111,7 @@ def reproduce(claim: Claim, resources: Resources, earlier: Outcome | None = None
             rows = trained.rows([*config.expect, *(c for c in config.controls if not c.overrides)])
             control_rows = {c.what: trained.rows([c], c) for c in config.controls if c.overrides}
             chosen = trained.chosen
-            if kept is not None:  # of the code of its runs, which the others were compared with
+            if kept is not None:  # as recorded: by the code of its runs, which today's was compared with (`why_stale`)
                 recorded = with_scores(claim, kept).head
                 content |= {key: recorded[key] for key in ("fingerprints", *_SCORES) if key in recorded}
             if trained.is_of_earlier_code:
@@ -205,7 +205,7 @@ class _Trained:
         # Of one run or trial.
         minutes = self.claim.config.minutes / (n_trials + sum(len(sweep.seeds_of(arm)) for arm in sweep.arms))
         if tuning is not None:
-            # A control of its own runs has what the arms chose: it differs in nothing else.
+            # A control with runs of its own keeps the settings that the arms chose, so that it differs in nothing else.
             if not self.chosen or (control is None and not self._is_of_kept_data(sweep, tuning)):
                 with_measure = {"measures": [*sweep.measures, *(m for m in whole.measures if m not in sweep.measures)]}
                 to_try = sweep.model_copy(update=with_measure)
@@ -246,7 +246,10 @@ class _Trained:
         return rows
 
     def _is_of_kept_data(self, sweep: SweepConfig, tuning: TuningConfig) -> bool:
-        """Return whether a run would be one of the kept outcome's: of other files or another version it is not."""
+        """Return whether any run with the settings that were chosen has a content address of the kept outcome.
+
+        With other data files, or by another version of the package, none has.
+        """
         runs = plan_runs(with_chosen(sweep, tuning, self.chosen), self.resources.store, self.resources.access)
         return not {row["key"] for row in self.kept}.isdisjoint(run.key for run in runs)
 

@@ -166,12 +166,13 @@ def _number(
     parts = _parts(statistic, band, columns, list(by_seed.values()), middle)
     judged = [judge(sample, limits, sampling) for sample, limits in parts]
     least = max(range(len(parts)), key=lambda i: judged[i].p_supported)
-    # A spread has no sign, and a place is none of the scores: neither is its only part, where there is one alone.
+    # The parts of a spread are differences with a sign, those of `best_at` differences of scores where its value is a
+    # place: even a single part does not give their value.
     is_its_part = len(parts) == 1 and not isinstance(statistic, SpreadStatistic | BestAtStatistic)
     value = judged[0].value if is_its_part else _compute(statistic, [middle(column) for column in columns])
     low, high = judged[least].low, judged[least].high
     if isinstance(statistic, BestAtStatistic):
-        low = high = None  # those of scores
+        low = high = None  # the interval is one of scores, the value a place
     if low is not None and high is not None:
         if isinstance(statistic, RatioStatistic):
             low, high = math.exp(low), math.exp(high)

@@ -39,8 +39,8 @@ _N_TRAIN, _N_SCORED = 24, 8
 _TOKENS_PER_BATCH = 64
 _LENGTHS = {"max_length": 8, "max_length_ratio": 0.0, "min_length": 4, "min_length_ratio": 0.0}
 """Of outputs: models that have hardly learned write nothing, or as much as they may."""
-_NOT_FOUND = ("seconds", "decoding_seconds", "decoding", "macs", "n_steps")
-"""Of what an evaluation returns: times, settings, and what is counted from settings."""
+_LEFT_OUT = ("seconds", "decoding_seconds", "decoding", "macs", "n_steps")
+"""What an evaluation returns and is not compared: times, settings, and what is counted from settings."""
 _UNREAD = ("tagging", "span")
 
 Scores = dict[str, float]
@@ -92,7 +92,7 @@ def tiny_scores(recipe: Recipe, metrics: Sequence[str] = ()) -> Scores | None:
             contrast=contrast,
             predictions=outputs.append if wanted else None,
         )
-    found |= dict(_numbers({key: value for key, value in result.items() if key not in _NOT_FOUND}))
+    found |= dict(_numbers({key: value for key, value in result.items() if key not in _LEFT_OUT}))
     scores = [output["score"] for output in outputs if output["score"] is not None]
     found |= {"score of the outputs": sum(scores)} if scores else {}
     return found | {f"{name} of fixed outputs": _of_fixed_outputs(name) for name in wanted}

@@ -111,9 +111,10 @@ def plan_recipes(
 
 
 def rank_bytes(planned: PlannedRecipe, n_ranks: int) -> RankBytes:
-    """Return what one of several processes holds where each has a part of every parameter, as one process holds it all.
+    """Return the bytes that one of several processes holds, each with a shard of every parameter (FSDP).
 
-    The batch is that of the assumptions, of which a process has its share of the sentences.
+    By the recipe's `training.parallel` where that is of kind fsdp, else by the defaults of that kind. The batch of the
+    assumptions is that of all processes together: each has its share of the sentences, rounded up.
     """
     from ostinato.models.build import parameter_shapes  # needs torch
     from ostinato.training.freeze import matches

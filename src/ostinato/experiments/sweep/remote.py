@@ -105,7 +105,7 @@ class RemoteStore:
                 raise RemoteError(f"--store: {self.name}: does not keep what is written there")
 
     def agree(self, directory: Path) -> None:
-        """Have what rows are made of of a run that is finished there; publish one that is finished here only.
+        """Fetch the files that rows need of a run that is finished there; publish one that is finished only here.
 
         Raises:
             RemoteError: it cannot be read or written, or what is here cannot be published: it has no tensors.
@@ -122,7 +122,7 @@ class RemoteStore:
         self.publish(directory)
 
     def fetch(self, directory: Path) -> None:
-        """Make a run's directory what is published of it, where that is further.
+        """Replace a run's directory by what is published of it, where that has more updates.
 
         Raises:
             RemoteError: it cannot be read.
@@ -138,7 +138,7 @@ class RemoteStore:
                 self._published |= {f"{directory.name}/{name}": _state(directory / name) for name in names}
 
     def fetch_rows(self, directory: Path) -> bool:
-        """Fetch what rows are made of, all but tensors, of a run that is finished there; return whether it is.
+        """Fetch the files that rows need, all but tensors, of a run that is finished there; return whether it is.
 
         Raises:
             RemoteError: it cannot be read.

@@ -1,6 +1,6 @@
 """The compiled kernels as functions of tensors: float32, on a CPU.
 
-Nothing here looks at what it is given, or knows autograd: who calls has made sure of types and shapes
+Types, shapes and strides are not checked here, and no gradient is recorded: callers see to both
 (`ostinato.nn.compiled`, `kernels.packed` and `log_probs` in decoding; elsewhere `takes`, and `kernels.attention`,
 `large_products`, `grouped_products` and `dropout`, which have the plain twins). Structures hold addresses, so every one
 is kept beside the tensors it points into.
@@ -400,8 +400,8 @@ def takes(*tensors: Tensor | None) -> bool:
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Return whether what is done with tensors is traced, counted or transformed: compiled, exported, by `torch.func`,
-    in batches of gradients, by differentiation forwards. Then operations may be no others than those of a pass.
+    """Return whether operations on tensors are traced, counted or transformed: compiled, exported, by `torch.func`, as
+    batched gradients, by forward-mode differentiation. Then only torch's own operations may be used: others go unseen.
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
         return True

@@ -16,7 +16,7 @@ void add_dropped(const float *r, const float *x, const uint8_t *kept, float scal
     OVER(i, n, n_threads) y[i] = r[i] + scale * kept[i] * x[i];
 }
 
-/* x = scale kept max(0, x), in place; what is no number stays none. */
+/* x = scale kept max(0, x), in place; NaN stays NaN. */
 void drop_relu(float *x, const uint8_t *kept, float scale, int64_t n, int64_t n_threads) {
     OVER(i, n, n_threads) x[i] = scale * kept[i] * (x[i] < 0 ? 0 : x[i]);
 }

@@ -170,7 +170,7 @@ static void read_block(const FullAttention *w, const Room *r, const Block *b) {
     copy_rows(r->read, r->row, b->n, w->d_head, 1, at(&w->y, b->sentence, b->head, b->first), w->y.by_position);
 }
 
-static void go_back(const FullAttention *w, const Room *r, const Block *b) {
+static void backward_block(const FullAttention *w, const Room *r, const Block *b) {
     const int64_t row = (b->sentence * w->n_heads + b->head) * w->n_queries + b->first;
     score(w, r, b);
     copy_rows(at(&w->y, b->sentence, b->head, b->first), w->y.by_position, b->n, w->d_head, 1, r->read, r->row);
@@ -222,7 +222,7 @@ int64_t full_attention(const FullAttention *w, int64_t is_backward, int64_t n_th
                 for (int64_t first = 0; first < w->n_queries; first += BLOCK) {
                     const Block b = block_of(w, sentence, head, first);
                     if (is_backward)
-                        go_back(w, &r, &b);
+                        backward_block(w, &r, &b);
                     else
                         read_block(w, &r, &b);
                 }

@@ -16,7 +16,7 @@ from torch import Tensor
 from ostinato.kernels.native.calls import MatrixOf, address, kernels, n_threads, room
 
 MOST_ROWS = 320
-"""Rows of one call: for many more, each product may be a call by a packed copy of its weights, which is faster then."""
+"""Most rows of one call: for many more, separate products with packed copies of the weights are faster."""
 
 
 _ENDS, _ACT, _STICK = range(3)

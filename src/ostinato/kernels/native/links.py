@@ -222,9 +222,11 @@ class Chain:
         return y_ND
 
     def rounds(self, x_ND: Tensor, n_rounds: int, rule: HaltsBy) -> Tensor:
-        """Return what rows give out of rounds of sub-layers, all with the same weights, in which they may halt, normed.
+        """Run up to `n_rounds` rounds of the same sub-layers, in which rows may halt; return their outputs, `[N, D]`.
 
-        Keys and values of all rows are put at the last position of every round, those of halted ones as they look.
+        An output is the mix of states by the gate's weights or, where the rule is numbers of rounds, the last state;
+        then comes the last norm. Keys and values of all rows are put at the last position of every round: those of rows
+        that have halted are made of their last state (stick-breaking: of their output so far).
 
         Raises:
             ValueError: a rule of another number of rows.

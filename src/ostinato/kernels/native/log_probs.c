@@ -33,7 +33,7 @@ INLINE int is_any(ivec mask) {
     return any != 0;
 }
 
-/* What is no number is higher than all that are, as it is to torch. */
+/* NaN is higher than any number, as in torch. */
 INLINE int is_higher(float a, float b) { return a > b || (a != a && b == b); }
 
 /* Put a number where it belongs among the n highest so far, behind its equals; the last one goes. */

@@ -1,8 +1,8 @@
 /* y = x W^T + b of some rows: x [N, D], W [F, D], both row by row.
  *
- * With few rows it takes as long as reading W does: four rows of W meet all rows of x, some at a time, while later ones are
- * asked for. W is read once and as it lies, without a packed copy; x is copied. Every output is one sum in one order,
- * whatever the number of rows and of threads.
+ * With few rows it takes as long as reading W does: four rows of W are multiplied by all rows of x, some at a
+ * time, while later rows of W are prefetched. W is read once and as it lies, without a packed copy; x is copied. Every
+ * output is one sum in one order, whatever the number of rows and of threads.
  */
 
 #ifndef OSTINATO_PRODUCTS_H
@@ -22,8 +22,8 @@ enum { NO_ACTIVATION = 0, RELU = 1, GELU = 2, RELU2 = 3, GELU_TANH = 4, SILU = 5
 #else
 #define ROWS_OF_X 3
 #endif
-#define CHUNK 512 /* numbers of a row at a time: what a tile reads of x and of W stays near */
-#define AHEAD 4096 /* numbers that are read of W until memory answers */
+#define CHUNK 512 /* numbers of a row at a time: what a tile reads of x and of W stays in the cache */
+#define AHEAD 4096 /* numbers of W from what is read to what is prefetched, at least */
 
 typedef struct {
     const float *weight; /* [F, D] */
@@ -33,7 +33,7 @@ typedef struct {
 
 INLINE vec activated(vec x, int activation) {
     const vec low = {0};
-    if (activation == RELU) return pick(x < 0, low, x); /* what is no number stays none */
+    if (activation == RELU) return pick(x < 0, low, x); /* NaN stays NaN */
     if (activation == GELU) return gelu(x);
     if (activation == RELU2) return pick(x < 0, low, x * x);
     if (activation == GELU_TANH) return times_sigmoid(x, 1.59576912f * (x + 0.044715f * x * x * x));
@@ -60,7 +60,7 @@ INLINE vec first_of(const float *at, int64_t n) {
 }
 
 /* Copy x in the order in which `tile` reads it: for every chunk of columns, for every ROWS_OF_X rows, for every vector of columns
- * in the chunk, that vector of those rows. Then it is read from one end to the other, which processors see coming. */
+ * in the chunk, that vector of those rows. Then it is read from one end to the other, which processors prefetch. */
 static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
     for (int64_t first = 0, end; first < D; first = end) {
         end = chunk_end(first, D);
@@ -72,7 +72,8 @@ static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
 }
 
 /* Products of up to ROWS_OF_X interleaved rows of x with some of W, over a chunk of n columns. Between chunks the sums of every
- * lane are kept in `sums`; behind the last one their totals are `found`. With `asks`, what lies `ahead` of W is asked for. */
+ * lane are kept in `sums`; behind the last one their totals are `found`.
+ * With `asks`, W is prefetched `ahead` numbers on. */
 INLINE void tile(int asks, int64_t ahead, int n_rows, const float *x, const float *const *w, int64_t n, int is_first,
                  int is_last, float *sums, vec4 *found) {
     vec own[ROWS_OF_X][ROWS_OF_W];
@@ -80,7 +81,7 @@ INLINE void tile(int asks, int64_t ahead, int n_rows, const float *x, const floa
     for (int row = 0; row < n_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < ROWS_OF_W; i++) own[row][i] = is_first ? (vec){0} : load(sums + (row * ROWS_OF_W + i) * LANES);
-    if (n_rows == 1) { /* W about in the order in which it lies, which processors see coming */
+    if (n_rows == 1) { /* W about in the order in which it lies, which processors prefetch */
 #pragma GCC unroll 4
         for (int i = 0; i < ROWS_OF_W; i += 16 / LANES) /* with AVX2 two rows: a sum alone would wait for itself */
             for (int64_t d = 0; d < n; d += LANES)

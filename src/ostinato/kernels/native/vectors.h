@@ -126,7 +126,7 @@ INLINE vec pick(ivec where, vec a, vec b) { return (vec)(((ivec)a & where) | ((i
 
 INLINE vec higher(vec a, vec b) { return pick(a > b, a, b); }
 
-/* The highest of n numbers; what is no number is not seen. */
+/* The highest of n numbers; NaN is skipped. */
 INLINE float top_of(const float *x, int64_t n) {
     vec tops = (vec){0} - INFINITY;
     int64_t i = 0;
