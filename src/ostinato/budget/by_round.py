@@ -104,7 +104,7 @@ def time_size(d_model: int) -> int:
 
 
 def delta_bytes(planned: PlannedUse, tokens: int, d_model: int, width: int, *, reads_twice: bool) -> int:
-    """Return what a delta saves.
+    """Return the bytes that a delta saves for the backward pass.
 
     Args:
         width: bytes of a number that a product reads. reads_twice: keys are made of other states than queries.
@@ -121,7 +121,7 @@ def delta_bytes(planned: PlannedUse, tokens: int, d_model: int, width: int, *, r
 
 
 def modulation_bytes(planned: PlannedUse, tokens: int, d_model: int, *, reads_twice: bool) -> int:
-    """Return what a modulation saves: what is scaled, what is gated, and vectors."""
+    """Return the bytes that a modulation saves for the backward pass: what is scaled, what is gated, and vectors."""
     if planned.use.modulation is None:
         return 0
     n_vectors = (2 if reads_twice else 1) * (4 if planned.is_timed else 1)
@@ -129,5 +129,5 @@ def modulation_bytes(planned: PlannedUse, tokens: int, d_model: int, *, reads_tw
 
 
 def time_bytes(d_model: int, n_rounds: int) -> int:
-    """Return what the times of all rounds save."""
+    """Return the bytes that the times of all rounds save for the backward pass."""
     return FLOAT * n_rounds * (2 * (_N_SINUSOIDS + 2 * d_model) + d_model)

@@ -74,6 +74,7 @@ def recurrent_bytes(run: TrainingPass) -> Counter[str]:
     config, found = run.config, Counter[str]()
     for name, recurrence in config.recurrences().items():
         numbers = run.tokens(name) * config.d_model
+        # 18 of the kernel's workspace and the layer's output, which is the next layer's input.
         layers = recurrence.n_layers * 19 * numbers
         found["embeddings"] += ID * run.tokens(name)
         found[f"{name}.lstm"] = FLOAT * (numbers + layers)

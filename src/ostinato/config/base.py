@@ -19,7 +19,7 @@ Number = Annotated[int, Field(ge=1, le=MOST)]
 SizeOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 NumberOrZero = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""Of what nothing is made as large as or repeated as often as: seeds, updates that others are compared with."""
+"""Numbers that cost nothing however large they are: seeds, and updates that others are only compared with."""
 Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 

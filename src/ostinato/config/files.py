@@ -329,10 +329,12 @@ def merge(base: Settings, new: Settings, node: type[BaseModel] | None) -> Settin
             slot = slots_of(node)[key]
             before, after = child(slot, old), child(slot, value)
             kind = old.get("kind", slot.default_kind)
-            if before and not are_alike(before, old, value):
+            if before and not are_alike(before, old, value):  # the old settings mean something else in the new kind
                 merged[key] = value
+            # The same kind, or kinds with the same keys. Kinds of a union, and tasks, have keys of their own.
             elif value.get("kind", kind) == kind or not (slot.is_union or (before and is_open(before))):
                 merged[key] = merge(old, value, before)
+            # Attentions and feed-forwards keep what both kinds have.
             elif before and after and keeps_on_change(before) and keeps_on_change(after):
                 of_both = before.model_fields.keys() & after.model_fields
                 merged[key] = {name: old[name] for name in old if name in of_both} | value

@@ -167,7 +167,10 @@ class DepthCostConfig(Config):
         return self.weight * min(1.0, since / max(self.warmup, 1)) if since > 0 else 0.0
 
     def left_out_at(self, update: int) -> float:
-        """Return how much of what they will leave out routers leave out in update 1, 2, ...: from 0 to 1."""
+        """Return f of update u = 1, 2, ..., from 0 to 1: routers of capacity c leave out the share f (1 - c) of tokens.
+
+        f = (1 - cos(pi p)) / 2, p = (u - off_updates) / max(capacity_warmup, 1), cut to [0, 1].
+        """
         part = (update - self.off_updates) / max(self.capacity_warmup, 1)
         return (1 - math.cos(math.pi * min(max(part, 0.0), 1.0))) / 2
 
@@ -294,7 +297,11 @@ class RoundLossConfig(Config):
             yield Problem(f"{path}weights", self.weights, "the last one, of the last round, must be positive")
 
     def n_predictions(self, plans: Mapping[str, Plan]) -> int:
-        """Return how many predictions of a pass through such stacks, of which the last predicts, have a gradient."""
+        """Return how many rounds of a pass have predictions with a gradient.
+
+        Args:
+            plans: of a model's stacks, in the order they run; predictions are those of the last one's rounds.
+        """
         if not plans:
             return 1
         n_rounds = list(plans.values())[-1].n_rounds

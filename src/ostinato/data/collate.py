@@ -29,7 +29,8 @@ class Row:
         source_ids: None for texts.
         index: 0-based number of the example in its split.
         is_joined: source and target are one sequence.
-        size: words and bytes of a text that was not truncated; None otherwise.
+        size: words and bytes of a text in an evaluation; None where they are not known (see `TextSize`), of pairs, and
+            in training.
         special_ids: the tokenizer's; those of a batch are the same.
         next_id: of a text that was cut, the token that follows: the text does not end there. None: the end symbol.
     """
@@ -69,7 +70,7 @@ class LabelledRow:
         facts: ids of every column, where a column is a fact; `ids` is then empty.
         positions: of every column in its text, where the sequence holds texts that see nothing of each other; a text
             begins where it is 0. None: one text.
-        special_ids: the tokenizer's, of whose padding id the words are that facts lack.
+        special_ids: the tokenizer's: shorter facts are padded with its padding id.
     """
 
     ids: list[int]

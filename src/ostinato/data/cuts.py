@@ -19,7 +19,7 @@ _HINT_OF_TEXTS = (
 
 @dataclass(slots=True)
 class _Count:
-    """Of one kind: the longest length, and how many there are, are cut, and how many tokens that is."""
+    """Of one kind: the limit in tokens (facts); texts, and those that are cut; tokens, and those beyond the limit."""
 
     limit: int
     n: int = 0

@@ -46,7 +46,7 @@ _BUILDERS = {
 def read_data_set(
     given: DataSetConfig, data: DataConfig, model_kind: str = "seq2seq", *, keeps_words: bool = False
 ) -> Iterator[Example]:
-    """Yield the examples of a data set, one at a time; the log hears of a hub before it is asked.
+    """Yield the examples of a data set, one at a time; before a hub is asked for it, a line in the log says so.
 
     Args:
         data: gives the names of the fields. model_kind: "language_model" reads `text_field`, others a pair.
@@ -161,7 +161,8 @@ def _repository(given: DataSetConfig, *, with_sizes: bool = False) -> Any:
 def load(given: DataSetConfig, fields: Fields) -> Any:
     """Return the rows of one split of a data set, mapped into memory, or as a stream.
 
-    Of local CSV files and folders what `columns` names, or else the fields, are the texts that stand there: 046 and NA.
+    Of local CSV and TSV files, alone or in a folder, what `columns` names, or else the fields, is read as text: 046
+    is not the number 46, and NA is not a missing value.
 
     Raises:
         DataError: it cannot be loaded, or has no such split.
@@ -206,7 +207,7 @@ def _arguments(given: DataSetConfig) -> dict[str, Any]:
     suffix = path.suffix.lower()
     if suffix not in _BUILDERS:
         raise DataError(f"{path}: is no file that is read as a data set: {', '.join(_BUILDERS)} are")
-    name = re.split(r"[\[+]", given.split)[0]  # without the part that is wanted of it
+    name = re.split(r"[\[+]", given.split)[0]  # "train" of "train[:10%]": the file is that split
     columns = {"delimiter": "\t"} if suffix == ".tsv" else {}
     return {"path": _BUILDERS[suffix], "data_files": {name: glob.escape(str(path))}, **columns}
 

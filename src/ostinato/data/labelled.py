@@ -4,7 +4,7 @@
     tagging         <bos> words <eos>;                                          one label a word, at its first token;
                                                                                 none where the target has `NO_LABEL`
                                                                                 or the word has no token
-    span            <bos> question <eos> passage <eos>;                         two labels, columns of the passage
+    span            <bos> question <eos> passage <eos>;                         two labels, columns of the sequence
     facts           fact, fact, ..., question: a column each;                   one label
 
     continuation    <bos> text;                                                 one label a token of its last part
@@ -51,7 +51,7 @@ def facts_row(
     wrong.
 
     Args:
-        cuts: counts the facts, and those that are too many. max_words: tokens of the longest fact.
+        cuts: counts the facts, and those that are too many. max_words: most tokens that a fact may have.
 
     Raises:
         DataError: no facts, an empty one, or one that is too long.
@@ -79,7 +79,11 @@ def facts_row(
 def classification_row(
     example: Example, tokenizers: Tokenizers, data: DataConfig, index: int, cuts: Cuts | None = None
 ) -> LabelledRow | None:
-    """Return a sentence or a pair with its one label; too long pairs lose tokens at the end of the longer text."""
+    """Return a sentence or a pair with its one label; too long pairs lose tokens at the end of the longer text.
+
+    Raises:
+        DataError: no source, more than two texts, or too long a row where `data.over_length` is "error".
+    """
     parts = source_of(example).split(_TAB)
     if len(parts) > 2:
         raise DataError(f"{len(parts)} texts between tabs: one or two can be classified")
@@ -142,7 +146,7 @@ class Passage(NamedTuple):
     spans: list[tuple[int, int]]
 
     def answer(self, start: int, end: int) -> str:
-        """Return the text of the columns start .. end."""
+        """Return the text of the columns `start` to `end` of the sequence, both included."""
         return self.text[self.spans[start - self.n_before][0] : self.spans[end - self.n_before][1]]
 
 

@@ -27,7 +27,7 @@ class NotUtf8Error(DataError):
     """A line that is no text.
 
     Attributes:
-        raw: what stands there.
+        raw: its bytes, with the line end.
     """
 
     def __init__(self, reason: str, raw: bytes) -> None:
@@ -40,7 +40,7 @@ class Stretch:
     """A part of a plain file, whole lines of it.
 
     Args:
-        start, end: bytes; end None: to the end of the file. n_before: lines before it.
+        start, end: in bytes from the beginning of the file; end None: its end. n_before: lines before it.
     """
 
     start: int = 0
@@ -50,6 +50,7 @@ class Stretch:
 
 WHOLE = Stretch()
 _AT_ONCE = 1 << 22
+"""Bytes that are read at a time."""
 
 
 def stretches_of(path: Path, n_bytes: int) -> list[Stretch]:

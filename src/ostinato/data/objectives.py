@@ -78,7 +78,7 @@ def mask_tokens(
 
 @lru_cache(maxsize=4)
 def _ordinary(n_ids: int, special: tuple[int, ...]) -> np.ndarray:
-    """Return all other ids, in order: once for all rows, of which a large vocabulary would take most of the time."""
+    """Return the ids that are not special, in order. Cached: for a large vocabulary it is most of the work of a row."""
     return np.setdiff1d(np.arange(n_ids), special, assume_unique=True)
 
 

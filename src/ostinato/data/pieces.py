@@ -54,7 +54,10 @@ class SubwordTokenizer(Tokenizer):
         return [UNK_ID if piece == self._unknown else N_SPECIAL + piece for piece in pieces]
 
     def moved_up(self, first: Sequence[str]) -> dict[str, Any]:
-        """Return the model as JSON with our ids: `first` are the symbols that have those before its own.
+        """Return the model as JSON with our ids.
+
+        Args:
+            first: texts of the special symbols, which have the ids before the model's own, from 0.
 
         Raises:
             ValueError: the model has such a piece, which would then have two ids.
@@ -122,7 +125,7 @@ class KeptTokenizer(Tokenizer):
 
     Args:
         content: the JSON text of the model. special_ids: which of its ids begin, end, pad and mask.
-        vocab_size: rows of the embedding it is for; None: its greatest id and one.
+        vocab_size: rows of the embedding it is for; None: its greatest id plus one.
 
     Raises:
         ValueError: the JSON is no such model, or has no special symbols of these ids.
@@ -196,7 +199,7 @@ class _PlainTextModel:
     has. A symbol that merges of byte pairs are made of keeps its name.
 
     Attributes:
-        unknown: its id of unknown text, if it has one. n_ids: its greatest id and one.
+        unknown: its id of unknown text, if it has one. n_ids: its greatest id plus one.
 
     Raises:
         ValueError: the JSON is no such model.
@@ -228,7 +231,7 @@ class _PlainTextModel:
             self.unknown = self.id_of(token)
 
     def n_ids_but(self, special: Collection[int]) -> int:
-        """Return the greatest id and one of those that a text becomes, where none of these symbols is its piece."""
+        """Return one more than the greatest id that a text can become while none of its pieces is one of `special`."""
         around = self.encode("", with_others=True).ids
         unknown = [] if self.unknown is None else [self.unknown]
         pieces = (i for i in self._model.get_vocab(with_added_tokens=True).values() if i not in special)

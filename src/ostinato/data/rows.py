@@ -186,8 +186,8 @@ def _encode(tokenizer: Tokenizer, text: str, data: DataConfig, where: str) -> li
 
 
 def symbols_of_limit(config: ModelConfig) -> int:
-    """Return how many symbols `data.max_target_length` counts: the end symbol; of masked models also the begin symbol,
-    which has a column beside it."""
+    """Return how many symbols `data.max_target_length` counts: the end symbol, and of masked models also the begin
+    symbol, since there both have a column; other models read the one and predict the other in the same columns."""
     return 2 if config.reads == "masked" else 1
 
 

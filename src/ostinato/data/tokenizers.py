@@ -100,7 +100,11 @@ class Tokenizers:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizers:
-        """Read what `save` wrote."""
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, or of another format or version.
+        """
         directory = Path(directory)
         if (directory / "joint.json").exists():
             joint = load_tokenizer(directory / "joint.json")

@@ -46,12 +46,12 @@ def token_depths(trace: HaltingTrace) -> tuple[Int[Tensor, "B T"], Float[Tensor,
 
 
 def depth_sums(trace: HaltingTrace | None, keep_BT: Bool[Tensor, "B T"], n_rounds: int) -> Float[Tensor, "B V"]:
-    """Return of every sentence the real tokens that executed 1, 2, ..., n_rounds rounds, and their summed depths.
+    """Return of every sentence how many real tokens executed 1, 2, ..., n_rounds rounds, then their summed depths.
 
-    The depth is the expected one. This does not wait for the device.
+    `[B, n_rounds + 1]`, float32, on the device of the mask and without waiting for it. Depths are expected ones.
 
     Args:
-        trace: None: every token ran all rounds.
+        trace: None: every token ran all rounds. keep_BT: True for real tokens.
     """
     if trace is None:
         sums_BV = keep_BT.new_zeros(len(keep_BT), n_rounds + 1, dtype=torch.float32)
@@ -81,7 +81,7 @@ def describe(sums: Sequence[float]) -> dict[str, Any]:
 
 
 def sentence_depths(output: ModelOutput, batch: Batch, rounds: Mapping[str, int]) -> dict[str, Float[Tensor, "B V"]]:
-    """Return `depth_sums` of every sentence of a pass, by stack: on the host, in float64.
+    """Return `depth_sums` of every sentence of a pass, by stack: `[B, rounds + 1]`, on the host, in float64.
 
     Args:
         rounds: of every stack; where no token can halt, every token runs all of them.

@@ -103,12 +103,12 @@ def evaluate(
     check_metrics(metrics)
     chosen = None if oracle is None else oracle_of(model, oracle)
     started = time.perf_counter()
-    is_decoding = bool(metrics) or predictions is not None
-    if chosen is not None and is_decoding and model.config.generates:
+    needs_outputs = bool(metrics) or predictions is not None
+    if chosen is not None and needs_outputs and model.config.generates:
         reason = "reads the right answers, which decoding does not know: leave out metrics and predictions"
         raise ConfigError([Problem("oracle", oracle, reason)])
-    writes = is_decoding and model.config.generates
-    if (n_kept := model.current_execution.cached_rounds) is not None and not writes:
+    is_decoding = needs_outputs and model.config.generates
+    if (n_kept := model.current_execution.cached_rounds) is not None and not is_decoding:
         reason = "nothing is decoded here, and given texts are scored without a cache: leave it out"
         raise ConfigError([Problem("cached_rounds", n_kept, reason)])
     held: dict[int, Example] = {}
@@ -123,10 +123,10 @@ def evaluate(
     tally = Tally(
         metrics, by, name, lambda ids, row: text_of(model.config, ids, row, tokenizers, data), predictions, each
     )
-    passes = Passes(decoding if is_decoding else None, tuple(metrics), n_steps, oracle=chosen)
+    passes = Passes(decoding if needs_outputs else None, tuple(metrics), n_steps, oracle=chosen)
     totals = PassTotals(model, passes)
     # Beam search has `beam` rows for every sentence.
-    budget = max(1, data.eval_tokens_per_batch // (decoding.beam if is_decoding else 1))
+    budget = max(1, data.eval_tokens_per_batch // (decoding.beam if needs_outputs else 1))
     with inference(model, packs_weights=decoding.pack_weights):
         for batch, result in in_order(runner or InThisProcess(model), passes, evaluation_batches(rows, budget)):
             if is_packed:  # A block's texts are not needed: its example has only columns.
@@ -136,7 +136,7 @@ def evaluate(
             for index, found in zip(batch.indices, totals.add(batch, result), strict=True):
                 tally.add(index, held.pop(index), found)
         # Before pairs are ranked: it refuses a split without examples.
-        scores = tally.result(totals.halting, is_decoding=writes) | totals.compute()
+        scores = tally.result(totals.halting, is_decoding=is_decoding) | totals.compute()
         if contrast is not None:
             scores["ranking"] = rank(
                 model, pairs, tokenizers, data, contrast=contrast, by=by, name=name, n_steps=n_steps

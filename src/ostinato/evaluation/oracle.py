@@ -98,8 +98,8 @@ def execution_of(model: Model, oracle: Oracle) -> dict[str, Any]:
     by_rules: dict[str, Any] = {"exit": None, "exit_scope": "token"}
     if current.exit is not None:
         by_rules["halting_threshold"] = None
-    is_whole = isinstance(stack.halting, NoHalting) and not isinstance(current.rounds.get(oracle.stack), RoundsByLength)
-    if is_whole or stack.plan.loop.phases:
+    runs_all = isinstance(stack.halting, NoHalting) and not isinstance(current.rounds.get(oracle.stack), RoundsByLength)
+    if runs_all or stack.plan.loop.phases:
         return by_rules
     # A criterion takes the place of the stack's rule, and stops nobody; one of predictions does so in this stack only.
     criterion = "change" if stack.readout is None else "certainty"
@@ -158,7 +158,7 @@ def _first_right(
         logits_BLV = model.read(states(), batch)
         chosen_BLV = logits_BLV if chosen_BLV is None else torch.where(open_BL[..., None], logits_BLV, chosen_BLV)
         depth_BL = torch.where(open_BL, number, depth_BL)
-        # What does not count is never wrong; whether it is ever right is not asked.
+        # An ignored label counts as right, so that a sentence is right when all its other labels are.
         right_BL = (logits_BLV.argmax(-1) == labels_BL) | ~counts_BL
         if scope == "sequence":
             right_BL = right_BL.all(1, keepdim=True).expand_as(right_BL)

@@ -23,7 +23,12 @@ from ostinato.decoding import Hypothesis
 
 
 def read_out(config: EncoderConfig, logits_BLV: Tensor, batch: Batch) -> list[Hypothesis]:
-    """Return the output of every sentence: the ids of its labels, or its answer's first and last column."""
+    """Return the output of every sentence: the ids of its labels, or its answer's first and last column.
+
+    Args:
+        logits_BLV: scores of V labels at L places, padded on the right (classification: one place); of a span
+            `[B, 2, T]`, scores of every column as the start and as the end.
+    """
     log_probs_BLV = logits_BLV.float().log_softmax(-1)
     if config.head.kind == "span":
         return _answers(log_probs_BLV, config.head.max_answer_length)

@@ -50,7 +50,11 @@ class RoutingTotals:
 
 
 def routing_sums(by_router: Mapping[str, Sequence[Routing]]) -> dict[str, Tensor]:
-    """Return by router what `RoutingTotals` adds up of a pass, without its padding: on the host, in float64."""
+    """Return by router what `RoutingTotals` adds up of a pass, without its padding: on the host, in float64.
+
+    `[4 + E]`: sums of the rows' weights and of their weighted entropies (nats); rows, choices, and of every expert its
+    weighted choices.
+    """
     if not by_router:
         return {}
     # One after the other: joined, the probabilities of all steps would be held twice.

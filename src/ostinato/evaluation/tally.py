@@ -95,6 +95,10 @@ class Tally:
     def result(self, halting: Collection[str], *, is_decoding: bool) -> dict[str, Any]:
         """Return all numbers.
 
+        Args:
+            halting: stacks whose depths are not the same for every token.
+            is_decoding: text is written, whose tokens are counted (n_generated, n_unfinished).
+
         Raises:
             DataError: there were no examples.
         """

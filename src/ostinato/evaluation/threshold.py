@@ -233,6 +233,7 @@ def sweep(
     points, n = [], 0
     trained: dict[str, Any] = {"halting_threshold": None, "exit": None, "exit_scope": "token"}
     by_criterion = trained if exit is None else {"exit": exit, "exit_scope": exit_scope}
+    # Stacks whose tokens can stop by what is swept; a criterion needs a threshold, of any value, to be asked.
     with model.execution(**by_criterion | {"halting_threshold": None if exit is None else 1.0}):
         stacks = list(model.halting_thresholds())
     for threshold in (None, *thresholds):

@@ -113,7 +113,7 @@ class _Workers:
         return lambda: work.unpack(json.loads(future.result()))
 
 
-class _AsItBegan:
+class _FixedExecution:
     """A `BatchRunner` that refuses batches of a model that runs otherwise than its workers and its journal know."""
 
     def __init__(self, runner: BatchRunner, run: LoadedRun) -> None:
@@ -130,7 +130,8 @@ def model_source(run: LoadedRun, n_jobs: int) -> ModelSource:
     """Return what workers need to do what a loaded run does; they share out this process's CPU threads."""
     share = max(1, torch.get_num_threads() // n_jobs)
     device, packs_weights = run.model.device, run.recipe.decoding.pack_weights
-    name = str(device) if device.index else device.type  # all on a GPU that was named; from the first on they share
+    # On cuda:1 and up all workers use that GPU; with cuda and cuda:0 they are spread over the GPUs there are.
+    name = str(device) if device.index else device.type
     execution = run.model.current_execution
     return ModelSource(run.checkpoint.absolute(), run.hashes[0], name, execution, packs_weights, share)
 
@@ -255,4 +256,4 @@ class Jobs:
             if self.journal is not None:
                 question = question_of(run, source.device.partition(":")[0], **settings)
                 runner = stack.enter_context(Journal(self.journal, question, runner))
-            yield runner if self == Jobs() else _AsItBegan(runner, run)
+            yield runner if self == Jobs() else _FixedExecution(runner, run)

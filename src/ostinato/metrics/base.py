@@ -11,7 +11,7 @@ from typing import ClassVar
 from ostinato.errors import DataError, OstinatoError
 
 Counts = Sequence[float] | Mapping[int, float]
-"""In their order; of a metric with very many, those that are not 0 by their place."""
+"""The counts of one output in a fixed order; of a metric with very many only those that are not 0, by their place."""
 
 
 def unit_of(perfect: float) -> float:
@@ -37,6 +37,8 @@ class Metric(ABC):
     _totals: Sequence[float] = ()
 
     def __init__(self) -> None:
+        # Empty texts say how many counts there are. A metric whose library or model is missing fails here: training
+        # makes every metric before it begins.
         self._totals = [0] * len(self.checked_counts("", "", ""))
 
     @abstractmethod

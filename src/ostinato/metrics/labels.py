@@ -49,6 +49,7 @@ class MacroF1(Metric):
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
         super().__init__()
+        # It has counted an empty output, which must not become a class.
         self._places.clear()
         self._totals.clear()
 
@@ -57,7 +58,11 @@ class MacroF1(Metric):
         return dict.fromkeys(self._counted(prediction.strip(), reference.strip()), 1)
 
     def update(self, prediction: str, reference: str, source: str = "") -> None:
-        """Count one output; a model that writes labels may write as many as there are examples."""
+        """Count one output, in place.
+
+        A model that writes labels as text may write a new class for every example: to copy all totals each time, as
+        `Metric.update` does, would take time that grows with the square of the number of examples.
+        """
         self._n += 1
         counted = self._counted(prediction.strip(), reference.strip())
         self._totals += [0] * (2 * len(self._places) - len(self._totals))

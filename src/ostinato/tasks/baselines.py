@@ -121,7 +121,7 @@ def frequency_scores(recipe: Recipe, task: Task, split: str) -> Scores:
         all of whose labels it is. ``unigram``: perplexity of labels by (n(label) + 1) / (N + V). Of models that
         predict tokens n and N are counted over training texts and their ends, V is the vocabulary; of heads for labels
         over the training split's labels, V of them (of answers in a passage: columns, as many as a sequence may have).
-        word_perplexity where every token is one of a whole word, and none unknown.
+        word_perplexity where every row is a whole text that the tokenizer keeps (`ostinato.data.batch.TextSize`).
 
     Raises:
         ConfigError, DataError: as of training on the recipe.

@@ -47,7 +47,9 @@ def own_source(
     origin_column: str | None = None,
     changes: PairChanges | None = None,
 ) -> PackSource | None:
-    """Return the files of a split, or its data set, to be read from a pack; None for a stream of what has no commits.
+    """Return the files of a split, or its data set, to be read from a pack.
+
+    None: a stream of a bucket (`hf://buckets/`), which has no commits by which a pack could be found again.
 
     Args:
         is_whole: a whole file is one text. origin_column: gets the name of the file, folder or data set.

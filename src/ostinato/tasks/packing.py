@@ -88,6 +88,7 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
         on_progress: is told how far the texts are read that they are trained on.
 
     Raises:
+        ConfigError: `data.target_tokenizer` is set, and the texts have no source.
         DataError: there are no texts, or some cannot be read; a file was changed while it was read.
     """
     configs = [config for config in (data.tokenizer, data.target_tokenizer) if config is not None]
@@ -96,10 +97,10 @@ def tokenizers_of(source: PackSource, data: DataConfig, on_progress: OnProgress 
     given = [path for config in configs for path in tokenizer_files(config)]
     what: dict[str, Any] = {
         "tokenizers": [config.model_dump(mode="json", exclude={"path"}) for config in configs],
-        # Of what is compressed, the bytes of its text count: other tokenizers than those of earlier versions.
+        # Of a compressed source the bytes of its text count, which gives other tokenizers than earlier versions stored.
         "sample": [SAMPLE_BYTES, "of text"] if source.is_compressed else SAMPLE_BYTES,
     }
-    if given:  # others may have their names later
+    if given:  # by content: the paths may name other files later
         what["tokenizer_files"] = [file_hash(path) for path in given if path.is_file()]
     before = source.states()
     folder = packs_folder() / "tokenizers" / hash_of(made_of(source, what))[:32]

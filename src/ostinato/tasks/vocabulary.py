@@ -27,7 +27,8 @@ class SizedModel:
 
     Args:
         model: the configuration.
-        source, target: rows of the vocabularies; the source's is None for language models.
+        source, target: rows of the vocabularies. Models with one vocabulary (language models, encoder-only ones) have
+            its rows in `target`, and None for the source.
         origin: where the sizes come from, in words.
     """
 

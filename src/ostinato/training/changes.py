@@ -131,8 +131,8 @@ def _lost_checkpoints(new: Recipe, done: Done) -> str | None:
     kept, last = done.n_ranked if role == "best" else done.n_checkpoints, new.training.n_updates
     # An evaluation may be due that was not when the last checkpoint was saved, or was interrupted.
     is_evaluated = done.evaluated >= done.update if done.update else done.n_ranked > 0
-    is_over = done.n_checkpoints > 0 if role == "last" else is_evaluated
-    first = done.update + is_over
+    is_counted = done.n_checkpoints > 0 if role == "last" else is_evaluated
+    first = done.update + is_counted  # else the update of the last checkpoint itself is still to be counted
     if role == "best" and done.update <= (begins := new.training.halting.off_updates) < last:
         kept, first = 0, begins + 1  # what is ranked up to then, is no longer later
     # Evaluations are at multiples of `evaluate_every`, and those that count among the newest are saved at multiples of

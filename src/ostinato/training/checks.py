@@ -24,7 +24,7 @@ from ostinato.training.parallel import why_not_ddp
 from ostinato.training.rounds import round_problems, steps_before_the_loop, useless_rounds
 
 _WIDTHS_OF_GROUPED_PRODUCTS = 8
-"""Numbers of bfloat16 of which rows must be multiples: 16 bytes."""
+"""Widths of experts must be multiples of it, for torch's grouped product: 16 bytes, 8 numbers of bfloat16."""
 
 _NEED_FLOAT64 = ("rotary", "buckets", "by_time", "length")
 """Kinds of positions, modulation and halting that ask `ostinato.kernels.float64`."""

@@ -115,7 +115,9 @@ def _train(
     if prepared.changes:
         changed = (f"{key} from {old} to {new}" for key, (old, new) in prepared.changes.items())
         reporter.on_note(session.progress.update, f"changed: {', '.join(changed)}")
-    progress, began = session.run(), time.perf_counter() - session.seconds
+    progress = session.run()
+    # As if all sessions had followed each other: `seconds` of the results is the time of all of them.
+    began = time.perf_counter() - session.seconds
     # The evaluation loads a model of its own, for which a GPU may have no room beside the trained one and Adam's state.
     del session
     gc.collect()  # modules and optimisers are in reference cycles

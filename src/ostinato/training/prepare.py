@@ -188,9 +188,8 @@ def _check_metrics(prepared: Prepared) -> None:
 def _check_scored_examples(prepared: Prepared) -> None:
     """Encode every example that will be scored, so that one that cannot be is an error before training.
 
-    What is cut of them is noted.
-
-    Of the final evaluation also with the wrong targets that right ones are compared with.
+    Those of the final evaluation are also encoded with their wrong targets (`Task.contrast`). What is cut of examples
+    is added to `prepared.notes`.
 
     Raises:
         ConfigError: a checkpoint is to be selected by a score of whole texts, and one is cut, has a prefix or an

@@ -46,7 +46,11 @@ class Records:
         return self.metrics.stat().st_size, self._hash.hexdigest()
 
     def last_evaluation(self, n_bytes: int = -1) -> int:
-        """Return the update of the last evaluation in the first bytes of metrics.jsonl (-1: all), 0 without one."""
+        """Return the update of the last evaluation in the first bytes of metrics.jsonl (-1: all), 0 without one.
+
+        Raises:
+            CheckpointError: a line of it cannot be read.
+        """
         if not self.metrics.exists():
             return 0
         with self.metrics.open("rb") as file:
@@ -58,10 +62,11 @@ class Records:
                 raise CheckpointError(f"{self.metrics}: is damaged: {error!r}") from error
 
     def check(self, n_bytes: int, sha256: str | None = None) -> None:
-        """Check that metrics.jsonl begins with what was written to it.
+        """Check that metrics.jsonl begins with what was written to it; the hash of what is added goes on from there.
 
         Args:
-            n_bytes: of which that is. sha256: of these; None: not known, as in runs of earlier versions.
+            n_bytes: length of the file at the last checkpoint. sha256: of these bytes; None: not known, as in runs of
+                earlier versions.
 
         Raises:
             CheckpointError: the file is shorter than that, or not what was written: it was changed from outside.

@@ -94,8 +94,8 @@ class _TextReporter(Reporter, ABC):
 
 
 class Forgiving:
-    """A stream whose end is nobody's error: where it takes no more, as a pipe or a terminal that is closed, what is
-    written is lost, and who writes goes on."""
+    """A stream that drops what it cannot write in place of raising an error: a run goes on where the pipe or terminal
+    that shows it is closed."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

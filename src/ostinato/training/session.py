@@ -258,7 +258,7 @@ class Session:
             batches = [next(found) for _ in range(self.config.accumulate)]
             if any(batch.n_labels for batch in batches):
                 return batches
-            if found.epoch > epoch + 1:
+            if found.epoch > epoch + 1:  # the rest of that epoch, and a whole one, had none
                 raise DataError("no example of the training split has a label that counts (data.max_source_length?)")
 
     def _is_logged(self, update: int) -> bool:

@@ -40,7 +40,8 @@ class DataSetSource(PackSource):
     Args:
         data_set: which. fields, column, unknown, changes: see `PackSource`.
         origin_column: column that gets the name of the data set.
-        tables: files that the library must have it in, if any are given: those that another process has seen.
+        tables: files that the process which sends the work has the data set in; the one that does it must find it in
+            the same ones. Empty: not checked.
     """
 
     data_set: DataSetConfig
@@ -113,7 +114,7 @@ class DataSetSource(PackSource):
 
     def reading(self) -> dict[str, Any]:
         """Return everything but where the data set is; see `PackSource`."""
-        # Units of a stream are others.
+        # `streaming` is part of it, because a stream is cut into other units.
         read = self.data_set.model_dump(mode="json", include={"split", "subset", "columns", "streaming"})
         kept = {name: getattr(self, name) for name in ("column", "unknown")}
         return {"data_set": read, **kept, "origin": self._origin}

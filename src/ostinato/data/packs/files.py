@@ -153,7 +153,7 @@ def _parallel_parts(sources: Path, targets: Path, size: int) -> Iterator[tuple[i
         stretches = beside = [WHOLE]
     for one, other in zip(stretches, beside, strict=True):
         ends = ((of_targets, one), (of_sources, other))
-        n_bytes = sum((size if stretch.end is None else stretch.end) - stretch.start for size, stretch in ends)
+        n_bytes = sum((whole if stretch.end is None else stretch.end) - stretch.start for whole, stretch in ends)
         yield n_bytes, Part(targets, one, sources=Part(sources, other))
 
 

@@ -41,7 +41,7 @@ def dtype_of(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The files of one unit, data set and side: their beginning, and the numbers in them."""
+    """The files of one unit, data set and side: how their names begin, and how many texts and tokens they hold."""
 
     name: str
     n_texts: int
@@ -76,7 +76,7 @@ class Stream:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def take(self, start: int, end: int) -> list[int]:
-        """Return the ids start .. end, which may lie in several files."""
+        """Return the ids from `start` to before `end`, which may lie in several files."""
         found: list[int] = []
         number = int(np.searchsorted(self._ends, start, side="right"))
         while start < end:

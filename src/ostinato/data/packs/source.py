@@ -146,7 +146,7 @@ class PackSource(ABC):
 
 
 def unit_bytes(n_bytes: int) -> int:
-    """Return of how many bytes a unit is to be, where there are so many of all."""
+    """Return how many bytes a unit should have, about, where all units together have `n_bytes`."""
     return max(UNIT_BYTES, -(-n_bytes // MOST_UNITS))
 
 
@@ -160,7 +160,7 @@ def sample(source: PackSource, n_bytes: int | None = None) -> Iterator[Example]:
     """
     n_bytes = SAMPLE_BYTES if n_bytes is None else n_bytes
     units, share = source.units(), sys.maxsize
-    # What a hub is asked for counts by what that says: n_bytes_of_text of it is no measure.
+    # Of a stream from a hub n_bytes_of_text is no size, but the largest number: n_bytes is what the hub says.
     if units and (source.n_bytes_of_text if source.is_compressed else source.n_bytes) > n_bytes:
         units = units[:: -(-len(units) // MOST_UNITS)]
         share = n_bytes // len(units)
