@@ -46,7 +46,7 @@ def on_the_page(rule: str) -> list[list[float]]:
 def test_the_text_below_the_table_says_what_act_does_in_it() -> None:
     of_6 = [[round(depth) for depth in on_the_page(f"`act`, `initial_bias: {bias}`")[0]] for bias in (0, 1)]
     assert of_6 == [[2, 4], [2, 3]]
-    said = "From 0 they begin at two to four rounds of six, and from tensor2tensor's 1 at two or three."
+    said = "From 0 they first run two to four rounds of six, and from tensor2tensor's 1 two or three."
     assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
