@@ -251,7 +251,7 @@ class _Stacks:
             "halting": halting,
         }
         if settings["sparse_layer"] or all(
-            settings[kind].kind not in ("dense", "experts") or settings[kind].share == "none"
+            settings[kind].kind not in ("dense", "experts") or settings[kind].is_absent
             for kind in ("self_attention", "ffn")
         ):
             segments = [one.model_copy(update={"delta_rank": 0}) for one in segments]

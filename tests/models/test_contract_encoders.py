@@ -243,7 +243,7 @@ def test_what_cannot_be_where_no_token_sees_a_later_one_is_refused(settings: dic
 
 
 def _attends(config: EncoderConfig) -> bool:
-    return config.encoder.self_attention.share != "none" and "self_attention" in {
+    return not config.encoder.self_attention.is_absent and "self_attention" in {
         use.kind for use in config.plans()["encoder"].steps[-1].uses
     }
 

@@ -29,7 +29,6 @@ anew, they are gathered away for a round, and come back behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -43,8 +42,8 @@ from ostinato.nn.shapes import Bool, Float, Tensor
 
 Gate = Literal["sigmoid", "score"]
 Mix = Literal["add", "interpolate"]
-_PARTS = 10**6
-"""A capacity is a fraction with no larger denominator: 0.53 of 100 tokens are 53, which float32 misses."""
+_PARTS = 10**9
+"""A capacity is so many parts of a whole: 0.53 of 100 tokens are 53, which float32 misses."""
 
 
 class Select(Chooser):
@@ -151,8 +150,8 @@ class SelectPass(ChooserPass):
         ranks_BT = found_BT.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
         keep_BT = self._keep_BT
         n_real = found_BT.new_full((1,), found_BT.shape[1]) if keep_BT is None else keep_BT.sum(1, keepdim=True)
-        share = Fraction(capacity).limit_denominator(_PARTS)
-        n_chosen = (share.numerator * n_real.long()).div(share.denominator, rounding_mode="floor").clamp_min(1)
+        # One part more: a share such as 1/3 may have been rounded down, and a third of 3 tokens is one.
+        n_chosen = (n_real.long() * (int(capacity * _PARTS + 0.5) + 1)).div(_PARTS, rounding_mode="floor").clamp_min(1)
         return self.rows.take((ranks_BT < n_chosen) & found_BT.isfinite())
 
     def leave(
