@@ -337,9 +337,10 @@ class _Stretch:
             last.see(_in_rows(run.cache.keep_BS))
         of_memory = run.cross_kv, run.cache.memory_keep_BS, run.n_beams
         if not self._of_memory or not all(map(is_, of_memory, self._of_memory)):
-            self._of_memory, self._memory = of_memory, [cross.memory_keys(run) for _, cross in self._cross_attention]
-            for (index, _), keys in zip(self._cross_attention, self._memory, strict=True):
-                chain.read(index, keys)
+            made = {cross.use.weights: cross.memory_keys(run) for _, cross in self._cross_attention}
+            for index, cross in self._cross_attention:
+                chain.read(index, made[cross.use.weights])
+            self._of_memory, self._memory = of_memory, list(made.values())
         for keys in self._memory:
             keys.ask(here.rows.index_N)
         if added_RND is not None:

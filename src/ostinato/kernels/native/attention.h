@@ -36,6 +36,9 @@ typedef struct {
     float scale;
 } Keys;
 
+/* The row of the buffer, or of the table of places, of a query. */
+INLINE int64_t row_of(const Keys *k, int64_t n) { return (k->rows ? k->rows[n] : n) / k->n_beams; }
+
 INLINE int64_t place(const Keys *k, int64_t row, int64_t s) {
     return s < k->seen->n_placed ? k->seen->places[row * k->seen->n_placed + s] : row;
 }
@@ -84,20 +87,30 @@ INLINE void add_values(float *y, const float *weights, const float *values, int6
         for (int64_t s = 0; s < n; s++) y[i] += weights[s] * values[s * K + i];
 }
 
-INLINE void attend_head(const Keys *k, int64_t hypothesis, int64_t head, const float *q, float *y, float *scores) {
-    const int64_t row = hypothesis / k->n_beams, K = k->d_head;
+/* Ask for n numbers that are read soon. Processors do not guess where they begin: stretches of keys are short. */
+INLINE void prefetch(const float *at, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i, 0, 2);
+}
+
+/* What a query reads; meanwhile its values are prefetched, and then the first keys of the next one. */
+INLINE void attend_head(const Keys *k, int64_t row, int64_t head, const float *q, float *y, float *scores, const float *next) {
+    const int64_t K = k->d_head;
     const float *of_head = k->buffer + head * k->head_stride;
     memset(y, 0, K * sizeof(float));
     if (!k->seen->length) return; /* nothing is seen */
     for (int64_t s = 0; s < k->seen->length;) {
         const int64_t end = stretch_end(k, row, s);
         const float *keys = of_head + place(k, row, s) * k->row_stride;
-        for (; s + 4 <= end; s += 4) *(vec4 *)(scores + s) = k->scale * four_dots(q, keys + s * K, K);
+        for (; s + 4 <= end; s += 4) {
+            prefetch(keys + k->value_stride + s * K, 4 * K);
+            *(vec4 *)(scores + s) = k->scale * four_dots(q, keys + s * K, K);
+        }
         for (; s < end; s++) scores[s] = k->scale * dot(q, keys + s * K, (int)K);
     }
     if (k->seen->keep)
         for (int64_t s = 0; s < k->seen->length; s++)
             if (!k->seen->keep[row * k->seen->keep_stride + s]) scores[s] = HIDDEN;
+    prefetch(next, least(k->seen->length * K, AHEAD / 2));
     const float total = exponentials(scores, k->seen->length);
     for (int64_t s = 0; s < k->seen->length;) {
         const int64_t end = stretch_end(k, row, s);
@@ -115,8 +128,9 @@ static void attend(const Keys *k, const float *q, int64_t q_width, int64_t n_row
     float *scores = malloc((k->seen->length + LANES) * sizeof(float));
     for (int64_t i = mine.first; i < mine.last; i++) {
         const int64_t n = i % n_rows, head = i / n_rows;
-        const int64_t hypothesis = k->rows ? k->rows[n] : n;
-        attend_head(k, hypothesis, head % k->n_heads, q + n * q_width + head * K, y + (n * heads + head) * K, scores);
+        const int64_t later = least(i + 1, mine.last - 1), of_later = row_of(k, later % n_rows);
+        const float *next = k->buffer + later / n_rows % k->n_heads * k->head_stride + place(k, of_later, 0) * k->row_stride;
+        attend_head(k, row_of(k, n), head % k->n_heads, q + n * q_width + head * K, y + (n * heads + head) * K, scores, next);
     }
     free(scores);
 }

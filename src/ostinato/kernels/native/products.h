@@ -59,22 +59,29 @@ INLINE vec first_of(const float *at, int64_t n) {
     return all.whole;
 }
 
-/* Copy x in the order in which `tile` reads it: for every chunk of columns, for every ROWS_OF_X rows, for every vector of columns
- * in the chunk, that vector of those rows. Then it is read from one end to the other, which processors prefetch. */
+/* Rows of x in a tile: as many in each as can be, so that none is left with a row or two that wait for W. */
+INLINE int64_t rows_of_tile(int64_t n_rows) {
+    const int64_t n_tiles = (n_rows + ROWS_OF_X - 1) / ROWS_OF_X;
+    return (n_rows + n_tiles - 1) / n_tiles;
+}
+
+/* Copy x in the order in which `tile` reads it: for every chunk of columns, for every tile, for every vector of columns
+ * in the chunk, that vector of the tile's rows. Then it is read from one end to the other, which processors prefetch. */
 static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
+    const int64_t of_tile = rows_of_tile(n_rows);
     for (int64_t first = 0, end; first < D; first = end) {
         end = chunk_end(first, D);
-        for (int64_t n = 0; n < n_rows; n += ROWS_OF_X)
+        for (int64_t n = 0; n < n_rows; n += of_tile)
             for (int64_t d = first; d < end; d += LANES)
-                for (int64_t row = n; row < n_rows && row < n + ROWS_OF_X; row++, y += LANES)
+                for (int64_t row = n; row < n_rows && row < n + of_tile; row++, y += LANES)
                     store(y, end - d < LANES ? first_of(x + row * D + d, end - d) : load(x + row * D + d));
     }
 }
 
 /* Products of up to ROWS_OF_X interleaved rows of x with some of W, over a chunk of n columns. Between chunks the sums of every
  * lane are kept in `sums`; behind the last one their totals are `found`.
- * With `asks`, W is prefetched `ahead` numbers on. */
-INLINE void tile(int asks, int64_t ahead, int n_rows, const float *x, const float *const *w, int64_t n, int is_first,
+ * Of the rows of W whose bits are in `asked`, what lies `ahead` numbers on is prefetched. */
+INLINE void tile(int asked, int64_t ahead, int n_rows, const float *x, const float *const *w, int64_t n, int is_first,
                  int is_last, float *sums, vec4 *found) {
     vec own[ROWS_OF_X][ROWS_OF_W];
 #pragma GCC unroll 8
@@ -87,7 +94,7 @@ INLINE void tile(int asks, int64_t ahead, int n_rows, const float *x, const floa
             for (int64_t d = 0; d < n; d += LANES)
 #pragma GCC unroll 2
                 for (int one = i; one < i + 16 / LANES; one++) {
-                    if (asks) __builtin_prefetch(w[one] + d + ahead, 0, 2);
+                    if (asked & 1 << one) __builtin_prefetch(w[one] + d + ahead, 0, 2);
                     own[0][one] += load(x + d) * load(w[one] + d);
                 }
     }
@@ -101,7 +108,7 @@ INLINE void tile(int asks, int64_t ahead, int n_rows, const float *x, const floa
 #pragma GCC unroll 4
         for (int i = 0; i < ROWS_OF_W; i++) {
             vec of_w = load(w[i] + d);
-            if (asks) __builtin_prefetch(w[i] + d + ahead, 0, 2);
+            if (asked & 1 << i) __builtin_prefetch(w[i] + d + ahead, 0, 2);
             KEEP_IN_REGISTER(of_w);
 #pragma GCC unroll 8
             for (int row = 0; row < n_rows; row++) own[row][i] += values[row] * of_w;
@@ -122,6 +129,7 @@ INLINE void tile(int asks, int64_t ahead, int n_rows, const float *x, const floa
 static void outputs(const float *copied, int64_t n_rows, const Matrix *m, int64_t f, int n_out, float *y, int64_t width,
                     float *room) {
     const int64_t D = m->n_in, block = ROWS_OF_W * D, ahead = (AHEAD + block - 1) / block * block; /* the same of later rows */
+    const int64_t most = rows_of_tile(n_rows);
     vec4 bias = {0};
     if (m->bias) memcpy(&bias, m->bias + f, n_out * sizeof(float));
     for (int64_t d = 0, end; d < D; d = end) {
@@ -134,13 +142,16 @@ static void outputs(const float *copied, int64_t n_rows, const Matrix *m, int64_
             w[i] = m->weight + (f + least(i, n_out - 1)) * D + d; /* the last row again where there are fewer */
             if (is_part) parts[i] = first_of(w[i], end - d), w[i] = (const float *)(parts + i);
         }
-        for (int64_t row = 0; row < n_rows; row += ROWS_OF_X) {
+        for (int64_t row = 0; row < n_rows; row += most) {
             const float *x = copied + n_rows * d + row * n;
-            const int rows = (int)least(n_rows - row, ROWS_OF_X);
+            const int rows = (int)least(n_rows - row, most);
             float *sums = room + row * ROWS_OF_W * LANES;
             vec4 found[ROWS_OF_X];
+/* The first two tiles prefetch half of W each: then memory is read all the while, and not in the first one only. */
 #define OF_ROWS(n_of_x) \
-    if (rows == n_of_x && !row) tile(1, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
+    if (rows == n_of_x && rows == n_rows) tile(15, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
+    else if (rows == n_of_x && !row) tile(3, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
+    else if (rows == n_of_x && row == most) tile(12, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
     else if (rows == n_of_x) tile(0, 0, n_of_x, x, w, n, !d, is_last, sums, found)
             OF_ROWS(1);
             OF_ROWS(2);
