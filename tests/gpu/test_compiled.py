@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from plans import HALTING, PLANS
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 MOST_ANEW = 3
 """Times that an epoch of real batches may be compiled anew after the first."""
 ONE_GRAPH = [name for name in PLANS if name not in HALTING]
@@ -24,6 +24,7 @@ def _said(what: str, plan: str = "") -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@slow
 @pytest.mark.parametrize("name", PLANS)
 def test_a_pass_is_compiled_once_for_all_lengths_and_gives_what_is_not_compiled(name: str) -> None:
     said = _said("epoch", name)
@@ -35,6 +36,7 @@ def test_a_pass_is_compiled_once_for_all_lengths_and_gives_what_is_not_compiled(
     assert said["apart"] <= (0.05 if name == "experts" else 1e-5)  # experts run in bfloat16
 
 
+@slow
 @pytest.mark.parametrize("name", ONE_GRAPH)
 def test_an_epoch_of_training_is_compiled_at_most_three_times_anew_and_learns_the_same(name: str) -> None:
     said = _said("training", name)
@@ -45,12 +47,14 @@ def test_an_epoch_of_training_is_compiled_at_most_three_times_anew_and_learns_th
     assert sum(plain[-5:]) < 0.95 * sum(plain[:5])
 
 
+@slow
 @pytest.mark.parametrize("name", ONE_GRAPH)
 def test_nothing_of_a_pass_is_left_to_python(name: str) -> None:
     breaks, *graphs = _said("explain", name)
     assert (breaks, graphs) == (0, [1, 1, 1])  # whatever the number of rounds
 
 
+@slow
 @pytest.mark.parametrize("name", HALTING)
 def test_where_tokens_halt_every_round_is_as_many_graphs_as_any_other(name: str) -> None:
     breaks, *graphs = _said("explain", name)
@@ -61,6 +65,7 @@ def test_where_tokens_halt_every_round_is_as_many_graphs_as_any_other(name: str)
     assert fourth == (0 if name == "stick_breaking" else third)
 
 
+@slow
 def test_every_recipe_of_toy_size_without_experts_and_halting_is_one_graph() -> None:
     said = _said("recipes", "toy")
     assert len(said) > 10
@@ -69,17 +74,25 @@ def test_every_recipe_of_toy_size_without_experts_and_halting_is_one_graph() -> 
         assert compiled == pytest.approx(plain, rel=1e-5), name
 
 
-@pytest.mark.parametrize("name", ["looped/length-toy", "looped/mor-toy", "looped/mor-token-toy", "looped/ouro-toy"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "looped/mor-toy",
+        *(pytest.param(f"looped/{name}-toy", marks=slow) for name in ("length", "mor-token", "ouro")),
+    ],
+)
 def test_recipes_by_whose_rules_tokens_stop_are_compiled_in_parts(name: str) -> None:
     ((_, compiled, plain),) = _said("recipes", name).values()
     assert compiled == pytest.approx(plain, rel=1e-5)
 
 
+@slow
 @pytest.mark.parametrize("name", ["dense", "shared"])
 def test_the_gradient_of_a_compiled_pass_is_that_of_one_that_is_not(name: str) -> None:
     assert _said("gradients", name) < 1e-5
 
 
+@slow
 @pytest.mark.parametrize("name", ["dense", "shared"])
 def test_losses_of_several_rounds_are_one_graph_too(name: str) -> None:
     said = _said("round_losses", name)
