@@ -94,7 +94,7 @@ def test_every_kind_of_model_is_looked_into_by_example_and_by_text(
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("masked", "language-model")])
-def test_surprise_and_cost_are_those_of_an_evaluation(client: TestClient, opened: Opened, name: str) -> None:
+def test_surprisal_and_cost_are_those_of_an_evaluation(client: TestClient, opened: Opened, name: str) -> None:
     run = opened[name]
     asked = example_of(run) | {"reads": "answer"}
     found = post(client, "inspect", asked)

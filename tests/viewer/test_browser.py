@@ -109,7 +109,7 @@ def test_an_example_is_shown_with_all_its_panels(page: Any, address: str, opened
     assert example.target in text_of(page, "#about")
     (expected,) = opened["sparse"].run.generate([str(example.source)])
     assert text_of(page, "[data-output]") == expected
-    for panel in ("cost", "depth", "predictions", "surprise", "attention", "experts", "plan"):
+    for panel in ("cost", "depth", "predictions", "surprisal", "attention", "experts", "plan"):
         assert page.locator(f"#{panel} table").count() >= 1, panel
         assert page.locator(f"#{panel}").is_visible()
     n_tokens = len(str(example.source).split()) + 1
@@ -215,7 +215,7 @@ def test_a_run_of_other_examples_reads_the_same_sentence(
     own = opened["one-wide"].examples("test")
     monkeypatch.setitem(opened["one-wide"]._examples, "test", own[::-1])
     opened_page(page, address, "run=dense&run=one-wide&split=test&index=0&reads=answer")
-    columns = [page.locator(f"#surprise [data-run={name}]") for name in ("dense", "one-wide")]
+    columns = [page.locator(f"#surprisal [data-run={name}]") for name in ("dense", "one-wide")]
     assert page.input_value("#text") == opened["dense"].examples("test")[0].source
     assert columns[0].locator("tbody tr").count() > 0
     assert "Answer" in page.locator("#output [data-run=dense]").inner_text()
@@ -500,7 +500,7 @@ def test_a_screen_reader_is_told_of_every_part(page: Any, address: str) -> None:
     page.click("#draw-curve")
     page.wait_for_selector("body[data-curves='1']")
     tree = page.locator("body").aria_snapshot()
-    for name in ("Output", "Cost", "Rounds by token", "Surprise by token", "Attention", "Experts", "Plan"):
+    for name in ("Output", "Cost", "Rounds by token", "Surprisal by token", "Attention", "Experts", "Plan"):
         assert f'heading "{name}" [level=2]' in tree, name
     for part in ('img "Accuracy against cost', "- status", "- slider ", "- table ", "- columnheader ", "- rowheader "):
         assert part in tree, part

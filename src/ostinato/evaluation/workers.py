@@ -50,12 +50,12 @@ class ModelSource:
     """Where a worker gets its model, and how it runs.
 
     Args:
-        checkpoint: its directory, which was verified. description: SHA-256 of its model.json, which says which weights
+        checkpoint: its directory, which was verified. model_sha256: of its model.json, which says which weights
             are beside it. n_threads: CPU threads of a worker.
     """
 
     checkpoint: Path
-    description: str
+    model_sha256: str
     device: str
     execution: Execution
     packs_weights: bool
@@ -85,7 +85,7 @@ class BatchWorker:
             device = f"cuda:{self._place % torch.cuda.device_count()}"
         path = source.checkpoint / "model.json"
         with reading(path):
-            is_other = sha256_of(path) != source.description
+            is_other = sha256_of(path) != source.model_sha256
         if is_other:
             reason = "was replaced after the model was loaded, and its workers need the same: start again"
             raise CheckpointError(f"{source.checkpoint}: {reason}")

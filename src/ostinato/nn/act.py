@@ -25,7 +25,7 @@ from ostinato.nn.layers import at_least_float32
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
-Mix = Literal["accumulate", "interpolate"]
+ActMix = Literal["accumulate", "interpolate"]
 BELOW_ONE = 1.0 - 2.0**-24
 """The largest float32 below 1: a sum of p of exactly 1 exceeds it, so that a token halts also where epsilon is 0."""
 
@@ -58,7 +58,7 @@ class Act(HaltingRule):
     mixes = True
 
     def __init__(
-        self, unit: ActUnit, threshold: float, *, mix: Mix, freezes: bool, forces_remainder: bool, is_global: bool
+        self, unit: ActUnit, threshold: float, *, mix: ActMix, freezes: bool, forces_remainder: bool, is_global: bool
     ) -> None:
         self.unit, self.threshold, self.mix = unit, threshold, mix
         self.freezes, self.forces_remainder, self.is_global = freezes, forces_remainder, is_global

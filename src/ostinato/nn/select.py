@@ -40,8 +40,8 @@ from ostinato.nn.halting import where_active
 from ostinato.nn.rows import Rows
 from ostinato.nn.shapes import Bool, Float, Tensor
 
-Gate = Literal["sigmoid", "score"]
-Mix = Literal["add", "interpolate"]
+SelectGate = Literal["sigmoid", "score"]
+SelectMix = Literal["add", "interpolate"]
 _PARTS = 10**9
 """A capacity is so many parts of a whole: 0.53 of 100 tokens are 53, which float32 misses."""
 
@@ -62,8 +62,8 @@ class Select(Chooser):
         threshold: float,
         *,
         capacities: Sequence[float | None] | None = None,
-        gate: Gate = "sigmoid",
-        mix: Mix = "add",
+        gate: SelectGate = "sigmoid",
+        mix: SelectMix = "add",
         scale: float = 1.0,
         freezes: bool = True,
         z: float = 0.0,

@@ -1,11 +1,11 @@
-"""What a model does with one sentence: depths, halting, experts, predictions by round, surprise and cost.
+"""What a model does with one sentence: depths, halting, experts, predictions by round, surprisal and cost.
 
 Predictions after a round are the logit lens: the states that leave the round, read as the output is. Where the model
 says what its output would be if a round were the last ("rounds" in `ostinato.nn.Stack`), that is read, with all that
 follows the loop. In stacks whose tokens halt by the stack's own rule (but for routers that choose tokens) the states
 themselves are read, through the final norm; a token that takes no part any more keeps its last state.
 
-    surprise of a label = -log2 p(label), in bits, teacher-forced
+    surprisal of a label = -log2 p(label), in bits, teacher-forced
     cost at full depth: every token runs all rounds of the plan
 """
 

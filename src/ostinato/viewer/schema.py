@@ -252,7 +252,7 @@ class StackView(_Answer):
 class LabelView(_Answer):
     """One thing that is predicted: at which token (null: of the whole sentence), and what is right or was written.
 
-    bits: surprise, -log2 of the probability of `text`, teacher-forced; null where that is not known.
+    bits: surprisal, -log2 of the probability of `text`, teacher-forced; null where that is not known.
     """
 
     column: int | None

@@ -91,14 +91,14 @@ export function predictions(found) {
     ["at", "what comes", ...rounds], rows))];
 }
 
-export function surprise(found) {
+export function surprisal(found) {
   const known = found.predictions.labels.filter((label) => label.bits !== null);
   if (!known.length) return [];
   const most = Math.max(1, ...known.map((label) => label.bits));
   const mean = known.reduce((sum, label) => sum + label.bits, 0) / known.length;
   const rows = known.map((label) => el("tr", {}, el("th", { scope: "row" }, label.text), el("td", {}, label.bits.toFixed(2)),
     el("td", { class: "track" }, bar(label.bits / most))));
-  return [scrolled("Surprise", table(`Bits by token, given all before it; mean ${mean.toFixed(2)}.`, ["token", "bits", ""], rows))];
+  return [scrolled("Surprisal", table(`Bits by token, given all before it; mean ${mean.toFixed(2)}.`, ["token", "bits", ""], rows))];
 }
 
 export function attention(found, head, query, onQuery) {

@@ -9,7 +9,7 @@ import { state, read, write } from "./state.js";
 const $ = (id) => document.getElementById(id);
 const PANELS = [
   ["output", "Output"], ["cost", "Cost"], ["depth", "Rounds by token"], ["predictions", "Predictions after every round"],
-  ["surprise", "Surprise by token"], ["attention", "Attention"], ["experts", "Experts"], ["curve", "Accuracy against cost"],
+  ["surprisal", "Surprisal by token"], ["attention", "Attention"], ["experts", "Experts"], ["curve", "Accuracy against cost"],
   ["plan", "Plan"],
 ];
 const seen = { runs: {}, found: {}, streamed: {}, attention: {}, curve: {}, notes: [], query: 0, total: 0, textFor: new Set() };
