@@ -240,10 +240,19 @@ def feed_forward_rows(call: Callable[[], object]) -> int:
     return rows
 
 
+def together(runs: Sequence[list[Row]]) -> list[list[Row]]:
+    """Return rows of several runs; cells that differ in their decodings alone are one, for every phase says its own."""
+    rows = [row for run in runs for row in run if "cell" in row]
+    decoded = sorted({n for row in rows for n in row["cell"]["decoded"]})
+    return [
+        [row | {"cell": row["cell"] | {"decoded": decoded}} if "cell" in row else row for row in run] for run in runs
+    ]
+
+
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
     if args.read:
-        runs = [read_rows(path) for path in args.read]
+        runs = together([read_rows(path) for path in args.read])
     else:
         trace = read_trace(args.trace) if args.trace else {}
         runs = [

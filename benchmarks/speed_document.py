@@ -21,7 +21,7 @@ from layer_study import read_runs
 ROOT = Path(__file__).parents[1]
 STUDIES = {
     "train-step": "update_report",
-    "train-step-zen4": "update_report",
+    "train-step-zen5": "update_report",
     "train-step-intel": "update_report",
     "train-step-avx2": "update_report",
     "decode": "decode_report",

@@ -240,3 +240,17 @@ def test_depth_batching_is_judged_by_the_rounds_that_are_needed(script: Script) 
     rows += [timed("auto", phases[0], cell, 0.67), timed("auto", phases[1], cell, 0.68)]
     found = [verdict for verdict in verdicts([rows]) if "uniform depths" in verdict.target]
     assert [(one.bound, one.word) for one in found] == [(0.54 / 0.8, "holds"), (0.54 / 0.8, "missed")]
+
+
+def test_runs_of_some_decodings_are_judged_with_those_of_more(script: Script) -> None:
+    study, verdicts = script("halting"), script("halting_report").verdicts
+    runs = []
+    for decoded, seconds in ((("1", "8"), 0.6), (("8",), 0.7), (("8",), 0.8)):
+        args = study.arguments(["--widths", "512", "--patterns", "uniform", "--decoded", *decoded])
+        (cell,) = (one.key() for one in study.cells(args))
+        phases = [f"decoding, batch {n}" for n in decoded]
+        run = [timed("full depth", phase, cell, 1.0) for phase in phases]
+        run += [timed("auto", phase, cell, seconds) for phase in phases]
+        runs.append([*run, *({"kind": "rounds", "phase": p, "cell": cell, "needed": 54, "full": 100} for p in phases)])
+    found = [verdict for verdict in verdicts(study.together(runs)) if "uniform depths" in verdict.target]
+    assert [one.measured for one in found] == [pytest.approx(0.6), pytest.approx(0.7)]

@@ -67,7 +67,7 @@ def test_they_are_made_for_processors_without_wide_registers_and_with(
 
 
 SIZES = [
-    *[(1, 256, 384), (5, 1024, 40), (2, 33, 101), (12, 7, 9), (3, 16, 8), (1, 1, 1)],
+    *[(0, 256, 40), (1, 256, 384), (5, 1024, 40), (2, 33, 101), (12, 7, 9), (3, 16, 8), (1, 1, 1)],
     *[(8, 512, 16), (31, 1031, 50), (160, 72, 9), (33, 2048, 24)],  # several chunks of columns, and parts of them
 ]
 

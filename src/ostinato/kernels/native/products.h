@@ -59,10 +59,10 @@ INLINE vec first_of(const float *at, int64_t n) {
     return all.whole;
 }
 
-/* Rows of x in a tile: as many in each as can be, so that none is left with a row or two that wait for W. */
+/* Rows of x in a tile: about as many in each, so that none is left with a row or two that wait for W. 1 where there are none. */
 INLINE int64_t rows_of_tile(int64_t n_rows) {
     const int64_t n_tiles = (n_rows + ROWS_OF_X - 1) / ROWS_OF_X;
-    return (n_rows + n_tiles - 1) / n_tiles;
+    return n_rows ? (n_rows + n_tiles - 1) / n_tiles : 1;
 }
 
 /* Copy x in the order in which `tile` reads it: for every chunk of columns, for every tile, for every vector of columns
