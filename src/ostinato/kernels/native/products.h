@@ -59,22 +59,23 @@ INLINE vec first_of(const float *at, int64_t n) {
     return all.whole;
 }
 
-/* Rows of x in a tile: about as many in each, so that none is left with a row or two that wait for W. 1 where there are none. */
-INLINE int64_t rows_of_tile(int64_t n_rows) {
-    const int64_t n_tiles = (n_rows + ROWS_OF_X - 1) / ROWS_OF_X;
-    return n_rows ? (n_rows + n_tiles - 1) / n_tiles : 1;
-}
+/* Tiles of so many rows of x. They differ by one row at most: a tile of a row or two would wait for W. */
+INLINE int64_t tiles(int64_t n_rows) { return (n_rows + ROWS_OF_X - 1) / ROWS_OF_X; }
+
+/* Rows of the first of `n_left` tiles. */
+INLINE int64_t rows_of_tile(int64_t n_rows, int64_t n_left) { return (n_rows + n_left - 1) / n_left; }
 
 /* Copy x in the order in which `tile` reads it: for every chunk of columns, for every tile, for every vector of columns
  * in the chunk, that vector of the tile's rows. Then it is read from one end to the other, which processors prefetch. */
 static void interleave(const float *x, int64_t n_rows, int64_t D, float *y) {
-    const int64_t of_tile = rows_of_tile(n_rows);
     for (int64_t first = 0, end; first < D; first = end) {
         end = chunk_end(first, D);
-        for (int64_t n = 0; n < n_rows; n += of_tile)
+        for (int64_t n = 0, left = tiles(n_rows), next; left; left--, n = next) {
+            next = n + rows_of_tile(n_rows - n, left);
             for (int64_t d = first; d < end; d += LANES)
-                for (int64_t row = n; row < n_rows && row < n + of_tile; row++, y += LANES)
+                for (int64_t row = n; row < next; row++, y += LANES)
                     store(y, end - d < LANES ? first_of(x + row * D + d, end - d) : load(x + row * D + d));
+        }
     }
 }
 
@@ -129,7 +130,7 @@ INLINE void tile(int asked, int64_t ahead, int n_rows, const float *x, const flo
 static void outputs(const float *copied, int64_t n_rows, const Matrix *m, int64_t f, int n_out, float *y, int64_t width,
                     float *room) {
     const int64_t D = m->n_in, block = ROWS_OF_W * D, ahead = (AHEAD + block - 1) / block * block; /* the same of later rows */
-    const int64_t most = rows_of_tile(n_rows);
+    const int64_t n_tiles = tiles(n_rows);
     vec4 bias = {0};
     if (m->bias) memcpy(&bias, m->bias + f, n_out * sizeof(float));
     for (int64_t d = 0, end; d < D; d = end) {
@@ -142,16 +143,16 @@ static void outputs(const float *copied, int64_t n_rows, const Matrix *m, int64_
             w[i] = m->weight + (f + least(i, n_out - 1)) * D + d; /* the last row again where there are fewer */
             if (is_part) parts[i] = first_of(w[i], end - d), w[i] = (const float *)(parts + i);
         }
-        for (int64_t row = 0; row < n_rows; row += most) {
+        for (int64_t row = 0, left = n_tiles, rows; left; left--, row += rows) {
             const float *x = copied + n_rows * d + row * n;
-            const int rows = (int)least(n_rows - row, most);
+            rows = rows_of_tile(n_rows - row, left);
             float *sums = room + row * ROWS_OF_W * LANES;
             vec4 found[ROWS_OF_X];
 /* The first two tiles prefetch half of W each: then memory is read all the while, and not in the first one only. */
 #define OF_ROWS(n_of_x) \
-    if (rows == n_of_x && rows == n_rows) tile(15, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
-    else if (rows == n_of_x && !row) tile(3, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
-    else if (rows == n_of_x && row == most) tile(12, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
+    if (rows == n_of_x && n_tiles == 1) tile(15, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
+    else if (rows == n_of_x && left == n_tiles) tile(3, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
+    else if (rows == n_of_x && left == n_tiles - 1) tile(12, ahead, n_of_x, x, w, n, !d, is_last, sums, found); \
     else if (rows == n_of_x) tile(0, 0, n_of_x, x, w, n, !d, is_last, sums, found)
             OF_ROWS(1);
             OF_ROWS(2);
