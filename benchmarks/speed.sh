@@ -2,7 +2,8 @@
 # All measurements of speed of docs/speed.md and the result pages, one after the other: sh benchmarks/speed.sh OUT
 #
 # It takes two to three hours of an idle machine with the extras peers and dev, on two threads. What is done is not done
-# again: a measurement that was cut off is started anew by the same command. Two inputs are left out where they are not
+# again: a measurement that was cut off is started anew by the same command. Further runs of decoding at any depth, and those of
+# earlier code beside them, are commands of docs/results/speed-of-halting.md. Two inputs are left out where they are not
 # named: HALTING_TRACE, the results.json of a run of passivization/universal-sparse-halting, and OLD, a checkout of commit
 # e2a2a408. In the end rows are put together in docs/results, and the tables of docs/speed.md and the result pages are
 # written.

@@ -337,8 +337,10 @@ class _Stretch:
             last.see(_in_rows(run.cache.keep_BS))
         of_memory = run.cross_kv, run.cache.memory_keep_BS, run.n_beams
         if not self._of_memory or not all(map(is_, of_memory, self._of_memory)):
-            made = {cross.use.weights: cross.memory_keys(run) for _, cross in self._cross_attention}
+            made: dict[str, CachedKeys] = {}
             for index, cross in self._cross_attention:
+                if cross.use.weights not in made:
+                    made[cross.use.weights] = cross.memory_keys(run)
                 chain.read(index, made[cross.use.weights])
             self._of_memory, self._memory = of_memory, list(made.values())
         for keys in self._memory:
