@@ -69,6 +69,10 @@ def test_no_combination_is_blamed_on_the_default_of_a_faulty_setting() -> None:
         ("lr=1e-3", "did you mean training.optimizer.lr?"),
         ("model.encoder.ffn.dff=8", "did you mean d_ff?"),
         ("model.vocab_size=8", "did you mean target_vocab_size?"),
+        (
+            "training.schedule.lr=1",
+            "valid here: kind, warmup, final_fraction; did you mean training.optimizer.lr?",
+        ),
         ("zzz=1", "valid here: name, description, task, data, model, training, decoding, evaluation, seed, reference"),
     ],
 )

@@ -212,14 +212,19 @@ class _Repair(Generic[C]):
         if value is None:  # The list that it stands in is removed already.
             value = _get(self.given, path)
         if slot is None:
+            group = path[:-1]
             if new := renamed_in(node).get(str(path[-1])):
-                meant, reason = [(*path[:-1], new)], f"was renamed: use {new}"
-            elif meant := self._meant(node, path):
-                same_group = len(meant) == 1 and meant[0][:-1] == path[:-1]
-                names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
-                reason = f"no such setting; did you mean {names}?{see('recipes')}"
+                meant, reason = [(*group, new)], f"was renamed: use {new}"
             else:
-                reason = f"no such setting; valid here: {', '.join(node.model_fields)}{see('recipes')}"
+                meant = self._meant(node, path)
+                hints = []
+                if not any(p[: len(group)] == group for p in meant):
+                    hints.append(f"valid here: {', '.join(node.model_fields)}")
+                if meant:
+                    same_group = len(meant) == 1 and meant[0][:-1] == group
+                    names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
+                    hints.append(f"did you mean {names}?")
+                reason = f"no such setting; {'; '.join(hints)}{see('recipes')}"
             self.removed += meant
             self._add(path, value, reason)
             self._remove(path)
