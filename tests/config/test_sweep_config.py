@@ -61,7 +61,7 @@ def test_everything_wrong_in_the_types_of_a_sweep_is_reported_at_once_also_insid
         "measures.1.kind is None",
         "measures.2.figure is 1",
     ]
-    assert found[0].endswith("did you mean seeds? (docs/recipes.md)")
+    assert found[0].endswith("did you mean seeds? (docs/sweeps.md)")
     assert found[4].endswith("must be one of result, budget, evaluate, analysis; did you mean result?")
 
 

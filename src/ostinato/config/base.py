@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -33,6 +33,9 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
+
+    page: ClassVar[str] = "recipes"
+    """Page of the documentation that describes a file of such settings, by its name in the folder docs."""
 
     def problems(self, path: str = "") -> Iterator[Problem]:
         """Yield what is impossible here; `path` is the dotted path of this node with a trailing dot, or empty."""

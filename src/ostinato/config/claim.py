@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -306,6 +306,8 @@ class DesignConfig(Config):
 class ClaimConfig(Config):
     """A claim file."""
 
+    page: ClassVar[str] = "claims"
+    """See `Config.page`."""
     name: str
     """Name of the claim, without its paper."""
     paper: Paper

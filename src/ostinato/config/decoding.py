@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -45,6 +45,8 @@ class DecodingConfig(Config):
     """Greedy, sampled or beam search; at most max_length + max_length_ratio * source tokens are generated, and at least
     min_length + min_length_ratio * source tokens, the end symbol included, where that is no more."""
 
+    page: ClassVar[str] = "decoding"
+    """See `Config.page`."""
     strategy: Literal["greedy", "sample", "beam"] = "greedy"
     """greedy: the most probable token. sample: a token drawn from the model's distribution. beam: beam search."""
     beam: Size = 1

@@ -224,7 +224,7 @@ class _Repair(Generic[C]):
                     same_group = len(meant) == 1 and meant[0][:-1] == group
                     names = " or ".join(str(p[-1]) if same_group else dotted(p) for p in meant)
                     hints.append(f"did you mean {names}?")
-                reason = f"no such setting; {'; '.join(hints)}{see('recipes')}"
+                reason = f"no such setting; {'; '.join(hints)}{see(self.root.page)}"
             self.removed += meant
             self._add(path, value, reason)
             self._remove(path)

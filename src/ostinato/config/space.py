@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -67,6 +67,8 @@ class AxisConfig(Config):
 class SpaceConfig(Config):
     """Candidates are combinations of levels, one of every axis; the recipe itself is a candidate besides."""
 
+    page: ClassVar[str] = "advise"
+    """See `Config.page`."""
     name: Name
     """Name of the space."""
     description: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -54,6 +54,8 @@ class ArmConfig(Config):
 class SweepConfig(Config):
     """Arms, seeds and measures. What every arm is trained with is its recipe, then `overrides`, then its `set`."""
 
+    page: ClassVar[str] = "sweeps"
+    """See `Config.page`."""
     name: Name
     """Name of the sweep and of the folder of its results."""
     description: str = ""
