@@ -51,9 +51,10 @@ class _Run:
         self.update(update, best=best)
         return self.write()
 
-    def write(self) -> Path:
+    def write(self, random_state: RandomState | None = None) -> Path:
         parallel = Parallel(self.model, SINGLE_PROCESS)
-        return self.checkpoints.save(parallel, self.optimizer, self.progress, [RandomState.capture()], {})
+        randoms = [random_state or RandomState.capture()]
+        return self.checkpoints.save(parallel, self.optimizer, self.progress, randoms, {})
 
     def updates_on_disk(self) -> list[int]:
         return sorted(int(path.name.split("-")[1]) for path in self.checkpoints.root.glob("update-*"))
@@ -68,8 +69,10 @@ def test_a_loaded_state_is_what_was_saved(tmp_path: Path) -> None:
     run.progress.window = LossWindow(0.1 + 0.2, 1 / 3, 7)
     run.progress.batches = {"epoch": 3, "batch": 5}
     run.progress.metrics_bytes = 123
-    run.save(10)
-    expected = torch.randn(3), random.random()
+    run.update(10)
+    random_state = RandomState.capture()
+    expected = torch.randn(3), random.random()  # at once: threads that other tests have left may draw meanwhile
+    run.write(random_state)
     saved = run.checkpoints.load(CPU)
     saved.randoms[0].restore()
     assert torch.equal(torch.randn(3), expected[0])
