@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +24,7 @@ from tiny_question import TINY, question
 from ostinato.advise.advise import ANSWER, RECIPE, TRIALS, Advice, _read, advise
 from ostinato.advise.candidates import BASE
 from ostinato.advise.checks import NoAdviceError
+from ostinato.advise.halving import Halving
 from ostinato.advise.limits import LatencyLimit, Limits
 from ostinato.advise.report import FIGURE
 from ostinato.advise.trials import TimeUp, Trial, TrialOutcome
@@ -268,6 +270,37 @@ def test_nothing_is_advised_for_a_latency_that_was_not_measured(tmp_path: Path, 
             found = advise(question(tmp_path, limits=limits))
             assert not found.answer.is_complete
             assert found.answer.best.figures["latency"] < seconds
+
+
+def test_the_recipe_is_measured_where_it_is_the_best_of_the_last_stage_also_without_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OutOfTime(Clocked):
+        last = 0
+
+        def train(self, stage: str, trials: Sequence[Trial]) -> list[TrialOutcome]:
+            self.last = max(self.last, *(trial.updates for trial in trials)) if stage == "stage 2" else 0
+            if "seed" in stage:
+                self.now = self.deadline
+            return super().train(stage, trials)
+
+    # The recipe is the last one until the last stage, to which it goes unasked, and where it is the first one.
+    trainer = OutOfTime(lambda trial: 0.1 if trial.candidate == BASE and trial.updates == trainer.last else loss(trial))
+
+    def made(*_: object, deadline: float, **__: object) -> OutOfTime:
+        trainer.deadline = deadline
+        return trainer
+
+    limits = Limits(parameters=20_000, latency=LatencyLimit(60.0))
+    with without_training():
+        monkeypatch.setattr("ostinato.advise.advise.Halving", partial(Halving, n_final=1))
+        monkeypatch.setattr("ostinato.advise.advise.SweepTrainer", made)
+        for module in ("advise", "pace", "latency"):
+            monkeypatch.setattr(f"ostinato.advise.{module}.time", trainer)
+        found = advise(question(tmp_path, limits=limits, overrides=(*TINY, "training.n_updates=100000")))
+    assert trainer.now == trainer.deadline
+    assert found.answer.best.name == BASE
+    assert found.answer.best.figures["latency"] < 60.0
 
 
 def test_a_score_that_a_count_reaches_is_no_advice(tmp_path: Path) -> None:

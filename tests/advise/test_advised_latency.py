@@ -50,3 +50,12 @@ def test_a_latency_that_an_earlier_version_kept_of_a_greedy_search_is_not_that_o
     clock = Latencies(journal, found.found, found.limits, 1, "cpu")
     assert first not in clock.known()
     assert clock.seconds_of(first) == clock.known()[first] == 2.0
+
+
+def test_what_was_measured_with_other_threads_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Latencies, "_measure", lambda clock, name: 4.0 / clock._n_threads)
+    found = make_candidates("looped/novels", ["model.vocab_size=100"], SPACE, Limits(latency=LatencyLimit(1.5)))
+    first, journal = found.found[0].name, Journal(tmp_path, {})
+    one, four = (Latencies(journal, found.found, found.limits, n, "cpu") for n in (1, 4))
+    assert [clock.seconds_of(first) for clock in (one, four, one)] == [4.0, 1.0, 4.0]
+    assert (one.too_slow(), four.too_slow()) == ({first}, set())

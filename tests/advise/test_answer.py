@@ -324,16 +324,17 @@ def test_where_curves_end_with_the_last_stage_nobody_overtakes_later() -> None:
     assert "overtakes" not in found.one_more_hour
 
 
-def test_one_rate_of_several_is_a_warning() -> None:
+@pytest.mark.parametrize(("rates", "tried"), [([1.0], "rate x 1"), ([0.3, 1.0], "rates x 0.3 and x 1")])
+def test_some_rates_of_several_are_a_warning(rates: list[float], tried: str) -> None:
     several = SPACE.model_copy(update={"rates": [0.3, 1.0, 3.0]})
-    stages = [outcomes({"a": [1.0], "b": [2.0]}, 10)]
+    stage = [one for rate in rates for one in outcomes({"a": [rate], "b": [2.0]}, 10, rate)]
     found = make_answer(
-        Found(stages), [candidate("a"), candidate("b")], several, "loss", "min", Limits(parameters=10),
+        Found([stage]), [candidate("a"), candidate("b")], several, "loss", "min", Limits(parameters=10),
         latencies={}, length=90, trainings_an_hour={}, n_untried=0, most_seeds=5,
     )  # fmt: skip
-    assert found.warnings == [
-        "there was time for the learning rate x 1 only: candidates may differ by what rate suits them"
-    ]
+    first, *others = found.warnings
+    assert first == f"there was time for the learning {tried} only: candidates may differ by what rate suits them"
+    assert len(others) == len(rates) - 1, "the edge of the grid"
 
 
 def test_learning_rates_of_one_seed_are_no_spread_between_seeds() -> None:
@@ -368,3 +369,8 @@ def test_a_last_stage_decides_where_it_has_scores_and_the_leader_ran(
     found = decisive(Found([*STOPPED, last], is_complete), "min")
     assert found.stages == [*STOPPED, last][:n_stages]
     assert found.is_complete == (is_complete and n_stages == 3)
+
+
+def test_a_leader_that_was_too_slow_for_the_last_stage_is_not_waited_for() -> None:
+    stages = [*STOPPED, outcomes({"b": [1.9]})]
+    assert decisive(Found(stages), "min", {"a"}).stages == stages

@@ -9,7 +9,7 @@ advised, and the cheapest is named beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
@@ -127,20 +127,29 @@ class Answer:
         }
 
 
-def decisive(found: Found, mode: Mode) -> Found:
+def decisive(found: Found, mode: Mode, too_slow: Collection[str] = ()) -> Found:
     """Return what can be ranked: without a last stage that has no score, or that was stopped before its leader ran.
 
     Of trainings that were stopped those that were done first are the cheap ones, not the good ones.
+
+    Args:
+        too_slow: candidates that could not go on to it.
     """
     stages = list(found.stages)
-    while len(stages) > 1 and not _decides(stages[-1], stages[-2], mode, found.is_complete):
+    while len(stages) > 1 and not _decides(stages[-1], stages[-2], mode, too_slow, found.is_complete):
         stages.pop()
     return Found(stages, found.is_complete and len(stages) == len(found.stages))
 
 
-def _decides(stage: Sequence[TrialOutcome], before: Sequence[TrialOutcome], mode: Mode, is_complete: bool) -> bool:
-    ranked = best_by_candidate(before, mode)
-    leader_ran = is_complete or not ranked or any(o.trial.candidate == ranked[0].trial.candidate for o in stage)
+def _decides(
+    stage: Sequence[TrialOutcome],
+    before: Sequence[TrialOutcome],
+    mode: Mode,
+    too_slow: Collection[str],
+    is_complete: bool,
+) -> bool:
+    ranked = [one.trial.candidate for one in best_by_candidate(before, mode) if one.trial.candidate not in too_slow]
+    leader_ran = is_complete or not ranked or any(one.trial.candidate == ranked[0] for one in stage)
     return leader_ran and any(one.score is not None for one in stage)
 
 
@@ -194,9 +203,8 @@ def _warnings(
     warnings, best = [], standings[0]
     rates = sorted({one.trial.rate for one in found.stages[0]})
     if len(rates) < len(space.rates):
-        warnings.append(
-            f"there was time for the learning rate x {rates[0]:g} only: candidates may differ by what rate suits them"
-        )
+        tried = f"learning rate{'s' if len(rates) > 1 else ''} {' and '.join(f'x {rate:g}' for rate in rates)}"
+        warnings.append(f"there was time for the {tried} only: candidates may differ by what rate suits them")
     if len(rates) > 1 and best.rate in (rates[0], rates[-1]):
         further = "larger" if best.rate == rates[-1] else "smaller"
         warnings.append(

@@ -31,12 +31,17 @@ class Latencies:
 
     def known(self) -> dict[str, float]:
         """Return the seconds of those that were measured."""
-        found = {name: self._journal.kept(_place(one)) for name, one in self._candidates.items()}
+        found = {name: self._journal.kept(self._place(one)) for name, one in self._candidates.items()}
         return {name: float(seconds) for name, seconds in found.items() if seconds is not None}
+
+    def too_slow(self) -> set[str]:
+        """Return which of those that were measured are not as fast as the budget asks."""
+        limit = self._limits.latency
+        return set() if limit is None else {name for name, seconds in self.known().items() if seconds > limit.seconds}
 
     def seconds_of(self, name: str) -> float:
         """Return the seconds of one candidate."""
-        return float(self._journal.decide(_place(self._candidates[name]), lambda: self._measure(name)))
+        return float(self._journal.decide(self._place(self._candidates[name]), lambda: self._measure(name)))
 
     def is_met(self, name: str) -> bool:
         """Return whether a candidate is as fast as the budget asks; True where it asks nothing."""
@@ -65,8 +70,11 @@ class Latencies:
             workload = Workload("forward", batch_size, *lengths)
         return Timer(self._device, self._n_threads).seconds_of(workload, LATENCY_EFFORT)(model)
 
+    def _place(self, one: Candidate) -> str:
+        """Return under which name a candidate's latency is kept.
 
-def _place(one: Candidate) -> str:
-    """Return under which name a candidate's latency is kept; earlier versions kept that of greedy searches, without."""
-    beam = one.decoding.beam
-    return f"latency of {one.name}" + (f", beam {beam}" if one.model.generates and beam > 1 else "")
+        Earlier versions kept that of greedy searches, and that of any number of threads, under the name alone.
+        """
+        beam = one.decoding.beam
+        searched = f", beam {beam}" if one.model.generates and beam > 1 else ""
+        return f"latency of {one.name}{searched}" + (f", {self._n_threads} threads" if self._n_threads > 1 else "")
