@@ -261,7 +261,8 @@ def test_settings_may_refer_to_each_other() -> None:
     recipe = load_recipe_config({"seed": 7, "training": {"n_updates": "${seed}"}}, ["seed=9"])
     assert recipe.training.n_updates == 9
     assert lines({"name": "${nowhere}"})[0].startswith(
-        "name: cannot be resolved: Interpolation key 'nowhere' not found"
+        "name: cannot be resolved: Interpolation key 'nowhere' not found: "
+        "only what the recipe, its base or an override sets is found, no default"
     )
 
 

@@ -235,6 +235,7 @@ def test_a_journal_of_something_else_is_refused(model: Seq2Seq, tokenizers: Toke
     with pytest.raises(ConfigError, match="is no journal: name another file, or delete it"):
         Journal(tmp_path / "text", QUESTION, inner).__enter__()
     assert (tmp_path / "text").read_text() == "mine\n"
+    assert not (tmp_path / "text.lock").exists()
 
 
 @pytest.mark.parametrize("kind", ["a link", "a dangling link", "a FIFO", "a folder"])

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from pydantic import BaseModel
 
 from ostinato.config.renamed import with_new_names
@@ -367,7 +367,9 @@ def resolve_references(settings: Settings) -> Settings:
         return cast(Settings, OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "recipe"
-        raise ConfigError(f"{key}: cannot be resolved: {str(error).splitlines()[0]}") from error
+        is_unset = isinstance(error, InterpolationKeyError)
+        hint = ": only what the recipe, its base or an override sets is found, no default" if is_unset else ""
+        raise ConfigError(f"{key}: cannot be resolved: {str(error).splitlines()[0]}{hint}") from error
 
 
 def write_yaml(settings: Settings, path: Path) -> None:

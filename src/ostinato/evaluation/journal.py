@@ -49,23 +49,37 @@ class Journal:
         check_output(self.path, overwrite=True)
         with naming(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError), self.path.open("rb") as file:
+                self._is_begun(file.readline())  # beside what is no journal no lock is made
             try:
                 self._lock.acquire()
             except Timeout as error:
                 raise ConfigError(f"{self.path}: another process writes this journal") from error
             self._file: BinaryIO = self.path.open("a+b")
             self._file.seek(0)
-            head = self._file.readline()
-            if not head.endswith(b"\n") and self._head.startswith(head):  # new, or killed at its first line
+            try:
+                is_begun = self._is_begun(self._file.readline())
+            except ConfigError:
+                self.close()
+                raise
+            if not is_begun:
                 self._file.truncate(0)
                 self._file.write(self._head)
                 self._file.flush()
-            elif head != self._head:
-                self.close()
-                reason = _why_other(head)
-                raise ConfigError(f"{self.path}: {reason}: name another file, or delete it")
             self._is_replaying = True
         return self
+
+    def _is_begun(self, head: bytes) -> bool:
+        """Return whether a file of this first line holds it whole: one that is new, or was killed there, does not.
+
+        Raises:
+            ConfigError: it is another file.
+        """
+        if not head.endswith(b"\n") and self._head.startswith(head):
+            return False
+        if head != self._head:
+            raise ConfigError(f"{self.path}: {_why_other(head)}: name another file, or delete it")
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
