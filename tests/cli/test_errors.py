@@ -415,6 +415,16 @@ def test_values_that_would_pass_every_limit_are_refused(run, command: list[str],
     assert message in outcome.err
 
 
+def test_a_folder_of_plots_that_is_a_file_is_refused_before_outcomes_are_read(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.experiments.claims.document.library_outcomes", lambda paper: pytest.fail("read"))
+    (tmp_path / "file").touch()
+    outcome = run("claims", "--plots", str(tmp_path / "file"))
+    assert outcome.code == 2
+    assert outcome.err.endswith("/file: File exists\n")
+
+
 def test_a_run_folder_whose_name_is_like_a_setting_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs/lr=0.1").mkdir(parents=True)

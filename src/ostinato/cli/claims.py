@@ -80,9 +80,11 @@ def claims(
 
 
 def _draw(paper: str | None, folder: Path) -> None:
+    from ostinato.data.disk import make_folder
     from ostinato.experiments.claims.document import library_outcomes
     from ostinato.experiments.claims.forest import draw_forest
 
+    make_folder(folder)  # first: to read the outcomes takes a minute
     for name, mine in library_outcomes(paper).items():
         if path := draw_forest(mine, folder / f"claims-{name}.svg"):
             print_line(str(path))
