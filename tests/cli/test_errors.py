@@ -421,7 +421,7 @@ def test_a_folder_of_plots_that_is_a_file_is_refused_before_outcomes_are_read(
     monkeypatch.setattr("ostinato.experiments.claims.document.library_outcomes", lambda paper: pytest.fail("read"))
     (tmp_path / "file").touch()
     outcome = run("claims", "--plots", str(tmp_path / "file"))
-    assert outcome.code == 2
+    assert outcome.code == 1
     assert outcome.err.endswith("/file: File exists\n")
 
 

@@ -9,7 +9,16 @@ from ostinato.advise.answer import LATENCY, Answer, Standing
 from ostinato.advise.candidates import Candidates
 from ostinato.advise.halving import Found
 from ostinato.advise.words import findings
-from ostinato.analysis.drawing import COLOURS, HOW_TO_GET_FIGURES, can_draw, finish, in_units, panels, save_figure
+from ostinato.analysis.drawing import (
+    COLOURS,
+    HOW_TO_GET_FIGURES,
+    can_draw,
+    finish,
+    in_units,
+    legend_label,
+    panels,
+    save_figure,
+)
 from ostinato.analysis.report import html_page, html_table, svg_data
 from ostinato.config.space import SpaceConfig
 from ostinato.data.output_files import write_new_text
@@ -97,7 +106,7 @@ def draw_front(answer: Answer, path: Path) -> Path:
             low, high = (y if end is None else end for end in (one.low, one.high))
             place.plot([x, x], [low, high], "-", color=colour, linewidth=1.2)
             face = colour if one.is_on_front else "none"
-            place.plot([x], [y], "o", color=colour, markerfacecolor=face, label=one.name)
+            place.plot([x], [y], "o", color=colour, markerfacecolor=face, label=legend_label(one.name))
         finish(place, _AXES[axis], answer.metric)
         in_units(place.xaxis)
     handles, labels = places[0].get_legend_handles_labels()

@@ -239,6 +239,11 @@ def finish(axes: Axes, x: str, y: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def legend_label(name: str) -> str:
+    """Return a name of the user's as a label: what begins with "_" is in no legend of matplotlib's."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def common_legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """Draw one legend for all panels below them, as wide as the figure, with every label once."""
     found = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}

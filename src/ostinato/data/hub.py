@@ -124,15 +124,24 @@ def state_of(given: DataSetConfig) -> list[Any]:
     return [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
+def may_change(given: DataSetConfig) -> bool:
+    """Return whether a hub may have other rows under this name later, which `state_of` does not tell."""
+    return not Path(given.hf).exists() and _commit(given) is None
+
+
 def revision_of(given: DataSetConfig) -> str:
     """Return the commit of a hub's data set, which the hub is asked for unless it is given.
 
     Raises:
         DataError: the hub does not answer, or knows no such data set.
     """
-    if given.revision is not None and re.fullmatch("[0-9a-f]{40}", given.revision):
-        return given.revision
-    return str(_repository(given).sha)
+    return _commit(given) or str(_repository(given).sha)
+
+
+def _commit(given: DataSetConfig) -> str | None:
+    """Return the commit that is asked for, None where the revision is a branch or a tag, or is not given."""
+    is_commit = given.revision is not None and re.fullmatch("[0-9a-f]{40}", given.revision)
+    return given.revision if is_commit else None
 
 
 def repository_bytes(given: DataSetConfig) -> int:

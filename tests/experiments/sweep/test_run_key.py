@@ -493,3 +493,17 @@ def test_a_stream_from_a_hub_is_known_by_the_commit_that_is_there_now(
         found.append(DataHashes(tmp_path / "store").resolve(recipe)[1])
     assert found[1] == found[2] != found[0]
     assert found[0]["dev"] == found[1]["dev"]
+
+
+@pytest.mark.parametrize("revision", ["main", "c" * 40])
+def test_rows_of_a_hub_are_read_again_unless_their_commit_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    given = f"{{hf: owner/pairs, split: train, revision: {revision}}}"
+    recipe = load_recipe("files/template", ["data.packed=never", f"data.train={given}", f"data.dev={given}"])
+    found = []
+    for n_rows in (3, 2):
+        rows = [{"source": "a b", "target": "b a"}] * n_rows
+        monkeypatch.setattr("ostinato.data.hub.load", lambda *_, rows=rows, **__: rows)
+        found.append(DataHashes(tmp_path / "store").resolve(recipe)[1])
+    assert (found[0] == found[1]) == (revision != "main")

@@ -72,3 +72,13 @@ def test_an_arm_without_the_first_measure_is_named(tmp_path: Path) -> None:
     rows = [row | {"values": {"size": 1.0}} if row["arm"] == "beta" else row for row in ROWS]
     text = draw_sweep(rows, tmp_path / "plot", x="parameters")[0].read_text()
     assert "<!-- beta (n 2) -->" in text
+
+
+def test_names_with_dollars_and_arms_that_begin_with_an_underscore_are_drawn(tmp_path: Path) -> None:
+    odd = "cost $_$ of"
+    rows = [row | {"arm": f"_{row['arm']}", "values": {odd: 0.5, f"{odd} x": 1.0}} for row in ROWS]
+    text = draw_sweep(rows, tmp_path / "plot", x=f"{odd} x", y=[odd])[0].read_text()
+    for words in ("_alpha (n 2)", "_beta (n 2)", "cost", "x"):
+        assert words in text
+    # Marks of two arms, and those that show them in the legend.
+    assert re.findall("<!--  _[a-z]+ .n 2. -->", text) == ["<!--  _alpha (n 2) -->", "<!--  _beta (n 2) -->"]

@@ -11,7 +11,7 @@ import numpy as np
 from ostinato.analysis.accuracy import pareto_front
 from ostinato.analysis.capture import CapturedBatch, Collector
 from ostinato.analysis.collectors import Outcomes
-from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, panels
+from ostinato.analysis.drawing import COLOURS, common_legend, finish, in_units, legend_label, panels
 from ostinato.analysis.latency import pass_latencies, threads_and_device
 from ostinato.analysis.studies.base import Finding, OnProgress, Study, Subject, not_comparable
 from ostinato.errors import CheckpointError
@@ -159,7 +159,9 @@ def _draw_fronts(
         panel.plot([values[i] for i in order], [qualities[i] for i in order], "-", color="gray", linewidth=1, zorder=1)
         for i, name in enumerate(names):
             colour = COLOURS[i % len(COLOURS)]
-            mark = panel.scatter([values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=name, zorder=2)
+            mark = panel.scatter(
+                [values[i]], [qualities[i]], 60, marker=_MARKS[i % len(_MARKS)], label=legend_label(name), zorder=2
+            )
             mark.set(facecolor=colour if front[i] else "none", edgecolor=colour)
         panel.margins(0.12)
         panel.locator_params(axis="x", nbins=5)

@@ -48,6 +48,7 @@ from ostinato.experiments.claims.statistics import claim_verdict, find
 from ostinato.experiments.inference import Sampling, is_inside
 from ostinato.experiments.sweep.executors import Executor
 from ostinato.experiments.sweep.import_runs import import_runs
+from ostinato.experiments.sweep.locks import write_lock
 from ostinato.experiments.sweep.measures import analyse, load_placed, measuring_source, other_examples, select
 from ostinato.experiments.sweep.run_key import run_versions
 from ostinato.experiments.sweep.runs import PlannedRun, plan_runs
@@ -348,7 +349,8 @@ def _add_comparison(
             table = analyse(named, measure.study, measure.split, measure.max_examples, access)
             value = select(table, measure.table, measure.name)
             note.parent.mkdir(parents=True, exist_ok=True)
-            write_json(note, {"settings": settings, "value": value})
+            with write_lock(store, _COMPARED):
+                write_json(note, {"settings": settings, "value": value})
         with reading(note, DataError, MADE_AGAIN):
             found = float(read_json_object(note, DataError, MADE_AGAIN)["value"])
         row["values"] = row["values"] | {measure.name: found}

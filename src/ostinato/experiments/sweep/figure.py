@@ -7,7 +7,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ostinato.analysis.drawing import COLOURS, common_legend, in_units, new_figure, save_figure, without_math
+from ostinato.analysis.drawing import (
+    COLOURS,
+    common_legend,
+    in_units,
+    legend_label,
+    new_figure,
+    save_figure,
+    without_math,
+)
 from ostinato.errors import ConfigError, Problem
 
 Row = Mapping[str, Any]
@@ -63,7 +71,7 @@ def draw_sweep(
             # The seeds as points, their mean as a bar across them, or as a larger point where x is a number.
             colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS) % len(MARKERS)]
             xs, ys = zip(*found, strict=True)
-            label = f"{arm} (n {sum(row['arm'] == arm for row in rows)})"
+            label = legend_label(f"{arm} (n {sum(row['arm'] == arm for row in rows)})")
             axes.plot(xs, ys, marker, color=colour, markersize=4.5, alpha=0.6, linestyle="none", label=label)
             if x is None:
                 axes.plot([place - 0.25, place + 0.25], [mean(ys)] * 2, color=colour, linewidth=2.5)
@@ -75,9 +83,9 @@ def draw_sweep(
             axes.set_xticks(range(len(arms)), names, rotation=0 if len(arms) < 4 else 30, ha="center", fontsize=8)
             axes.set_xlim(-0.6, len(arms) - 0.4)
         else:
-            axes.set_xlabel(_label(rows, x))
+            axes.set_xlabel(without_math(_label(rows, x)))
             in_units(axes.xaxis)
-        axes.set_ylabel(name)
+        axes.set_ylabel(without_math(name))
         in_units(axes.yaxis)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[len(wanted) :]:

@@ -23,12 +23,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ostinato.config.data import DataSetConfig
 from ostinato.config.own_code import is_own
 from ostinato.config.recipe import Recipe
 from ostinato.config.renamed import first_name
 from ostinato.config.schema import slots_of
 from ostinato.data.disk import MADE_AGAIN, hash_of, hash_of_hashes, read_json_object, reading, sha256_of, write_json
-from ostinato.data.hub import state_of
+from ostinato.data.hub import may_change, state_of
 from ostinato.data.packs.make import content_hash
 from ostinato.data.packs.source import PackSource
 from ostinato.data.paths import find_files
@@ -201,8 +202,9 @@ class DataHashes:
         held = splits if source is None else [split for split in splits if split != train]
         name = hash_of(_origin(task, recipe, splits, source))
         note = None
-        # Of a task of the user's own nothing says whether its code still makes the same examples.
-        if self.folder is not None and not is_own(recipe.task.kind):
+        # Nothing says whether the code of a user's own task makes the same examples still, and a hub has the same rows.
+        is_known = not is_own(recipe.task.kind) and not any(map(may_change, _data_sets(recipe)))
+        if self.folder is not None and is_known:
             note = self.folder / _HASHES / f"{name[:16]}.json"
         if name not in self._known and note is not None and note.is_file():
             with reading(note, DataError, MADE_AGAIN):
@@ -227,7 +229,7 @@ def _origin(task: Task, recipe: Recipe, splits: list[str], source: PackSource | 
     data = recipe.data.model_dump(mode="json", include={"train", "dev", "test", "packed", *columns})
     named = [str(file) for split in given_splits(recipe.data) for file in find_files(paths_of(recipe.data, split))]
     there = {name: path for name, path in ((name, Path(name).absolute()) for name in named) if path.is_file()}
-    sets = [given for split in given_splits(recipe.data) if (given := data_set_of(recipe.data, split)) is not None]
+    sets = _data_sets(recipe)
     # Path, size and time of change; null where there is no such file.
     states = {name: [str(path), path.stat().st_size, path.stat().st_mtime_ns] for name, path in there.items()}
     return {
@@ -240,6 +242,11 @@ def _origin(task: Task, recipe: Recipe, splits: list[str], source: PackSource | 
         "splits": splits,
         "source": _reading_source(),
     }
+
+
+def _data_sets(recipe: Recipe) -> list[DataSetConfig]:
+    """Return the data sets that stand in place of files."""
+    return [given for split in given_splits(recipe.data) if (given := data_set_of(recipe.data, split)) is not None]
 
 
 @cache
