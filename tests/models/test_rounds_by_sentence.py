@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +23,7 @@ from ostinato.config.halting import NoHaltingConfig
 from ostinato.config.model import LanguageModelConfig, Seq2SeqConfig
 from ostinato.errors import ConfigError
 from ostinato.models import build_model
-from ostinato.nn import RoundsBySentence
+from ostinato.nn import Execution, RoundsByLength, RoundsBySentence
 from ostinato.nn.experts import Routed
 from ostinato.nn.why_not import why_not_by_sentence
 
@@ -114,3 +116,21 @@ def test_what_all_rounds_share_keeps_its_gradient_where_the_first_have_none() ->
     with model.execution(rounds={"decoder": 1}):
         assert_all_equal(found, gradients(model, [model(source, target).logits_BTV], weights))
     assert float(found["source_weight"].abs().max()) > 0
+
+
+@pytest.mark.parametrize("rounds", [RoundsBySentence((0, 2)), RoundsBySentence((-3, 2)), RoundsByLength(math.nan),
+                                    RoundsByLength(-1.0), RoundsByLength(1.0, math.inf)])  # fmt: skip
+def test_numbers_of_rounds_that_cannot_be_are_refused(rounds: RoundsByLength | RoundsBySentence) -> None:
+    with pytest.raises(ConfigError, match=r"rounds\.decoder is Rounds"):
+        Execution(rounds={"decoder": rounds})
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "beam", "beam": 2}])
+def test_a_search_refuses_rounds_by_sentence_of_the_decoder(settings: dict[str, object]) -> None:
+    stack = {"n_steps": 2, "self_attention": {"n_heads": 2, "share": "all"}, "ffn": {"d_ff": 8, "share": "all"}}
+    model = build_model(LanguageModelConfig.model_validate({"d_model": 8, "vocab_size": 9, "decoder": stack}))
+    ids = torch.tensor([[5, 6], [7, 8]])
+    execution = Execution(rounds={"decoder": RoundsBySentence((1, 2))})
+    assert model(ids, execution=execution).logits_BTV.shape == (2, 2, 9)
+    with pytest.raises(ConfigError, match=r"rounds\.decoder is 'by sentence': a search gives all its sentences one"):
+        model.generate(ids, execution=execution, max_length=3, **settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.nn.loops import NoiseState
+from ostinato.nn.loops import NoiseState, _noise
 from pretended import DEVICE, pretended_device
 
 STD = 0.5
@@ -35,3 +35,15 @@ def test_nobody_waits_for_noise_of_training() -> None:
         device.forget()
         _drawn(entry_BTD)
         assert not device.waits
+
+
+def test_noise_of_a_position_does_not_depend_on_the_type_that_torch_makes_by_default() -> None:
+    start = NoiseState(4, STD, seed=91).eval()
+    given = torch.zeros(1, 3, 4), torch.arange(3)[None]
+    torch.set_default_dtype(torch.float64)
+    try:
+        first = start(*given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    _noise.cache_clear()
+    assert torch.equal(start(*given), first)

@@ -41,10 +41,10 @@ from ostinato.data.batch import Batch, Tokens
 from ostinato.decoding.beams import Beams, Hypothesis, Outputs
 from ostinato.decoding.proposals import make_proposer, next_log_probs
 from ostinato.decoding.static_cache import StaticSteps
-from ostinato.errors import DataError
+from ostinato.errors import ConfigError, DataError, Problem
 from ostinato.kernels import on_device, packing
 from ostinato.nn.cache import Cache
-from ostinato.nn.execution import Execution
+from ostinato.nn.execution import Execution, RoundsBySentence
 
 # Stopped sentences are removed from the batch when they are at least this part of it: removing copies the cache of the
 # others, so that doing it for every single sentence would cost more than it saves. One at its limit goes at once: the
@@ -167,8 +167,8 @@ def search_n_best(
     in the batch where there is none).
 
     Raises:
-        ConfigError: `cached_rounds` of a model that cannot keep some rounds only. DataError: a prefix that does not fit
-            the batch or is padded on the right.
+        ConfigError: `cached_rounds` of a model that cannot keep some rounds only; rounds by sentence, of which some
+            leave the batch. DataError: a prefix that does not fit the batch or is padded on the right.
     """
     n_sentences = batch.n_sentences
     if n_sentences == 0:
@@ -178,6 +178,8 @@ def search_n_best(
     given: dict[str, Any] = {} if execution is None else {"execution": execution}
     if execution is None and isinstance(model, HasExecution):
         execution = model.current_execution
+    if execution is not None and isinstance(execution.rounds.get("decoder"), RoundsBySentence):
+        raise ConfigError([Problem("rounds.decoder", "by sentence", "a search gives all its sentences one number")])
     is_static = config.static_cache or (execution is not None and execution.static_cache)
     lengths = _lengths(batch, prompt, config, getattr(model, "longest_target", None), at_most, is_static=is_static)
     if batch.prefix_lengths_B is None:  # texts: what a prefix language model is given, is its prefix

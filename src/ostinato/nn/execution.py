@@ -136,6 +136,10 @@ class Execution:
                 rounds[name] = n if isinstance(n, RoundsByLength | RoundsBySentence) else index(n)
             except TypeError:
                 problems.append(Problem(f"rounds.{name}", n, "must be a whole number, or by length or by sentence"))
+            if isinstance(n, RoundsByLength) and not (n.per_token >= 0 and math.isfinite(n.per_token + n.extra)):
+                problems.append(Problem(f"rounds.{name}", n, "must have finite numbers, per_token not below 0"))
+            if isinstance(n, RoundsBySentence) and min(n.rounds, default=1) < 1:
+                problems.append(Problem(f"rounds.{name}", n, "must be at least 1 for every sentence"))
         object.__setattr__(self, "rounds", rounds)
         if self.exit is not None and self.exit not in CRITERIA_AT_TEST:
             problems.append(Problem("exit", self.exit, f"must be one of {', '.join(CRITERIA_AT_TEST)}"))

@@ -223,5 +223,6 @@ def _noise(seed: int, d_model: int, device: torch.device) -> Tensor:
     # Tables first made while evaluating must also serve training: no inference tensors.
     with torch.inference_mode(False), torch.no_grad():
         draws = torch.Generator().manual_seed(seed)
-        table = torch.empty(_POSITIONS_A_TABLE, d_model, device="cpu")  # where its generator is
+        # Where its generator is; and the numbers of a seed differ by type, whatever torch's default is.
+        table = torch.empty(_POSITIONS_A_TABLE, d_model, dtype=torch.float32, device="cpu")
         return nn.init.trunc_normal_(table, a=-_CUT, b=_CUT, generator=draws).to(device)
