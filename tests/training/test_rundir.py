@@ -103,6 +103,46 @@ def test_a_directory_without_a_recipe_is_not_a_run_yet(tmp_path: Path) -> None:
     assert sorted(path.name for path in run.path.iterdir()) == [".lock", ".lock.json"]
 
 
+FOREIGN = ["data.json", "versions.json", "metrics.jsonl", "timings.jsonl", "results.json", "changes.jsonl"]
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, "tokenizers/mine.json", "checkpoints/mine"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_new_run_replaces_nothing_that_is_there(tmp_path: Path, name: str, resume: bool) -> None:
+    run, mine = RunDirectory(tmp_path / "run"), tmp_path / "run" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    expected = rf"run: holds {name.partition('/')[0]} and no recipe\.yaml, and nothing is overwritten"
+    with pytest.raises(CheckpointError, match=expected):
+        run.open(resume)
+    with pytest.raises(CheckpointError, match=expected):
+        prepare(tiny_recipe(tmp_path), run, False, None)  # it has come meanwhile
+    assert mine.read_text() == "mine"
+    assert [path for path in run.path.rglob("*") if path.is_file()] == [mine]
+
+
+def test_a_new_run_is_not_begun_among_the_remains_of_another(tmp_path: Path) -> None:
+    train(tiny_recipe(tmp_path), tmp_path / "run")
+    (tmp_path / "run" / "recipe.yaml").unlink()
+    there = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for resume in (False, True):
+        with pytest.raises(
+            CheckpointError, match=r"holds checkpoints, metrics\.jsonl, timings\.jsonl, results\.json and"
+        ):
+            train(tiny_recipe(tmp_path), tmp_path / "run", resume=resume)
+    assert there == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_what_a_run_left_that_was_killed_before_it_had_a_recipe_is_replaced(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    prepare(tiny_recipe(tmp_path), run, False, None)
+    run.close()
+    (run.path / "recipe.yaml").unlink()
+    assert run.open(resume=True) is False
+    prepare(tiny_recipe(tmp_path), run, False, None)
+    assert run.exists
+
+
 def test_one_process_at_a_time_is_at_work_on_a_run_and_the_others_are_told_which(tmp_path: Path) -> None:
     run, other = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
     assert run.open(resume=False) is other.open(resume=False) is False

@@ -64,6 +64,10 @@ from ostinato.version import LEARNING, __version__, source_commit, source_hash
 _RESULTS, _DATA = "results.json", "data.json"
 _CHANGES, _LOCK, _HOLDER = "changes.jsonl", ".lock", ".lock.json"
 _SEAL = "# sha256 "
+_TOKENIZERS, _CHECKPOINTS = "tokenizers", "checkpoints"
+_BEFORE_RECIPE = (_TOKENIZERS, RUN_VERSIONS, _DATA)
+"""What a run has already when it is killed before it has a recipe."""
+_AFTER_RECIPE = (_CHECKPOINTS, METRICS, TIMINGS, _RESULTS, _CHANGES)
 _LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic", "sacrebleu")
 
 
@@ -73,8 +77,8 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._lock: FileLock | None = None
-        self.tokenizers = self.path / "tokenizers"
-        self.checkpoints = self.path / "checkpoints"
+        self.tokenizers = self.path / _TOKENIZERS
+        self.checkpoints = self.path / _CHECKPOINTS
 
     @property
     def exists(self) -> bool:
@@ -91,9 +95,11 @@ class RunDirectory:
 
         Raises:
             CheckpointError: there is a run already and `resume` is False, or it was never trained; it is no directory,
-                or another process is at work on it; a file that is gone on with is a link, or no plain file.
+                or another process is at work on it; a file that is gone on with is a link, or no plain file; there is
+                no run, but something that a new one would replace or take for its own.
         """
         self._check_directory()
+        self._check_replaced()
         if self.exists:
             self._check_new(resume)
             if not self.data_hashes():
@@ -130,13 +136,26 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path} is a file, but a run needs a directory")
 
+    def _check_replaced(self) -> None:
+        """Refuse a new run where something lies under the names of its files.
+
+        What a run has left that was killed before it had a recipe is replaced: the note of its lock says that it began.
+        """
+        if self.exists:
+            return
+        names = _AFTER_RECIPE if (self.path / _HOLDER).is_file() else (*_AFTER_RECIPE, *_BEFORE_RECIPE)
+        if found := [name for name in names if os.path.lexists(self.path / name)]:
+            reason = f"holds {', '.join(found)} and no {RUN_RECIPE}, and nothing is overwritten: name another folder"
+            raise CheckpointError(f"{self.path}: {reason}")
+
     def claim(self) -> None:
         """Make the directory of a new run this process's own.
 
         Raises:
-            CheckpointError: another process has begun a run here.
+            CheckpointError: another process has begun a run here, or put here what would be replaced.
         """
         make_folder(self.path)
+        self._check_replaced()
         self._acquire()
         self._check_new(resume=False)  # one that began and ended meanwhile
         remove_leftovers(self.path)
