@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ostinato.config.files import RUN_RECIPE
 from ostinato.data.disk import PARTIAL, new_folder
 from ostinato.errors import ConfigError, OstinatoError, on_one_line
 from ostinato.experiments.sweep.locks import BusyError, write_lock
@@ -31,7 +32,7 @@ from ostinato.folders import cache_folder
 from ostinato.training.rundir import RunDirectory
 
 _LAST = "checkpoints/last.json"
-_POINTERS = ("recipe.yaml", _LAST, "checkpoints/best.json")
+_POINTERS = (RUN_RECIPE, _LAST, "checkpoints/best.json")
 """Files of a run that say that others are there."""
 _CHECKPOINT = "checkpoints/update-"
 _RESULTS, _STORE = "results.json", "store.json"
@@ -308,7 +309,8 @@ class RemoteStore:
         if self._read(f"{run}/{_RESULTS}"):
             return math.inf
         last = self._read(f"{run}/{_LAST}")
-        return int(json.loads(last)["update"]) if last else 0
+        # The recipe is put there after it: without it the run is not all there, and nothing could go on with it.
+        return int(json.loads(last)["update"]) if last and self._read(f"{run}/{RUN_RECIPE}") else 0
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
