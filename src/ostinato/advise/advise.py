@@ -327,7 +327,8 @@ def _answered(
     # Whoever asks for a latency is advised nothing that was not measured: the best one that was not, until one is met.
     # Where one was met already, the last stage had such candidates only, and the recipe: that is measured in any case.
     while task.limits.latency is not None and LATENCY not in answer.best.figures:
-        if (slow := clock.too_slow()) and slow == clock.known().keys() and time.monotonic() >= pace.deadline:
+        known = clock.known().keys()
+        if known and known == clock.too_slow() and time.monotonic() >= pace.deadline:
             raise NoAdviceError("no advice: of those that were measured in the time none is as fast as asked")
         clock.seconds_of(answer.best.name)
         answer = answer_so_far()

@@ -9,8 +9,9 @@ publishes it after every checkpoint. What is further is never replaced by what i
     sweeps/NAME/...     results.jsonl and timings.jsonl, and those of earlier sweeps of that name
     events/...          what happens in the runs that a cluster is at work on, a file each
 
-A copy that is cut off does no harm: a checkpoint is there before what says that it is the last one, results.json comes
-last of all, and whatever is written anew is written under another name first.
+A copy that is cut off does no harm: a checkpoint is there before what says that it is the last one, then comes
+recipe.yaml, without which nothing of the run counts, and results.json last of all; whatever is written anew is written
+under another name first.
 """
 
 from __future__ import annotations

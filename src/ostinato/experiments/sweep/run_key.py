@@ -202,7 +202,7 @@ class DataHashes:
         held = splits if source is None else [split for split in splits if split != train]
         name = hash_of(_origin(task, recipe, splits, source))
         note = None
-        # Nothing says whether the code of a user's own task makes the same examples still, and a hub has the same rows.
+        # Nothing says whether a task of the user's own still makes the same examples, or a hub still has the same rows.
         is_known = not is_own(recipe.task.kind) and not any(map(may_change, _data_sets(recipe)))
         if self.folder is not None and is_known:
             note = self.folder / _HASHES / f"{name[:16]}.json"
